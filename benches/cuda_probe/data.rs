@@ -77,12 +77,6 @@ pub(crate) fn mixed(columns: usize, rows: usize) -> Res<RecordBatch> {
     Ok(RecordBatch::try_from_iter(arrays)?)
 }
 
-/// A batch of one column and one row.
-pub(crate) fn single() -> Res<RecordBatch> {
-    let array: ArrayRef = Arc::new(Int64Array::from(vec![7]));
-    Ok(RecordBatch::try_from_iter([("c0", array)])?)
-}
-
 /// A batch of text columns without nulls.
 pub(crate) fn texts(columns: usize, rows: usize) -> Res<RecordBatch> {
     let mut random = Random::new(8);

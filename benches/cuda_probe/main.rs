@@ -5,33 +5,27 @@
 //! cargo bench --features cuda --bench cuda_probe
 //! ```
 //!
-//! Tables of all that it measures, and a line for each row that has a target (`rows`). About two
-//! minutes; less than 6 GiB of host memory. `gpu/run` makes a record of it.
+//! Tables of all that it measures, and after each the lines of its rows, which have targets. About a
+//! minute; less than 4 GiB of host memory. `gpu/run` makes a record of it.
 
-mod calls;
 mod data;
-mod host;
-mod links;
 mod machine;
-mod ours;
 mod peer;
 mod raw;
-mod reads;
-mod rows;
-mod staged;
 mod stats;
 mod streams;
+mod texts;
+mod transfers;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use arrow_device::cuda::cudarc::driver::sys;
+use arrow_device::cuda::cudarc::driver::result;
 use arrow_device::cuda::{CudaConfig, CudaQueue};
 use arrow_device::{Device, Error};
 
-use raw::{Batch, Stream, check};
-use rows::Printer;
-use stats::{Res, Rounds};
+use raw::{Lists, Stream};
+use stats::Res;
 
 const HELP: &str = "\
 Measures copies, memory and calls of a CUDA device, and this crate beside them.
@@ -80,47 +74,43 @@ fn arguments() -> Result<Option<Args>, lexopt::Error> {
 pub(crate) struct Probe {
     pub(crate) ordinal: usize,
     pub(crate) quick: bool,
-    pub(crate) cores: usize,
-    pub(crate) device: Device,
+    /// What stands in the place of a verdict, where figures are no measurement.
+    pub(crate) instead: Option<&'static str>,
     /// That of the device's default queue, so that raw copies run where the crate's do.
     pub(crate) stream: Stream,
-    /// For the other direction.
-    pub(crate) second: Stream,
-    pub(crate) batch: Option<Batch>,
+    pub(crate) lists: Option<Lists>,
+    /// Last, since the others need its context.
+    pub(crate) device: Device,
 }
 
 impl Probe {
     fn new(args: &Args, device: Device) -> Res<Self> {
+        let context = device.as_cuda()?.cu_context();
+        // SAFETY: the context is the device's, which the probe keeps.
+        unsafe { result::ctx::set_current(context) }?;
         let queue = device.default_queue();
         let queue = queue.raw().as_any().downcast_ref::<CudaQueue>();
         let queue = queue.ok_or("the default queue is not a CUDA stream")?;
+        let not_measured = [
+            (
+                machine::name(args.ordinal)?.starts_with("Simulated"),
+                "stand-in: not a measurement",
+            ),
+            (args.quick, "quick: not a measurement"),
+            (cfg!(debug_assertions), "debug build: not a measurement"),
+        ];
         Ok(Self {
             ordinal: args.ordinal,
             quick: args.quick,
-            cores: std::thread::available_parallelism()?.get(),
-            // SAFETY: the device keeps its default queue, and `device` is dropped after `stream`
-            // has been used for the last time.
-            stream: unsafe { Stream::borrowed(queue.cu_stream()) },
+            instead: not_measured
+                .iter()
+                .find(|(holds, _)| *holds)
+                .map(|(_, text)| *text),
+            // SAFETY: the device keeps its default queue, and is kept for as long.
+            stream: unsafe { Stream::borrowed(queue.cu_stream()) }?,
             device,
-            second: Stream::new()?,
-            batch: Batch::load(),
+            lists: Lists::load(),
         })
-    }
-
-    /// At least `least` rounds, and more for up to `seconds`.
-    pub(crate) fn rounds(&self, least: usize, seconds: f64) -> Rounds {
-        if self.quick {
-            return Rounds {
-                least: 2,
-                most: 2,
-                seconds: 0.0,
-            };
-        }
-        Rounds {
-            least,
-            most: 2000,
-            seconds,
-        }
     }
 
     /// The size of something, and the one that shows that it runs.
@@ -172,70 +162,31 @@ fn is_required() -> bool {
     list.split(',').any(|name| name.trim() == "cuda")
 }
 
-/// Answers how many measurements failed.
-fn run(args: &Args, device: Device) -> Res<usize> {
-    let context = device.as_cuda()?.cu_context();
-    // SAFETY: the context is the device's, which lives until the end of this function.
-    check("cuCtxPushCurrent", unsafe {
-        sys::cuCtxPushCurrent_v2(context)
-    })?;
-    let probe = Probe::new(args, device.clone())?;
-    let failed = if args.machine {
-        machine::run(&probe)?;
-        0
-    } else {
-        parts(&probe)?
-    };
-    drop(probe);
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
-    check("cuCtxPopCurrent", unsafe {
-        sys::cuCtxPopCurrent_v2(&raw mut popped)
-    })?;
-    drop(device);
-    Ok(failed)
-}
-
-/// What stands in the place of a verdict, where figures are no measurement.
-fn no_measurement(probe: &Probe) -> Res<Option<&'static str>> {
-    Ok(if machine::name(probe)?.starts_with("Simulated") {
-        Some("stand-in: not a measurement")
-    } else if probe.quick {
-        Some("quick: not a measurement")
-    } else if cfg!(debug_assertions) {
-        Some("debug build: not a measurement")
-    } else {
-        None
-    })
-}
-
 /// Runs all parts; answers how many failed.
-fn parts(probe: &Probe) -> Res<usize> {
+fn run(args: &Args, device: Device) -> Res<usize> {
+    let probe = Probe::new(args, device)?;
+    if args.machine {
+        machine::run(&probe)?;
+        return Ok(0);
+    }
     let start = Instant::now();
-    let mut rows = Printer::new(no_measurement(probe)?);
     if probe.quick {
         println!("QUICK: shows that the probe runs. These figures are no record.\n");
     }
     type Part = fn(&Probe) -> Res<()>;
-    let parts: [(&str, Part); 12] = [
+    let parts: [(&str, Part); 6] = [
         ("machine", machine::run),
-        ("raw copies", links::run),
-        ("memcpy", host::copies),
-        ("page-locking", host::locking),
-        ("pools", calls::pools),
-        ("small copies", calls::small_copies),
-        ("events and calls", calls::events),
-        ("reads of 8 bytes", reads::run),
-        ("this crate: 512 MiB", ours::large),
-        ("this crate: many and few columns", ours::small),
-        ("this crate: 300 text columns", staged::texts),
+        ("raw copies", transfers::raw),
+        ("this crate: 512 MiB", transfers::large),
+        ("this crate: many and few columns", transfers::small),
+        ("this crate: 300 text columns", texts::run),
         ("this crate: streams", streams::run),
     ];
     let mut failed = 0;
     for (name, part) in parts {
         println!("== {name}\n");
         let start = Instant::now();
-        if let Err(e) = part(probe) {
+        if let Err(e) = part(&probe) {
             println!("FAILED: {name}: {e}\n");
             failed += 1;
         }
@@ -243,10 +194,7 @@ fn parts(probe: &Probe) -> Res<usize> {
         probe.device.synchronize()?;
         probe.device.trim();
         println!("({name}: {:.1} s)\n", stats::since(start));
-        rows.print();
     }
-    rows.finish();
-    println!("\npeak resident host memory: {}", machine::peak());
     println!("all of it: {:.1} s", stats::since(start));
     Ok(failed)
 }

@@ -5,83 +5,76 @@ use std::time::Instant;
 
 use arrow_buffer::Buffer;
 use arrow_device::cuda::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, HostSlice, PinnedHostSlice,
+    CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice,
 };
 
-use crate::Probe;
-use crate::stats::{Res, since};
+use crate::stats::{Res, Seconds, since};
 
 /// A stream of cudarc's own, in the primary context.
-pub(crate) struct Peer {
-    stream: Arc<CudaStream>,
-}
+pub(crate) struct Peer(Arc<CudaStream>);
 
 impl Peer {
-    pub(crate) fn new(probe: &Probe) -> Res<Self> {
-        let context = CudaContext::new(probe.ordinal)?;
+    pub(crate) fn new(ordinal: usize) -> Res<Self> {
+        let context = CudaContext::new(ordinal)?;
         // Its events for slices that several streams use: one stream needs none, and is faster without.
         // SAFETY: every slice of this peer is used on its one stream alone.
         unsafe { context.disable_event_tracking() };
-        Ok(Self {
-            stream: context.new_stream()?,
-        })
+        Ok(Self(context.new_stream()?))
     }
 
     /// A block of zeros on the device.
     pub(crate) fn block(&self, bytes: usize) -> Res<CudaSlice<u8>> {
-        let block = self.stream.alloc_zeros(bytes)?;
-        self.stream.synchronize()?;
+        let block = self.0.alloc_zeros(bytes)?;
+        self.0.synchronize()?;
         Ok(block)
     }
 
     /// Page-locked memory, not write-combined.
     pub(crate) fn locked(&self, bytes: usize) -> Res<PinnedHostSlice<u8>> {
         // SAFETY: bytes may have any content, and the kernel has zeroed these.
-        Ok(unsafe { self.stream.context().alloc_pinned_with_flags(bytes, 0) }?)
+        Ok(unsafe { self.0.context().alloc_pinned_with_flags(bytes, 0) }?)
     }
 
-    fn finish(&self, start: Instant) -> Res<[f64; 2]> {
+    /// Times `work`; what it makes is freed untimed.
+    fn timed<T>(
+        &self,
+        work: impl FnOnce(&Arc<CudaStream>) -> Result<T, DriverError>,
+    ) -> Res<Seconds> {
+        let start = Instant::now();
+        let made = work(&self.0)?;
         let submitted = since(start);
-        self.stream.synchronize()?;
-        Ok([submitted, since(start)])
+        self.0.synchronize()?;
+        let seconds = [submitted, since(start)];
+        drop(made);
+        self.0.synchronize()?;
+        Ok(seconds)
     }
 
     /// One copy into a block.
-    pub(crate) fn up(&self, from: &[u8], to: &mut CudaSlice<u8>) -> Res<[f64; 2]> {
-        let start = Instant::now();
-        self.stream.memcpy_htod(from, to)?;
-        self.finish(start)
+    pub(crate) fn up(&self, from: &[u8], to: &mut CudaSlice<u8>) -> Res<Seconds> {
+        self.timed(|stream| stream.memcpy_htod(from, to))
     }
 
     /// One copy out of a block.
-    pub(crate) fn down(&self, from: &CudaSlice<u8>, to: &mut impl HostSlice<u8>) -> Res<[f64; 2]> {
-        let start = Instant::now();
-        self.stream.memcpy_dtoh(from, to)?;
-        self.finish(start)
+    pub(crate) fn down(&self, from: &CudaSlice<u8>, to: &mut PinnedHostSlice<u8>) -> Res<Seconds> {
+        self.timed(|stream| stream.memcpy_dtoh(from, to))
     }
 
-    /// A new block and a copy for each buffer. Frees are not timed.
-    pub(crate) fn up_each(&self, buffers: &[Buffer]) -> Res<[f64; 2]> {
-        let start = Instant::now();
-        let mut blocks = Vec::with_capacity(buffers.len());
-        for buffer in buffers {
-            blocks.push(self.stream.clone_htod(buffer.as_slice())?);
-        }
-        let seconds = self.finish(start)?;
-        drop(blocks);
-        self.stream.synchronize()?;
-        Ok(seconds)
+    /// A new block and a copy for each buffer.
+    pub(crate) fn up_each(&self, buffers: &[Buffer]) -> Res<Seconds> {
+        self.timed(|stream| {
+            let blocks = buffers
+                .iter()
+                .map(|from| stream.clone_htod(from.as_slice()));
+            blocks.collect::<Result<Vec<_>, _>>()
+        })
     }
 
     /// A copy of each block into fresh memory.
-    pub(crate) fn down_each(&self, blocks: &[CudaSlice<u8>]) -> Res<[f64; 2]> {
-        let start = Instant::now();
-        let mut here = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            here.push(self.stream.clone_dtoh(block)?);
-        }
-        let seconds = self.finish(start)?;
-        drop(here);
-        Ok(seconds)
+    pub(crate) fn down_each(&self, blocks: &[CudaSlice<u8>]) -> Res<Seconds> {
+        self.timed(|stream| {
+            let here = blocks.iter().map(|from| stream.clone_dtoh(from));
+            here.collect::<Result<Vec<_>, _>>()
+        })
     }
 }

@@ -1,29 +1,16 @@
-//! Rounds, medians, tables.
+//! Rounds in which all ways take turns, medians, tables, and the rows of the record.
 
-use std::cell::RefCell;
 use std::error::Error;
 use std::time::Instant;
 
+use crate::Probe;
+
 pub(crate) type Res<T> = Result<T, Box<dyn Error>>;
 
-/// How often something is done.
-#[derive(Clone, Copy)]
-pub(crate) struct Rounds {
-    pub(crate) least: usize,
-    pub(crate) most: usize,
-    /// After so many seconds no more rounds than the least.
-    pub(crate) seconds: f64,
-}
-
-impl Rounds {
-    fn more(self, done: usize, since: Instant) -> bool {
-        let time = since.elapsed().as_secs_f64() < self.seconds;
-        done < self.least || (time && done < self.most)
-    }
-}
+/// The seconds until all was submitted (NaN where nothing could be timed by itself), and until all was done.
+pub(crate) type Seconds = [f64; 2];
 
 /// Measured values, in order of size.
-#[derive(Clone)]
 pub(crate) struct Sample(Vec<f64>);
 
 impl Sample {
@@ -32,272 +19,188 @@ impl Sample {
         Self(values)
     }
 
-    fn at(&self, share: f64) -> f64 {
-        let last = self.0.len().saturating_sub(1) as f64;
-        let at = (last * share).round() as usize;
-        self.0.get(at).copied().unwrap_or(f64::NAN)
+    pub(crate) fn at(&self, share: f64) -> f64 {
+        let at = self.0.len().saturating_sub(1) as f64 * share;
+        self.0.get(at.round() as usize).copied().unwrap_or(f64::NAN)
     }
 
     pub(crate) fn median(&self) -> f64 {
-        let last = self.0.len().saturating_sub(1);
-        match (self.0.get(last / 2), self.0.get(last.div_ceil(2))) {
-            (Some(low), Some(high)) => (low + high) / 2.0,
-            _ => f64::NAN,
-        }
+        self.at(0.5)
     }
 
-    /// The 10th of a hundred.
-    pub(crate) fn low(&self) -> f64 {
-        self.at(0.1)
-    }
-
-    /// The 90th of a hundred.
-    pub(crate) fn high(&self) -> f64 {
-        self.at(0.9)
-    }
-
-    pub(crate) fn best(&self) -> f64 {
-        self.at(0.0)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+    /// The median and the lowest and the highest tenth.
+    fn spread(&self) -> [f64; 3] {
+        [0.5, 0.1, 0.9].map(|share| self.at(share))
     }
 }
 
-/// Seconds since `start`.
 pub(crate) fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Runs once untimed, then in rounds. What a run answers is measured values, in seconds.
-pub(crate) fn measure<const N: usize>(
-    rounds: Rounds,
-    mut run: impl FnMut() -> Res<[f64; N]>,
-) -> Res<[Sample; N]> {
-    run()?;
-    let mut values: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
-    let start = Instant::now();
-    while rounds.more(values.first().map_or(usize::MAX, Vec::len), start) {
-        for (values, value) in values.iter_mut().zip(run()?) {
-            values.push(value);
-        }
-    }
-    Ok(values.map(Sample::new))
+/// One way to do something: what it is called, and a run of it.
+pub(crate) type Way<'a> = (String, Box<dyn FnMut() -> Res<Seconds> + 'a>);
+
+pub(crate) fn way<'a>(name: impl Into<String>, run: impl FnMut() -> Res<Seconds> + 'a) -> Way<'a> {
+    (name.into(), Box::new(run))
 }
 
-/// The seconds of a run in which nothing is submitted that could be timed by itself.
-pub(crate) fn total_only(seconds: f64) -> [f64; 2] {
-    [f64::NAN, seconds]
-}
-
-/// One way to do something.
-pub(crate) struct Side<'a> {
-    name: String,
-    /// Whether it moves the bytes, so that it has a rate.
-    moves: bool,
-    run: Box<dyn FnMut() -> Res<[f64; 2]> + 'a>,
-}
-
-/// A way; it answers the seconds until all was submitted and until all was done.
-pub(crate) fn side<'a>(
-    name: impl Into<String>,
-    run: impl FnMut() -> Res<[f64; 2]> + 'a,
-) -> Side<'a> {
-    Side {
-        name: name.into(),
-        moves: true,
-        run: Box::new(run),
-    }
-}
-
-impl Side<'_> {
-    /// It moves nothing.
-    pub(crate) fn without_bytes(mut self) -> Self {
-        self.moves = false;
-        self
-    }
-}
-
-/// A comparison that has run.
-pub(crate) struct Compared {
-    title: String,
-    /// Each way's name and its seconds, run for run.
-    pub(crate) ways: Vec<(String, Vec<f64>)>,
-}
-
-thread_local! {
-    // The probe compares on one thread.
-    static COMPARED: RefCell<Vec<Compared>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What `read` makes of the comparison whose title begins so, if it has run.
-pub(crate) fn compared<T>(title: &str, read: impl FnOnce(&Compared) -> T) -> Option<T> {
-    COMPARED.with_borrow(|all| {
-        let found = all.iter().find(|one| one.title.starts_with(title));
-        found.map(read)
+/// A way of which only the whole is timed, by itself.
+pub(crate) fn whole<'a>(name: impl Into<String>, mut run: impl FnMut() -> Res<()> + 'a) -> Way<'a> {
+    way(name, move || {
+        let start = Instant::now();
+        run()?;
+        Ok([f64::NAN, since(start)])
     })
 }
 
-/// The first way beside the others. Each round runs all of them in turn, twice: the second time
-/// shows how far the same code is from itself.
+/// The seconds of each way, run for run.
+pub(crate) struct Compared(Vec<Vec<f64>>);
+
+impl Compared {
+    /// The first way's time divided by that of the slowest of others.
+    pub(crate) fn over(&self, others: &[usize]) -> f64 {
+        self.ratio(|all, i| {
+            others
+                .iter()
+                .map(|&other| all[other][i])
+                .fold(0.0, f64::max)
+        })
+    }
+
+    /// The first way's time divided by what `under` makes of a run's times.
+    pub(crate) fn ratio(&self, under: impl Fn(&[Vec<f64>], usize) -> f64) -> f64 {
+        let runs = self.0[0].iter().enumerate();
+        Sample::new(runs.map(|(i, own)| own / under(&self.0, i)).collect()).median()
+    }
+}
+
+/// The first way beside the others, for `seconds` and 5 rounds at least. A round runs all of them in turn and then in the other
+/// order, so that no way always pays for what the same other one left behind; the second run shows how far the same code is from
+/// itself.
 pub(crate) fn compare(
+    probe: &Probe,
     title: &str,
     bytes: usize,
-    rounds: Rounds,
-    mut sides: Vec<Side<'_>>,
-) -> Res<()> {
-    for side in &mut sides {
-        (side.run)()?;
+    seconds: f64,
+    mut ways: Vec<Way<'_>>,
+) -> Res<Compared> {
+    let mut times: Vec<[Vec<f64>; 2]> = Vec::new();
+    for (_, run) in &mut ways {
+        run()?;
+        times.push(Default::default());
     }
-    // By side, then by round and pass.
-    let mut submit = vec![Vec::new(); sides.len()];
-    let mut total: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     let (start, mut done) = (Instant::now(), 0);
-    while rounds.more(done, start) {
-        for _ in 0..2 {
-            for (i, side) in sides.iter_mut().enumerate() {
-                let [submitted, all] = (side.run)()?;
-                submit[i].push(submitted);
-                total[i].push(all);
+    while done < if probe.quick { 2 } else { 5 } || (!probe.quick && since(start) < seconds) {
+        let order = (0..ways.len()).chain((0..ways.len()).rev());
+        for i in order {
+            let took = (ways[i].1)()?;
+            for (times, took) in times[i].iter_mut().zip(took) {
+                times.push(took);
             }
         }
         done += 1;
     }
     println!("{title}\n{} a run, {done} rounds of two runs", size(bytes));
-    let mut table = Table::new(&[
-        "way",
-        "submit",
-        "median",
-        "p10",
-        "p90",
-        "best",
-        "rate",
-        "first/this",
-        "p10",
-        "p90",
-        "best/best",
-        "self",
-    ]);
-    let first = Sample::new(total[0].clone());
-    for (i, side) in sides.iter().enumerate() {
-        let own = Sample::new(total[i].clone());
-        let ratios = total[0].iter().zip(&total[i]).map(|(a, b)| a / b).collect();
-        let ratios = Sample::new(ratios);
-        let twice = total[i].chunks_exact(2).map(|pair| pair[1] / pair[0]);
-        let twice = Sample::new(twice.collect());
-        table.row([
-            side.name.clone(),
-            time(Sample::new(submit[i].clone()).median()),
-            time(own.median()),
-            time(own.low()),
-            time(own.high()),
-            time(own.best()),
-            match side.moves {
-                true => rate(bytes, own.median()),
-                false => "-".into(),
-            },
-            ratio(ratios.median()),
-            ratio(ratios.low()),
-            ratio(ratios.high()),
-            ratio(first.best() / own.best()),
-            format!("{:.3}..{:.3}", twice.low(), twice.high()),
-        ]);
+    let mut table =
+        Table::new("way submit median p10 p90 rate first/this p10 p90 second/first-run-p10 p90");
+    let first = times[0][1].clone();
+    for ((name, _), [submitted, own]) in ways.iter().zip(&times) {
+        let ratios = first.iter().zip(own).map(|(first, own)| first / own);
+        let twice = own.chunks_exact(2).map(|pair| pair[1] / pair[0]);
+        let [ratios, twice] = [ratios.collect(), twice.collect()].map(Sample::new);
+        let (submitted, own) = (Sample::new(submitted.clone()), Sample::new(own.clone()));
+        let mut cells = vec![name.clone(), time(submitted.median())];
+        cells.extend(own.spread().map(time));
+        cells.push(rate(bytes, own.median()));
+        cells.extend(ratios.spread().map(|ratio| format!("{ratio:.3}")));
+        cells.extend([0.1, 0.9].map(|share| format!("{:.3}", twice.at(share))));
+        table.row(cells);
     }
-    table.print();
-    let names = sides.into_iter().map(|side| side.name);
-    let compared = Compared {
-        title: title.to_owned(),
-        ways: names.zip(total).collect(),
-    };
-    COMPARED.with_borrow_mut(|all| all.push(compared));
-    Ok(())
+    drop(table);
+    Ok(Compared(
+        times.into_iter().map(|[_, total]| total).collect(),
+    ))
 }
 
 /// What the columns of [`compare`] are.
 pub(crate) const LEGEND: &str = "\
-submit: until all was submitted (median; - where the call waits itself). median, p10, p90, best: until all was done, seen by the host.
-first/this: the first row's time divided by this row's, run for run. best/best: of the best runs.
-self: p10 and p90 of this row's second run divided by its first, in the same round.";
+submit: until all was submitted (median; - where the call waits itself). median, p10, p90: until all was done, seen by the host.
+first/this: the first row's time divided by this row's, run for run. second/first-run: the same row's two runs of a round.\n";
 
-fn ratio(value: f64) -> String {
-    format!("{value:.3}")
+impl Probe {
+    /// Prints a row of the record: `row`, id, what, measured, target and verdict, with tabs between them.
+    pub(crate) fn row(&self, id: &str, what: &str, measured: f64, sign: &str, target: f64) {
+        let met = if sign == "<=" {
+            measured <= target
+        } else {
+            measured >= target
+        };
+        let verdict = self.instead.unwrap_or(if met { "pass" } else { "miss" });
+        let measured = if measured.fract() == 0.0 {
+            measured.to_string()
+        } else {
+            format!("{measured:.3}")
+        };
+        println!("row\t{id}\t{what}\t{measured}\t{sign} {target}\t{verdict}");
+    }
 }
 
 /// A duration with its unit.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s.is_nan() => "-".into(),
-        s if s < 1e-6 => format!("{:.1} ns", s * 1e9),
         s if s < 1e-3 => format!("{:.2} us", s * 1e6),
-        s if s < 1.0 => format!("{:.3} ms", s * 1e3),
-        s => format!("{s:.3} s"),
+        s => format!("{:.3} ms", s * 1e3),
     }
 }
 
-/// Bytes in a time, with the unit.
+/// Bytes in a time.
 pub(crate) fn rate(bytes: usize, seconds: f64) -> String {
-    let rate = bytes as f64 / seconds;
-    if rate < 1e8 {
-        return format!("{:.3} MB/s", rate / 1e6);
-    }
-    format!("{:.2} GB/s", rate / 1e9)
+    format!("{:.3} GB/s", bytes as f64 / seconds / 1e9)
 }
 
 /// Bytes with their unit.
 pub(crate) fn size(bytes: usize) -> String {
-    let (unit, name) = match bytes {
-        b if b < 1 << 10 => return format!("{b} B"),
-        b if b < 1 << 20 => (1 << 10, "KiB"),
-        b if b < 1 << 30 => (1 << 20, "MiB"),
-        _ => (1 << 30, "GiB"),
-    };
-    if bytes % unit == 0 {
-        return format!("{} {name}", bytes / unit);
+    let of = |unit: usize| (bytes as f64 / unit as f64 * 100.0).round() / 100.0;
+    match bytes {
+        b if b < 1 << 10 => format!("{b} B"),
+        b if b < 1 << 20 => format!("{} KiB", of(1 << 10)),
+        _ => format!("{} MiB", of(1 << 20)),
     }
-    format!("{:.2} {name}", bytes as f64 / unit as f64)
 }
 
-/// A table in plain text. Printed when it is dropped, so that what was measured before a failure is
-/// not lost.
-pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
-}
+/// A table in plain text. Printed when it is dropped, so that what was measured before a failure is not lost.
+pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {
-    pub(crate) fn new(head: &[&str]) -> Self {
-        let head = head.iter().map(|text| (*text).to_owned());
-        Self {
-            rows: vec![head.collect()],
-        }
+    pub(crate) fn new(head: &str) -> Self {
+        Self(vec![head.split(' ').map(str::to_owned).collect()])
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().collect());
+        self.0.push(cells.into_iter().collect());
     }
-
-    /// Prints it, and an empty line.
-    pub(crate) fn print(self) {}
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        let widths: Vec<usize> = (0..self.rows[0].len())
-            .map(|column| {
-                let cells = self.rows.iter().filter_map(|row| row.get(column));
-                cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-            })
-            .collect();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (i, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                // Names to the left, figures to the right.
-                line += &match i {
-                    0 => format!("{cell:<width$}"),
-                    _ => format!("  {cell:>width$}"),
-                };
-            }
-            println!("{}", line.trim_end());
+        let width = |i: usize| {
+            self.0
+                .iter()
+                .filter_map(|row| row.get(i))
+                .map(String::len)
+                .max()
+        };
+        let widths: Vec<_> = (0..self.0[0].len()).filter_map(width).collect();
+        for row in &self.0 {
+            let cells = row.iter().zip(&widths).enumerate();
+            // Names to the left, figures to the right.
+            let cells = cells.map(|(i, (cell, width))| match i {
+                0 => format!("{cell:<width$}"),
+                _ => format!("  {cell:>width$}"),
+            });
+            println!("{}", cells.collect::<String>().trim_end());
         }
         println!();
     }

@@ -23,8 +23,6 @@ class Figure:
     spread: tuple = None
     best: float = None
     same: float = None
-    # What a profile of it runs: case, kind, columns, rows.
-    profile: tuple = None
     # What --quick holds it to where the target is missed, or where there is none: it gets no worse.
     held: float = None
     # It is a ratio to the physical limit.
@@ -114,8 +112,6 @@ class Times:
     also: tuple = ()
     # Of the medians.
     unit: str = "ns a column"
-    # The ratio is that of rates, which must be at least this.
-    rates: bool = False
     # How often a side runs in its turn, if that matters.
     n: int = None
 
@@ -135,20 +131,17 @@ class Times:
                 for side in self.sides():
                     batch.check(side)
                 measured = Rounds(batch, self.sides(), rounds, self.n)
-                row.figures += [self._figure(measured, shape, *pair) for pair in self.pairs]
+                row.figures += [self._figure(measured, *pair) for pair in self.pairs]
                 row.notes.append(self._note(measured, batch))
                 all_rounds.append(measured)
         return row, all_rounds
 
-    def _figure(self, measured, shape, ours, peer, limit):
-        over, under = (peer, ours) if self.rates else (ours, peer)
-        ratio, spread, best = measured.ratio(over, under)
+    def _figure(self, measured, ours, peer, limit):
+        ratio, spread, best = measured.ratio(ours, peer)
         what = f"{measured.batch.name}, {NAMES[ours]} / {NAMES[peer]}"
-        alone = ours != "download" and self.id not in SCHEDULED and measured.batch.bytes <= 1 << 28
-        profile = (ours, *shape) if alone else None
         columns = measured.batch.columns
         held = None if math.isinf(limit) else self.held.get((peer, columns), self.held.get(columns))
-        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, (ours, peer) in self._to_limit())
+        return Figure(what, ratio, limit, False, spread, best, measured.same, held, (ours, peer) in self._to_limit())
 
     def _to_limit(self):
         """Of the pairs with the limit those that have a target, or all if none has one."""
@@ -165,12 +158,11 @@ class Times:
         return f"{batch.name}, {self.unit}: " + ", ".join(value(side) for side in measured.sides)
 
 
-# Rows in which the system's scheduler decides more than the code does: --quick leaves them out, and a profile says nothing.
-SCHEDULED = {"A2", "T1"}
+# Rows in which the system's scheduler decides more than the code does: --quick leaves them out.
+SCHEDULED = {"A2"}
 # Sides that are a row's physical limit.
-AT_LIMIT = {"channel", "channel_single", "memcpy", "memcpy_cold", "memcpy_each", "read_ready", "write_structs"}
+AT_LIMIT = {"channel", "channel_single", "memcpy", "write_structs"}
 EXPORT = "export + release, 1/10/100/1000 mixed columns"
-LARGE = [("integers", 8, 1 << 23), ("integers", 1, 1 << 26)]
 # Of benches/rust/validation.rs.
 TYPES = [
     "int64", "decimal128", "decimal256", "boolean", "fixed_size_binary", "utf8", "utf8 not ASCII", "large_utf8", "binary", "large_binary",
@@ -201,62 +193,29 @@ TIMES = [
           [("async_threads", "cpp.async", 0.2), ("async_threads", "channel", math.inf), ("async_single", "cpp.async_single", math.inf),
            ("async_single", "channel_single", math.inf)], [("integers", 10, 1)], unit="ns a batch", n=10_000, rounds=30, quick=8),
     Times("P1", "pack 1000 columns x 1000 rows into a warm slab", "gate 1.25x one memcpy of the payload, goal 1.15x",
-          [("copy", "memcpy", 1.25)], MIXED[-1:], unit="GB/s", n=10),
-    Times("P2", "the same batch copied, warm and cold", ">= 0.95x the rate of one memcpy into memory that is there, or that nobody has touched",
-          [("copy", "memcpy", 0.95), ("copy_cold", "memcpy_cold", 0.95)], MIXED[-1:],
-          also=("nanoarrow.copy", "nanoarrow.copy_cold", "pyarrow.copy", "pyarrow.copy_cold"), unit="GB/s", rates=True, n=4, held={1000: 0.8, ("memcpy_cold", 1000): 0.6}),
-    Times("P3", "1000 columns x 10 rows", "<= 4x a memcpy for each buffer",
-          [("copy", "memcpy_each", 4.0), ("copy", "malloc_copy", math.inf)], [("mixed", 1000, 10)], unit="GB/s", n=100,
-          held={1000: 12.0}),
-    Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
-          ">= 0.85x the rate of a warm memcpy",
-          [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),
+          [("copy", "memcpy", 1.25), *(("copy", peer, math.inf) for peer in ("nanoarrow.copy", "pyarrow.copy"))], MIXED[-1:], unit="GB/s", n=4),
     Times("F3", "64 MiB in columns of 512 KiB to the simulated device and back: the crate's part, warm; with the simulation's; cold",
           "<= 1.15x one memcpy, warm",
           [("up_held", "memcpy", 1.15), ("download", "memcpy", 1.15),
            *((side, "memcpy", math.inf) for side in ("up", "up_cold", "download_cold"))],
           [("integers", 128, 1 << 16)], unit="GB/s", n=1, rounds=30, quick=5),
-    Times("F1T", "Arrow IPC file of 64 MiB to the CPU device", "<= 1.1x reading the file into memory that is there",
-          [("read_device", "read_ready", 1.1), ("read_arrow", "read_ready", math.inf)], [("integers", 8, 1 << 20)], unit="GB/s", n=1, quick=8),
 ]
 
 # Rows of the program `counts`.
 COUNTS = [
-    ("E4", "heap allocations per export, widths 1 to 1000", "1"),
-    ("I3", "heap allocations per import, widths 1 to 1000", "<= 4"),
     ("C1", "upload: allocations / copies / events / host waits", "1 / chunks + direct buffers / <= copies + 1 / 0; nothing created once warm"),
     ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
     ("C3", "slab bytes", "<= payload + 64 per buffer"),
     ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
     ("V2", "import with Validation::Full from the simulated device: bytes that come down, host waits", "<= 1.05x the batch's bytes: validity bitmaps come twice; 2 waits"),
-    ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
     ("A1", "async stream of 10,000 batches x 10 columns x 1 row, producer + consumer, queue 5; two of them and a task on one thread",
      "<= 0.33x Arrow C++ on both sides, one thread; 10 batches behind, 20 between two turns"),
-    ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
     ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches, 65 staging slabs; 0"),
 ]
 
-# Rows of `driver counts`.
-DRIVER = [
-    ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
-    ("N1", "small upload on the stand-in driver: driver calls", "<= 8"),
-    ("N2", "large upload on the stand-in driver: driver calls that each further copy list adds", "<= 2"),
-    ("N3", "import on the stand-in driver: pointer queries of each allocation", "<= 1"),
-    ("N4", "export of a ready batch on the stand-in driver: driver calls", "0"),
-]
-
-# Rows of `driver model`.
-MODEL = [
-    ("K1", "upload of a pageable batch until it is there"),
-    ("K2", "stream of batches up"),
-    ("K3", "stream of batches down, to be read"),
-    ("K4", "both streams at once"),
-    ("K5", "interchange of a batch on its device"),
-]
-
 def counts(cases, lines):
-    """The rows of what the program `counts` or `driver counts` printed."""
+    """The rows of what the program `counts` printed."""
     rows = {id: Row(id, case, target) for id, case, target in cases}
     for line in lines:
         id, what, measured, limit = line.split("\t")
@@ -267,19 +226,6 @@ def counts(cases, lines):
 def joined(first, second):
     """One row of what two programs have measured."""
     return Row(first.id, first.case, first.target, first.figures + second.figures, first.notes + second.notes)
-
-
-def model(wanted, lines):
-    """The table of what `driver model` printed."""
-    cases = dict(MODEL)
-    yield "| id | case | measured, ms | ideal, ms | | driver calls |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    for line in lines:
-        id, what, measured, ideal, of, calls = line.split("\t")
-        if id not in wanted:
-            continue
-        beside = f"{float(ideal):.3g}, {of} | {float(measured) / float(ideal):.2f}x" if ideal else " | "
-        yield f"| {id} | {cases[id]}: {what} | {float(measured):.3g} | {beside} | {calls} |"
 
 
 def of_gpu(lines):
@@ -344,11 +290,6 @@ def webgpu(lines):
 PARQUET = [
     ("F2", "Parquet file of 16 row groups to a device, decoded by two threads", "<= 1.1x the slower of decoding and copying alone"),
 ]
-# Of the program `threads`.
-THREADS = [
-    ("T1", "2, 4 and 8 threads beside one: exchange, upload, download and copy of batches on the CPU, on one simulated device and on one each",
-     "<= 1.05x the time of the same work on one thread"),
-]
 DATAFUSION = [
     ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
     ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
@@ -362,7 +303,7 @@ CLUSTER = [
 
 
 def datafusion(lines, kinds):
-    """What a program printed: `parquet` F2, `threads` T1, a bench `overhead` DF1 to DF4, or DF5 and DF6."""
+    """What a program printed: `parquet` F2, a bench `overhead` DF1 to DF4, or DF5 and DF6."""
     rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")

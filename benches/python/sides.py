@@ -51,20 +51,13 @@ NAMES = {
     "channel": "std's channel between two threads",
     "channel_single": "std's channel between two threads, one by one",
     "copy": "arrow-device",
-    "copy_cold": "arrow-device cold",
     "download": "arrow-device download",
     "download_cold": "arrow-device download, cold",
     "up": "arrow-device upload until there",
     "up_cold": "arrow-device upload until there, cold",
     "up_held": "arrow-device upload, its own part",
     "memcpy": "one memcpy",
-    "memcpy_cold": "one memcpy into untouched memory",
-    "memcpy_each": "a memcpy per buffer",
     "write_structs": "a memcpy of the C structs' bytes",
-    "malloc_copy": "malloc + memcpy per buffer",
-    "read_device": "arrow-device from a file",
-    "read_arrow": "arrow-rs's FileReader + UploadingReader",
-    "read_ready": "the file into ready memory",
     "cpp.export": "Arrow C++",
     "cpp.import": "Arrow C++",
     "cpp.stream": "Arrow C++",
@@ -73,9 +66,7 @@ NAMES = {
     "nanoarrow.view": "nanoarrow's view",
     "nanoarrow.view_again": "nanoarrow's view set again",
     "nanoarrow.copy": "nanoarrow",
-    "nanoarrow.copy_cold": "nanoarrow cold",
     "pyarrow.copy": "pyarrow",
-    "pyarrow.copy_cold": "pyarrow cold",
 }
 
 
@@ -129,7 +120,7 @@ class Batch:
     def run(self, side, n):
         """Nanoseconds of `n` times."""
         if side.startswith("pyarrow."):
-            return _pyarrow_copies(self._of_pyarrow(), n, side.endswith("cold"))
+            return _pyarrow_copies(self._of_pyarrow(), n)
         if "." in side:
             return _check_peer(peers.bench_peer_run(self._of_peers(), side.encode(), n))
         took = rust.bench_run(self._input, side.encode(), n)
@@ -153,21 +144,11 @@ class Batch:
             raise RuntimeError(f"{side} gives other values")
 
 
-def _pyarrow_copies(batch, n, cold):
-    memory, pool = pa.default_cpu_memory_manager(), pa.default_memory_pool()
-    if not cold:
-        start = time.perf_counter_ns()
-        for _ in range(n):
-            batch.copy_to(memory)
-        return time.perf_counter_ns() - start
-    took = 0
+def _pyarrow_copies(batch, n):
+    memory, start = pa.default_cpu_memory_manager(), time.perf_counter_ns()
     for _ in range(n):
-        pool.release_unused()
-        start = time.perf_counter_ns()
-        copy = batch.copy_to(memory)
-        took += time.perf_counter_ns() - start
-        del copy
-    return took
+        batch.copy_to(memory)
+    return time.perf_counter_ns() - start
 
 
 def overlap(way, batches):

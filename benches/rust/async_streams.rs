@@ -25,7 +25,7 @@ use crate::batches::Result;
 type Counted = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 
 /// As many batches as Arrow C++ has on their way by itself.
-const QUEUE: usize = 5;
+pub(crate) const QUEUE: usize = 5;
 
 type Opened = (AsyncStreamHandler, Opening);
 type Produced = Produce<Adapter>;
@@ -49,13 +49,8 @@ fn produced(batch: &DeviceRecordBatch, n: usize, handler: AsyncStreamHandler) ->
     )
 }
 
-async fn consumed(opening: Opening, n: usize) -> Result<()> {
-    let count = Cell::new(0);
-    counted_by(opening, n, &count).await
-}
-
 /// Counts the batches as they arrive.
-async fn counted_by(opening: Opening, n: usize, count: &Cell<usize>) -> Result<()> {
+async fn consumed(opening: Opening, n: usize, count: &Cell<usize>) -> Result<()> {
     let mut batches = opening.await?;
     while let Some(batch) = batches.next().await {
         drop(black_box(batch?));
@@ -86,7 +81,8 @@ pub(crate) fn one_thread(
 ) -> Result<Duration> {
     counted(&mut || {
         let (handler, opening) = handler(QUEUE);
-        let both = join(produced(batch, n, handler), consumed(opening, n));
+        let count = Cell::new(0);
+        let both = join(produced(batch, n, handler), consumed(opening, n, &count));
         let (outcome, read) = block_on(both);
         completed(outcome)?;
         read
@@ -112,7 +108,7 @@ pub fn fairness(batch: &DeviceRecordBatch, n: usize) -> Result<(usize, usize)> {
         );
         let (arrived, lacking) = (arrived.clone(), lacking.clone());
         tasks.push(pool.spawner().spawn_local_with_handle(async move {
-            let read = counted_by(opening, n, &arrived[i]).await;
+            let read = consumed(opening, n, &arrived[i]).await;
             lacking.set(lacking.get().or(Some(n - arrived[1 - i].get())));
             read
         })?);
@@ -139,21 +135,8 @@ pub fn fairness(batch: &DeviceRecordBatch, n: usize) -> Result<(usize, usize)> {
     Ok((lacking.get().ok_or("no stream has ended")?, most.get()))
 }
 
-/// Each side on a thread of its own.
-pub(crate) fn two_threads(
-    batch: &DeviceRecordBatch,
-    n: usize,
-    counted: Counted,
-) -> Result<Duration> {
-    threads(batch, n, QUEUE, counted)
-}
-
-/// The same with one batch at a time, which is requested once the one before has arrived.
-pub(crate) fn single(batch: &DeviceRecordBatch, n: usize, counted: Counted) -> Result<Duration> {
-    threads(batch, n, 1, counted)
-}
-
-fn threads(
+/// Each side on a thread of its own, with so many batches on their way.
+pub(crate) fn threads(
     batch: &DeviceRecordBatch,
     n: usize,
     queue: usize,
@@ -163,27 +146,14 @@ fn threads(
         let (handler, opening) = handler(queue);
         let produced = produced(batch, n, handler);
         let thread = thread::spawn(|| block_on(produced));
-        let read = block_on(consumed(opening, n));
+        let read = block_on(consumed(opening, n, &Cell::new(0)));
         completed(thread.join().map_err(|_| "the producer panicked")?)?;
         read
     })
 }
 
 /// The same batches through a channel of the standard library between two threads.
-pub(crate) fn channel(batch: &DeviceRecordBatch, n: usize, counted: Counted) -> Result<Duration> {
-    through_channel(batch, n, QUEUE, counted)
-}
-
-/// Each batch is taken before the next is sent, as where they are requested one by one.
-pub(crate) fn channel_single(
-    batch: &DeviceRecordBatch,
-    n: usize,
-    counted: Counted,
-) -> Result<Duration> {
-    through_channel(batch, n, 0, counted)
-}
-
-fn through_channel(
+pub(crate) fn channel(
     batch: &DeviceRecordBatch,
     n: usize,
     queue: usize,

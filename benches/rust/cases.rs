@@ -1,26 +1,21 @@
 //! What is measured, by name. A case times what it is about and nothing that prepares it.
 
-use std::alloc::{Layout, alloc, dealloc};
 use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::async_streams;
-use crate::files::{self, OnDisk};
-use crate::fresh::Fresh;
+use crate::async_streams::{QUEUE, channel, one_thread, threads};
 use crate::trip;
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
+use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
-use arrow_device::ipc::IpcFileReader;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader, Validation,
-    export_reader,
+    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation, export_reader,
 };
-use arrow_ipc::reader::FileReader;
 use arrow_schema::{ArrowError, DataType};
 
 pub use crate::batches::Result;
@@ -33,53 +28,45 @@ pub struct Input {
     /// The same memory as a batch of the CPU device.
     pub device: DeviceRecordBatch,
     data_type: DataType,
-    /// The bytes of every buffer of `host`; not for longer than that.
-    buffers: Vec<&'static [u8]>,
-    /// All of them one after the other, and room for a copy.
+    /// The bytes of every buffer, one after the other, and room for a copy.
     payload: OnceLock<(Vec<u8>, Mutex<Vec<u8>>)>,
     simulated: OnceLock<DeviceRecordBatch>,
-    file: Mutex<Option<OnDisk>>,
+}
+
+fn buffers(batch: &RecordBatch) -> Vec<Buffer> {
+    let columns = batch.columns().iter().map(|column| column.to_data());
+    let of = |data: ArrayData| {
+        let mask = data.nulls().map(|nulls| nulls.buffer().clone());
+        mask.into_iter().chain(data.buffers().to_vec())
+    };
+    columns.flat_map(of).collect()
 }
 
 impl Input {
     /// # Errors
     /// The crate's.
     pub fn new(host: RecordBatch) -> Result<Self> {
-        let mut buffers = Vec::new();
-        for column in host.columns() {
-            let data = column.to_data();
-            let masks = data.nulls().map(|nulls| nulls.buffer());
-            for buffer in masks.into_iter().chain(data.buffers()) {
-                // SAFETY: `host` keeps the buffer, and this list goes with it.
-                buffers.push(unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) });
-            }
-        }
         Ok(Self {
             device: Devices::cpu().upload(&host)?,
             data_type: DataType::Struct(host.schema().fields().clone()),
             host,
-            buffers,
             payload: OnceLock::new(),
             simulated: OnceLock::new(),
-            file: Mutex::new(None),
         })
     }
 
-    /// The bytes of every buffer.
-    pub fn buffers(&self) -> &[&[u8]] {
-        &self.buffers
-    }
-
-    /// How many they are in all.
+    /// How many bytes all buffers have.
     pub fn bytes(&self) -> usize {
-        self.buffers.iter().map(|buffer| buffer.len()).sum()
+        buffers(&self.host).iter().map(Buffer::len).sum()
     }
 
     fn payload(&self) -> &(Vec<u8>, Mutex<Vec<u8>>) {
         self.payload.get_or_init(|| {
-            let all = self.buffers.concat();
-            let room = Mutex::new(all.clone());
-            (all, room)
+            let all: Vec<_> = buffers(&self.host)
+                .iter()
+                .flat_map(|b| b.to_vec())
+                .collect();
+            (all.clone(), Mutex::new(all))
         })
     }
 
@@ -113,32 +100,18 @@ pub const CASES: &[(&str, Case)] = &[
     ("stream", stream),
     ("stream_host", stream_host),
     ("stream_arrow", stream_arrow),
-    ("async", |i, n| {
-        async_streams::one_thread(&i.device, n, counted)
-    }),
+    ("async", |i, n| one_thread(&i.device, n, counted)),
     ("async_threads", |i, n| {
-        async_streams::two_threads(&i.device, n, counted)
+        threads(&i.device, n, QUEUE, counted)
     }),
-    ("async_single", |i, n| {
-        async_streams::single(&i.device, n, counted)
-    }),
-    ("channel", |i, n| {
-        async_streams::channel(&i.device, n, counted)
-    }),
-    ("channel_single", |i, n| {
-        async_streams::channel_single(&i.device, n, counted)
-    }),
+    ("async_single", |i, n| threads(&i.device, n, 1, counted)),
+    ("channel", |i, n| channel(&i.device, n, QUEUE, counted)),
+    // Each batch is taken before the next is sent, as where they are requested one by one.
+    ("channel_single", |i, n| channel(&i.device, n, 0, counted)),
     ("copy", copy),
-    ("copy_cold", copy_cold),
     ("download", download),
     ("memcpy", memcpy),
-    ("memcpy_cold", memcpy_cold),
-    ("memcpy_each", memcpy_each),
     ("write_structs", write_structs),
-    ("read_device", read_device),
-    ("read_arrow", read_arrow),
-    ("read_ready", read_ready),
-    ("malloc_copy", malloc_copy),
     ("up_held", |i, n| trip::up_held(&i.host, n, counted)),
     ("up", |i, n| trip::up_whole(&i.host, n, counted)),
     ("up_cold", |i, n| trip::up_cold(&i.host, n, counted)),
@@ -361,22 +334,6 @@ fn copy(input: &Input, n: usize) -> Result<Duration> {
     })
 }
 
-/// Deep copies into memory that nobody has touched yet; dropping them is not timed.
-fn copy_cold(input: &Input, n: usize) -> Result<Duration> {
-    let mut took = Duration::ZERO;
-    for _ in 0..n {
-        Devices::cpu().trim();
-        release_heap();
-        let mut kept = None;
-        took += timed(1, || {
-            kept = Some(input.device.compact()?);
-            Ok(())
-        })?;
-        drop(black_box(kept));
-    }
-    Ok(took)
-}
-
 /// Down from a simulated device into recycled memory, dropped again.
 fn download(input: &Input, n: usize) -> Result<Duration> {
     let there = input.simulated()?;
@@ -397,39 +354,6 @@ fn memcpy(input: &Input, n: usize) -> Result<Duration> {
     })
 }
 
-/// The same into memory that nobody has touched yet; freeing it is not timed.
-fn memcpy_cold(input: &Input, n: usize) -> Result<Duration> {
-    let (from, _) = input.payload();
-    let mut took = Duration::ZERO;
-    for _ in 0..n {
-        let mut kept = None;
-        took += timed(1, || {
-            let to = kept.insert(Fresh::new(from.len())?);
-            to.bytes().copy_from_slice(black_box(from));
-            Ok(())
-        })?;
-        drop(black_box(kept));
-    }
-    Ok(took)
-}
-
-/// A copy of each buffer, one after the other into one block that is there: what copying many buffers costs without an
-/// allocation, a plan or a result.
-fn memcpy_each(input: &Input, n: usize) -> Result<Duration> {
-    let sizes = input.buffers.iter().map(|from| from.len());
-    let bytes: usize = sizes.map(|bytes| bytes.next_multiple_of(64)).sum();
-    let mut to = vec![1; bytes];
-    timed(n, || {
-        let mut at = 0;
-        for from in black_box(&input.buffers) {
-            to[at..at + from.len()].copy_from_slice(from);
-            at += from.len().next_multiple_of(64);
-        }
-        black_box(to.as_ptr());
-        Ok(())
-    })
-}
-
 /// One allocation with as many bytes as the C structs of the batch have, which are copied there, and freed again: what
 /// any export must write, and any import read.
 fn write_structs(input: &Input, n: usize) -> Result<Duration> {
@@ -445,72 +369,4 @@ fn write_structs(input: &Input, n: usize) -> Result<Duration> {
         drop(black_box(black_box(&from).clone()));
         Ok(())
     })
-}
-
-/// Times work on the batch as an Arrow IPC file, which the system has in memory.
-fn of_file(input: &Input, n: usize, work: impl Fn(&mut OnDisk) -> Result<()>) -> Result<Duration> {
-    let mut file = input.file.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = match &mut *file {
-        Some(file) => file,
-        none => none.insert(OnDisk::new(&files::file(std::slice::from_ref(
-            &input.host,
-        ))?)?),
-    };
-    timed(n, || work(file))
-}
-
-/// Read to the CPU device, dropped again.
-fn read_device(input: &Input, n: usize) -> Result<Duration> {
-    of_file(input, n, |file| {
-        IpcFileReader::try_new(file.rewound()?, &Devices::cpu())?.try_for_each(used)
-    })
-}
-
-/// Read by arrow-rs and given to the CPU device, dropped again.
-fn read_arrow(input: &Input, n: usize) -> Result<Duration> {
-    of_file(input, n, |file| {
-        let reader = FileReader::try_new(file.rewound()?, None)?;
-        UploadingReader::new(reader, &Devices::cpu()).try_for_each(used)
-    })
-}
-
-/// Read into memory that is there, and nothing else.
-fn read_ready(input: &Input, n: usize) -> Result<Duration> {
-    of_file(input, n, |file| {
-        black_box(file.read()?.as_ptr());
-        Ok(())
-    })
-}
-
-/// An allocation and a copy for each buffer, freed again.
-fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
-    let mut kept = Vec::with_capacity(input.buffers.len());
-    timed(n, || {
-        for from in &input.buffers {
-            let layout = Layout::from_size_align(from.len().next_multiple_of(64).max(64), 64)?;
-            // SAFETY: the layout is not empty, and has room for the bytes.
-            unsafe {
-                let to = alloc(layout);
-                if to.is_null() {
-                    return Err("out of memory".into());
-                }
-                to.copy_from_nonoverlapping(from.as_ptr(), from.len());
-                kept.push((to, layout));
-            }
-        }
-        for (address, layout) in black_box(&mut kept).drain(..) {
-            // SAFETY: the memory was allocated above with this layout, and is freed once.
-            unsafe { dealloc(address, layout) };
-        }
-        Ok(())
-    })
-}
-
-/// Gives idle heap memory back to the system.
-pub fn release_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: `malloc_trim` may be called at any time, on any thread.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }

@@ -3,8 +3,6 @@
 pub mod async_streams;
 pub mod batches;
 pub mod cases;
-pub mod files;
-pub mod fresh;
 pub mod overlap;
 mod trip;
 pub mod validation;

@@ -159,3 +159,8 @@ pub use transitions::between::DeviceToDeviceExec;
 pub use transitions::to_device::HostToDeviceExec;
 pub use transitions::to_host::DeviceToHostExec;
 pub use uploads::DeviceUploads;
+
+/// The programs of the page, which are tested as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/datafusion.md")]
+mod page {}

@@ -1,7 +1,7 @@
 //! Multiplies two columns of a record batch with a CUDA kernel, nulls included. Two more kernels double a column and filter it.
 //!
 //! ```text
-//! cargo run --example cuda_kernel --features cuda -- --device cuda:0
+//! cargo run -p examples --features cuda --example cuda_kernel -- --device cuda:0
 //! ```
 //!
 //! It needs an NVIDIA GPU and its driver, but no CUDA toolkit. Read `work.rs` first. With `cuda-host:0` and

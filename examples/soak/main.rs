@@ -1,7 +1,7 @@
 //! A soak test: streams many batches to a device and back through the C stream, from several threads, and checks that memory,
 //! open files and threads do not grow. Some streams are closed early, some fail, and some are never read.
 //!
-//! `cargo run --release --example soak -- --batches 1000000 --device sim`
+//! `cargo run --release -p examples --example soak -- --batches 1000000 --device sim`
 
 mod streams;
 mod watch;

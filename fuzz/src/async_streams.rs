@@ -25,7 +25,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 use futures::Stream;
 
-use crate::check::read;
+use crate::check::{read, read_batch};
 use crate::input::Input;
 use crate::peers::{CountedSchema, FakeConsumer, FakeProducer, numbers, poll, poll_next};
 use crate::world::{Place, World};
@@ -48,68 +48,48 @@ pub(crate) fn target(input: &mut Input<'_>) {
 /// Steps of one input.
 const STEPS: usize = 40;
 
-/// What our side of a stream from a hostile producer holds.
-enum Side {
-    Opening(Opening),
-    Stream(Box<AsyncDeviceRecordBatchStream>),
-    Host(Pin<Box<dyn Stream<Item = Result<arrow_array::RecordBatch, arrow_schema::ArrowError>>>>),
-    Gone,
+type Host = Pin<Box<dyn Stream<Item = Result<arrow_array::RecordBatch, arrow_schema::ArrowError>>>>;
+
+/// What our side of a stream from a hostile producer holds: one of these, or none.
+#[derive(Default)]
+struct Side {
+    opening: Option<Opening>,
+    stream: Option<AsyncDeviceRecordBatchStream>,
+    host: Option<Host>,
 }
 
 impl Side {
     /// One poll. Whether something came.
     fn poll(&mut self) -> bool {
-        match std::mem::replace(self, Self::Gone) {
-            Self::Opening(mut opening) => match poll(&mut opening) {
-                Poll::Ready(Ok(stream)) => {
-                    *self = Self::Stream(Box::new(stream));
-                    true
-                }
-                Poll::Ready(Err(e)) => {
-                    told(&e);
-                    true
-                }
-                Poll::Pending => {
-                    *self = Self::Opening(opening);
-                    false
-                }
-            },
-            Self::Stream(mut stream) => {
-                let item = poll_next(&mut stream);
-                let came = item.is_ready();
-                let ended = match item {
-                    Poll::Ready(Some(Ok(item))) => {
-                        let host = item.batch.to_host().expect("valid");
-                        host.columns().iter().for_each(|column| read(column));
-                        false
-                    }
-                    Poll::Ready(Some(Err(e))) => {
-                        told(&e);
-                        true
-                    }
-                    Poll::Ready(None) => true,
-                    Poll::Pending => false,
-                };
-                if ended {
-                    assert!(
-                        matches!(poll_next(&mut stream), Poll::Ready(None)),
-                        "goes on after its end"
-                    );
-                }
-                *self = Self::Stream(stream);
-                came
+        if let Some(opening) = &mut self.opening {
+            match poll(opening) {
+                Poll::Ready(Ok(stream)) => self.stream = Some(stream),
+                Poll::Ready(Err(e)) => told(&e),
+                Poll::Pending => return false,
             }
-            Self::Host(mut stream) => {
-                let item = poll_next(&mut stream);
-                let came = item.is_ready();
-                if let Poll::Ready(Some(Ok(batch))) = item {
-                    batch.columns().iter().for_each(|column| read(column));
-                }
-                *self = Self::Host(stream);
-                came
-            }
-            Self::Gone => false,
+            self.opening = None;
+            return true;
         }
+        if let Some(stream) = &mut self.stream {
+            match poll_next(stream) {
+                Poll::Ready(Some(Ok(item))) => read_batch(&item.batch),
+                Poll::Ready(end) => {
+                    end.iter().for_each(|item| _ = item.as_ref().map_err(told));
+                    let after = poll_next(stream);
+                    assert!(matches!(after, Poll::Ready(None)), "goes on after its end");
+                }
+                Poll::Pending => return false,
+            }
+            return true;
+        }
+        let Some(host) = &mut self.host else {
+            return false;
+        };
+        let item = poll_next(host);
+        if let Poll::Ready(Some(Ok(batch))) = &item {
+            batch.columns().iter().for_each(|column| read(column));
+        }
+        item.is_ready()
     }
 }
 
@@ -129,8 +109,11 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
     };
     let depth = input.choice(5);
     let (producer, opening) =
-        FakeProducer::open_with(depth, device_type, place.options(validation));
-    let mut side = Side::Opening(opening);
+        FakeProducer::open_with(depth, device_type, place.validating(validation));
+    let mut side = Side {
+        opening: Some(opening),
+        ..Side::default()
+    };
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -139,11 +122,10 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
         let live = !producer.is_released();
         match op {
             0 => _ = side.poll(),
-            1 => side = Side::Gone,
+            1 => side = Side::default(),
             2 => {
-                if let Side::Stream(stream) = std::mem::replace(&mut side, Side::Gone) {
-                    side = Side::Host(Box::pin(stream.into_host_stream()));
-                }
+                let stream = std::mem::take(&mut side).stream;
+                side.host = stream.map(|stream| Box::pin(stream.into_host_stream()) as Host);
             }
             _ if !live => {}
             3 => _ = producer.schema(),
@@ -216,7 +198,7 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                 producer.error(code, text, metadata.as_deref());
             }
             15 => producer.set_metadata(metadata(code)),
-            16 if matches!(side, Side::Opening(_)) && producer.log().is_empty() => {
+            16 if side.opening.is_some() && producer.log().is_empty() => {
                 producer.without_callback(1 + usize::from(code % 2 == 0));
             }
             17 => producer.release(),
@@ -304,7 +286,7 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
     };
     let stream = DeviceRecordBatchStreamAdapter::new(schema, place.device.id().device_type, script);
 
-    let consumer = FakeConsumer::with_options(place.options(Validation::Structure));
+    let consumer = FakeConsumer::with_options(place.validating(Validation::Structure));
     let answers = Arc::new((AtomicU8::new(input.u8()), AtomicU8::new(input.u8())));
     let (on_schema, on_task) = (answers.clone(), answers.clone());
     consumer.on_schema(move |this| answer(this, on_schema.0.load(SeqCst)));
@@ -343,13 +325,7 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
             5 if connected => consumer.cancel(),
             6 => {
                 if let Some(task) = consumer.try_take() {
-                    let batch = consumer.extract_task(task);
-                    batch
-                        .to_host()
-                        .expect("valid")
-                        .columns()
-                        .iter()
-                        .for_each(|column| read(column));
+                    read_batch(&consumer.extract_task(task));
                 }
             }
             7 => {

@@ -14,11 +14,10 @@ use arrow_device::dlpack::{
 use arrow_device::{ArrowDeviceType, Error, ReleasePolicy};
 use arrow_schema::DataType;
 
-use crate::exercise;
 use crate::input::Input;
 use crate::kinds;
-use crate::operations::generated;
-use crate::support::kit::{Calls, Form, Held, produce};
+use crate::operations::{self, generated};
+use crate::tensors::{Calls, Form, Held, produce};
 use crate::world::{Place, World};
 
 pub(crate) fn target(input: &mut Input<'_>) {
@@ -81,7 +80,7 @@ fn tensor_in<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     let null_shape = input.u8() == 255;
     let version = [1, 1, 1, 0, 2, u32::from(input.u16())][input.choice(6)];
     let on_device = input.u8() < 224;
-    let mut operations = Input::new(input.text());
+    let mut steps = Input::new(input.text());
     let bytes = input.rest();
     let mut bytes = bytes[..bytes.len().min(4096)].to_vec();
     bytes.resize(bytes.len().max(1), 0);
@@ -141,7 +140,7 @@ fn tensor_in<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
         // Of no bytes nothing is kept.
         let kept = elements.is_none_or(|n| n > 0);
         assert!(!kept || calls.get() == 0, "deleted under an array");
-        exercise::array(world, array, &mut operations);
+        operations::imported(world, array, &mut steps);
     }
     drop(imported);
     // A device's thread may hold it for a copy.
@@ -231,7 +230,7 @@ fn consume<F: Form>(world: &World, place: &Place, tensor: DlpackTensor, input: &
             // SAFETY: a tensor of ours, which nobody writes to.
             let again = unsafe { F::import(held.into_raw(), &queue) };
             if let Ok(again) = again {
-                exercise::array(world, &again, input);
+                operations::imported(world, &again, input);
             }
         }
     }

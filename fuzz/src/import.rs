@@ -1,21 +1,19 @@
 //! Arrays of any type and nesting with hostile members, imported.
 
-use std::sync::atomic::Ordering::SeqCst;
+use arrow_device::{DeviceArray, Result, Validation};
+use arrow_schema::DataType;
 
-use arrow_device::{DeviceArray, DeviceRecordBatch, Result, Validation};
-use arrow_schema::{DataType, Field, Schema};
-
-use crate::foreign::{Foreign, Memory, assert_children_kept};
+use crate::foreign::{Foreign, Spoil};
 use crate::input::Input;
 use crate::sketch::Node;
 use crate::support::compare::same;
 use crate::world::{Place, World};
-use crate::{check, contract, exercise, kinds};
+use crate::{check, exercise, kinds, operations};
 
 /// | bytes | what |
 /// | --- | --- |
 /// | 1 | place: CPU, one of two simulated devices, or the first two, whose answers must agree |
-/// | 1 | memory: exact or shared; a batch or an array; how much is validated |
+/// | 1 | each buffer by itself or all in one allocation; a batch or an array; how much is validated |
 /// | ... | a type, and an array of it |
 /// | 1 + ... | members to spoil |
 /// | 1 + ... | operations on what was imported |
@@ -23,103 +21,57 @@ use crate::{check, contract, exercise, kinds};
 pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let (place, flags) = (input.choice(4), input.u8());
-    let memory = [Memory::Exact, Memory::Shared][usize::from(flags & 1)];
-    let as_batch = flags & 2 != 0;
     let validation = [Validation::Full, Validation::Structure][usize::from(flags & 12 == 12)];
     let data_type = kinds::data_type(input);
-    let node = Node::read(input, &data_type);
+    let as_batch = flags & 2 != 0 && matches!(data_type, DataType::Struct(_));
+    let import = |foreign: &mut Foreign<'_>, place: &Place, validation| match as_batch {
+        true => foreign.import_batch(&place.validating(validation)),
+        false => foreign.import(&place.validating(validation)),
+    };
+    let mut node = Node::read(input, &data_type);
     let mut spoils = Input::new(input.text());
-    let mut operations = Input::new(input.text());
+    let mut steps = Input::new(input.text());
     let arena = input.rest();
     let arena = &arena[..arena.len().min(1 << 15)];
 
     if place == 3 {
-        let [cpu, sim] = [0, 1].map(|i| {
+        let both = [0, 1].map(|i| {
             let place = &world.places[i];
-            let foreign = Foreign::new(&data_type, &node, arena, place, Memory::Exact, true);
-            contract::holds(&foreign)
-                .then(|| give(&world, foreign, place, as_batch, Validation::Full))
+            let mut foreign = Foreign::new(&data_type, &node, arena, place, false, true);
+            (import(&mut foreign, place, Validation::Full), foreign)
         });
-        let (Some(cpu), Some(sim)) = (cpu, sim) else {
-            return;
-        };
-        agree(&cpu, &sim);
-        drop((cpu, sim));
+        agree(&both[0].0, &both[1].0);
+        for (array, foreign) in both {
+            drop(array);
+            foreign.assert_released(&world);
+        }
     } else {
         let place = &world.places[place];
-        let mut foreign = Foreign::new(&data_type, &node, arena, place, memory, false);
-        while !spoils.is_empty() {
-            foreign.spoil(&mut spoils, &world);
+        let spoils = Spoil::read_all(&mut spoils, node.count());
+        // In host memory just what is claimed must be there.
+        for spoil in spoils.iter().filter(|_| place.is_cpu()) {
+            spoil.claim(&mut node);
         }
-        if !contract::holds(&foreign) {
-            return;
+        let mut foreign = Foreign::new(&data_type, &node, arena, place, flags & 1 != 0, false);
+        for spoil in &spoils {
+            foreign.spoil(spoil, &world);
         }
-        let imported = give(&world, foreign, place, as_batch, validation);
-        if let Ok(array) = &imported.array {
+        let imported = import(&mut foreign, place, validation);
+        if let Ok(array) = &imported {
             match validation {
-                Validation::Full => exercise::array(&world, array, &mut operations),
+                Validation::Full => operations::imported(&world, array, &mut steps),
                 _ => exercise::structure(array),
             }
         }
         drop(imported);
+        foreign.assert_released(&world);
     }
-    assert_children_kept();
     world.assert_clean();
 }
 
-/// What an import says; the array, if it has been released when the import is dropped.
-struct Imported<'a> {
-    world: &'a World,
-    array: Result<DeviceArray>,
-    released: std::sync::Arc<std::sync::atomic::AtomicUsize>,
-}
-
-fn give<'a>(
-    world: &'a World,
-    foreign: Foreign<'_>,
-    place: &Place,
-    as_batch: bool,
-    validation: Validation,
-) -> Imported<'a> {
-    let data_type = foreign.data_type;
-    let (array, released) = foreign.give();
-    let options = place.options(validation);
-    let array = match data_type {
-        DataType::Struct(fields) if as_batch => {
-            let schema = Schema::new(fields.clone());
-            // SAFETY: the contract holds (`contract`); what it leaves open the import checks.
-            let batch = unsafe { DeviceRecordBatch::import_as(array, schema.into(), &options) };
-            batch.map(|batch| batch.as_struct().clone())
-        }
-        _ => {
-            let field = Field::new("f", data_type.clone(), true);
-            // SAFETY: the contract holds (`contract`); what it leaves open the import checks.
-            unsafe { DeviceArray::import_as(array, field.into(), &options) }
-        }
-    };
-    Imported {
-        world,
-        array,
-        released,
-    }
-}
-
-impl Drop for Imported<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        self.array = Err(arrow_device::Error::Released("the array of a test"));
-        // On a device's thread, where work may still use it.
-        self.world
-            .eventually("the array is released", || self.released.load(SeqCst) > 0);
-        assert_eq!(self.released.load(SeqCst), 1, "releases of the array");
-    }
-}
-
 /// The same bytes are valid wherever they are.
-fn agree(cpu: &Imported<'_>, sim: &Imported<'_>) {
-    match (&cpu.array, &sim.array) {
+fn agree(cpu: &Result<DeviceArray>, sim: &Result<DeviceArray>) {
+    match (cpu, sim) {
         (Ok(cpu), Ok(sim)) => {
             let [cpu, sim] = [cpu, sim].map(|array| array.to_host().expect("validated"));
             check::read(&cpu);

@@ -1,22 +1,22 @@
 //! Reading an input, front to back; zeros follow its end.
 
-use arbitrary::Unstructured;
-
 /// The rest of an input.
 #[derive(Debug)]
-pub struct Input<'a>(Unstructured<'a>);
+pub struct Input<'a>(&'a [u8]);
 
 macro_rules! integers {
     ($($name:ident)*) => { $(
         pub fn $name(&mut self) -> $name {
-            // Never fails: what is missing is zero.
-            self.0.arbitrary().unwrap_or_default()
+            let mut bytes = [0; size_of::<$name>()];
+            let found = self.bytes(bytes.len());
+            bytes[..found.len()].copy_from_slice(found);
+            $name::from_le_bytes(bytes)
         }
     )* };
 }
 
 /// Counts that overflow something.
-pub(crate) const EXTREMES: [i64; 10] = [
+const EXTREMES: [i64; 10] = [
     -1,
     i64::MIN,
     i64::MAX,
@@ -31,7 +31,7 @@ pub(crate) const EXTREMES: [i64; 10] = [
 
 impl<'a> Input<'a> {
     pub fn new(data: &'a [u8]) -> Self {
-        Self(Unstructured::new(data))
+        Self(data)
     }
 
     integers!(u8 i8 u16 i32 i64);
@@ -62,9 +62,10 @@ impl<'a> Input<'a> {
     }
 
     /// At most `n` bytes.
-    pub fn bytes(&mut self, n: usize) -> &'a [u8] {
-        let n = n.min(self.0.len());
-        self.0.bytes(n).unwrap_or_default()
+    fn bytes(&mut self, n: usize) -> &'a [u8] {
+        let (bytes, rest) = self.0.split_at(n.min(self.0.len()));
+        self.0 = rest;
+        bytes
     }
 
     /// Bytes with a length before them, of one byte.

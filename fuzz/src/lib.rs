@@ -1,5 +1,5 @@
-//! Fuzz targets of arrow-device. Each is a function of bytes, [`run`] by name: under libFuzzer by the
-//! programs in `fuzz_targets/`, and on stable Rust by whoever replays inputs.
+//! Fuzz targets of arrow-device. Each is a function of bytes, [`run`] by name: under libFuzzer by the programs in `libfuzzer/`, and
+//! on stable Rust by `tests/replay.rs`.
 //!
 //! | target | what it does |
 //! | --- | --- |
@@ -10,16 +10,14 @@
 //! | `dlpack` | tensors in and out |
 //! | `operations` | sequences of safe operations on arrays, whose results must equal those of arrow-rs |
 //!
-//! A target panics if it finds a defect. AddressSanitizer finds reads and writes outside of allocations
-//! and leaks on the host; the simulated devices find them on a device.
+//! A target panics if it finds a defect. AddressSanitizer finds reads and writes outside of allocations and leaks on the host; the
+//! simulated devices find them on a device.
 //!
-//! Inputs are read front to back with [`arbitrary::Unstructured`], integers by fixed widths, so that the
-//! program `seeds` can write inputs that decode to given arrays.
+//! Inputs are read front to back, integers by fixed widths: kept inputs decode to what they always did. Targets know no devices but
+//! those of their `World`; one for real GPUs would bring another.
 
 mod async_streams;
 mod check;
-mod constructors;
-mod contract;
 mod dlpack;
 mod exercise;
 mod foreign;
@@ -28,42 +26,38 @@ mod input;
 mod kinds;
 mod operations;
 mod panics;
-#[cfg(feature = "seeds")]
-mod put;
 mod schemas;
-#[cfg(feature = "seeds")]
-pub mod seeds;
 mod sketch;
 mod streams;
 mod world;
 
-// The stand-ins of the tests of async streams, and what they name.
-#[path = "../../tests/async_stream/kit/mod.rs"]
-mod peers;
-#[path = "../../tests/it/simkit/mod.rs"]
-mod simkit;
-
-/// What the crate's own tests use, too.
+/// What the crate's own tests use, too. This is the only place that says where they are.
 #[allow(dead_code, unused_imports)]
-#[path = "."]
-mod support {
-    #[path = "../../tests/it/support/cases.rs"]
-    mod cases;
-    #[path = "../../tests/it/support/compare.rs"]
-    pub(crate) mod compare;
-    #[path = "../../tests/it/support/gen.rs"]
-    pub(crate) mod r#gen;
-    #[path = "../../tests/dlpack/kit.rs"]
-    pub(crate) mod kit;
-    #[path = "../../tests/it/support/rng.rs"]
-    mod rng;
-    #[path = "../../tests/it/support/types.rs"]
-    pub(crate) mod types;
-    #[path = "../../tests/it/support/values.rs"]
-    mod values;
-    #[path = "../../tests/it/support/variants.rs"]
-    mod variants;
+#[path = "../../tests/it"]
+mod shared {
+    #[path = "async_stream/kit/mod.rs"]
+    pub(crate) mod peers;
+    #[path = "simkit/mod.rs"]
+    pub(crate) mod simkit;
+    #[path = "support_c/mod.rs"]
+    pub(crate) mod support_c;
+    #[path = "dlpack/kit.rs"]
+    pub(crate) mod tensors;
+
+    /// What needs no other crates than these.
+    pub(crate) mod support {
+        pub(crate) mod cases;
+        pub(crate) mod compare;
+        pub(crate) mod r#gen;
+        pub(crate) mod producer;
+        mod rng;
+        pub(crate) mod types;
+        mod values;
+        pub(crate) mod variants;
+    }
 }
+
+use shared::{peers, simkit, support, support_c, tensors};
 
 type Target = fn(&mut input::Input<'_>);
 

@@ -5,79 +5,26 @@
 //! structs are null, misaligned or structs, and metadata has the bytes that its counts announce. Structs
 //! may be each other's children in any way: that a schema is a tree nobody promises.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_device::{
     ArrowDeviceType, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArray,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
     FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
 };
-use arrow_schema::Field;
 use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{Field, Schema};
 
 use crate::input::Input;
 use crate::panics::caught;
+use crate::support::producer::Producer;
 
-const FORMATS: [&[u8]; 56] = [
-    b"n",
-    b"b",
-    b"c",
-    b"C",
-    b"s",
-    b"S",
-    b"i",
-    b"I",
-    b"l",
-    b"L",
-    b"e",
-    b"f",
-    b"g",
-    b"z",
-    b"Z",
-    b"u",
-    b"U",
-    b"vz",
-    b"vu",
-    b"d:19,10",
-    b"d:19,10,256",
-    b"d:9,2,32",
-    b"d:0,0",
-    b"d:77,0,256",
-    b"w:3",
-    b"w:-1",
-    b"w:99999999999",
-    b"tdD",
-    b"tdm",
-    b"tts",
-    b"ttm",
-    b"ttu",
-    b"ttn",
-    b"tss:",
-    b"tsm:UTC",
-    b"tsn:+05:30",
-    b"tDs",
-    b"tDn",
-    b"tiM",
-    b"tiD",
-    b"tin",
-    b"+s",
-    b"+s",
-    b"+s",
-    b"+l",
-    b"+L",
-    b"+vl",
-    b"+vL",
-    b"+w:2",
-    b"+w:-1",
-    b"+m",
-    b"+r",
-    b"+ud:0,1",
-    b"+us:0,1",
-    b"+us:5,5",
-    b"+ud:",
-];
+/// Formats, of which those of structs come more often.
+const FORMATS: &str = "n b c C s S i I l L e f g z Z u U vz vu d:19,10 d:19,10,256 d:9,2,32 d:0,0 d:77,0,256 w:3 w:-1 \
+    w:99999999999 tdD tdm tts ttm ttu ttn tss: tsm:UTC tsn:+05:30 tDs tDn tiM tiD tin +s +s +s +l +L \
+    +vl +vL +w:2 +w:-1 +m +r +ud:0,1 +us:0,1 +us:5,5 +ud:";
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -163,7 +110,10 @@ impl Graph {
         let flags = input.u8();
         let format = match input.u8() {
             0 => std::ptr::null(),
-            n @ 1..=200 => self.text(FORMATS[usize::from(n) % FORMATS.len()]),
+            n @ 1..=200 => {
+                let mut formats = FORMATS.split(' ').cycle();
+                self.text(formats.nth(n.into()).unwrap_or("n").as_bytes())
+            }
             _ => {
                 let format = input.text();
                 self.text(format)
@@ -318,45 +268,18 @@ fn reimported(field: Arc<Field>) -> Result<Arc<Field>> {
 
 /// A stream of no arrays with this schema.
 fn stream(schema: CSchema) -> FFI_ArrowDeviceArrayStream {
-    unsafe extern "C-unwind" fn get_schema(
-        stream: *mut FFI_ArrowDeviceArrayStream,
-        out: *mut FFI_ArrowSchema,
-    ) -> c_int {
-        // SAFETY: the stream's schema, which this file put there, moved.
-        unsafe {
-            out.cast::<CSchema>()
-                .write(*(*stream).private_data().cast::<CSchema>())
-        };
+    let root = Root(schema);
+    let mut producer = Producer::new(&Schema::empty(), |_| 0);
+    producer.schema = Box::new(move |out| {
+        let Root(schema) = &root;
+        // SAFETY: the stream's schema, moved to where its consumer wants it.
+        unsafe { out.cast::<CSchema>().write(*schema) };
         0
-    }
-    unsafe extern "C-unwind" fn get_next(
-        _: *mut FFI_ArrowDeviceArrayStream,
-        _: *mut FFI_ArrowDeviceArray,
-    ) -> c_int {
-        0
-    }
-    unsafe extern "C-unwind" fn get_last_error(
-        _: *mut FFI_ArrowDeviceArrayStream,
-    ) -> *const c_char {
-        std::ptr::null()
-    }
-    unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
-        // SAFETY: the box below, released once.
-        unsafe {
-            drop(Box::from_raw((*stream).private_data().cast::<CSchema>()));
-            FFI_ArrowDeviceArrayStream::mark_released(stream);
-        }
-    }
-    let data = Box::into_raw(Box::new(schema)).cast();
-    // SAFETY: the callbacks above fit the data.
-    unsafe {
-        FFI_ArrowDeviceArrayStream::from_parts(
-            ArrowDeviceType::CPU,
-            get_schema,
-            get_next,
-            get_last_error,
-            release,
-            data,
-        )
-    }
+    });
+    producer.stream(ArrowDeviceType::CPU).0
 }
+
+struct Root(CSchema);
+
+// SAFETY: the stream stays on this thread.
+unsafe impl Send for Root {}

@@ -1,14 +1,10 @@
-//! Arrays in inputs: a type, an array of it node by node, and the bytes in which its buffers lie. Nothing
-//! is known of the values.
+//! Arrays in inputs: a type, an array of it node by node, and the bytes in which its buffers lie. Nothing is known of the values.
 
-use arrow_array::{Array, ArrayRef, make_array};
-use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
-use arrow_data::{ArrayData, BufferSpec, layout};
+use arrow_data::{BufferSpec, layout};
 use arrow_schema::DataType;
 
 use crate::input::Input;
 use crate::kinds;
-use crate::panics::caught;
 
 /// Where a buffer begins, in bytes from the start of the arena; `None` for a null pointer.
 pub(crate) type Place = Option<u16>;
@@ -84,13 +80,10 @@ pub(crate) fn is_view(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::BinaryView)
 }
 
-fn place(input: &mut Input<'_>) -> Place {
-    Some(input.u16()).filter(|at| *at != u16::MAX)
-}
-
 impl Node {
     /// Reads an array of this type.
     pub(crate) fn read(input: &mut Input<'_>, data_type: &DataType) -> Self {
+        let place = |input: &mut Input<'_>| Some(input.u16()).filter(|at| *at != u16::MAX);
         let (length, offset) = (input.count(), input.count());
         // -1 is the first: unknown.
         let null_count = match input.u8() {
@@ -98,9 +91,7 @@ impl Node {
             255 => input.count(),
             n => i64::from(n) - 1,
         };
-        let buffers = (0..buffers(data_type).len())
-            .map(|_| place(input))
-            .collect();
+        let buffers = buffers(data_type).iter().map(|_| place(input)).collect();
         let n = if is_view(data_type) {
             input.choice(5)
         } else {
@@ -118,74 +109,19 @@ impl Node {
         }
     }
 
-    /// The array in host memory, if it is one: what arrow-rs's validation says. `most` bounds rows.
-    pub(crate) fn array(&self, data_type: &DataType, arena: &[u8], most: i64) -> Option<ArrayRef> {
-        use DataType as T;
-        let (length, offset) = (self.length, self.offset);
-        if !(0..=most).contains(&length) || !(0..=most).contains(&offset) {
-            return None;
+    /// The `n`th of this node and its descendants, parents first; `n` counts down to it.
+    pub(crate) fn nth(&mut self, n: &mut usize) -> Option<&mut Self> {
+        if *n == 0 {
+            return Some(self);
         }
-        // Of whole arrays: offsets of structs are not arrow-rs's strength.
-        let rows = (length + offset) as u64;
-        let kinds = buffers(data_type);
-        let mut nulls = None;
-        let mut values: Vec<Buffer> = Vec::new();
-        for (kind, at) in kinds.iter().zip(&self.buffers) {
-            let needed = match kind {
-                Holds::Bytes => last_offset(values.last()?, rows)?,
-                kind => kind.bytes(rows)?,
-            };
-            let is_validity = values.is_empty() && nulls.is_none() && has_validity(data_type);
-            let Some(at) = at else {
-                if is_validity {
-                    nulls = Some(None);
-                    continue;
-                }
-                return None;
-            };
-            let buffer = Buffer::from(window(arena, *at, needed)?);
-            if is_validity {
-                let bits = BooleanBuffer::new(buffer, 0, rows as usize);
-                nulls = Some(Some(NullBuffer::new(bits)));
-            } else {
-                values.push(buffer);
-            }
-        }
-        for (at, bytes) in &self.variadic {
-            values.push(Buffer::from(window(
-                arena,
-                (*at)?,
-                usize::try_from(*bytes).ok()?,
-            )?));
-        }
-        let types = kinds::children(data_type).into_iter();
-        let children = self.children.iter().zip(types).map(|(node, t)| {
-            let child = node.array(t, arena, most.checked_mul(4)?)?;
-            Some(child.to_data())
-        });
-        let children = children.collect::<Option<Vec<ArrayData>>>()?;
-        caught(|| {
-            let data = ArrayData::builder(data_type.clone())
-                .len(rows as usize)
-                .nulls(nulls.flatten())
-                .buffers(values)
-                .child_data(children)
-                .build();
-            let data = data.ok().filter(|data| data.validate_full().is_ok())?;
-            // Which arrow-rs does not look at; imports do.
-            if let T::ListView(field) | T::LargeListView(field) = data_type {
-                let nulls = data.child_data()[0].null_count();
-                if nulls > 0 && !field.is_nullable() {
-                    return None;
-                }
-            }
-            Some(make_array(data).slice(offset as usize, length as usize))
-        })?
+        *n -= 1;
+        self.children.iter_mut().find_map(|child| child.nth(n))
     }
-}
 
-pub(crate) fn has_validity(data_type: &DataType) -> bool {
-    layout(data_type).can_contain_null_mask
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        1 + self.children.iter().map(Self::count).sum::<usize>()
+    }
 }
 
 /// `bytes` bytes at a place, with zeros after the arena's end.
@@ -202,14 +138,13 @@ pub(crate) fn window(arena: &[u8], at: u16, bytes: usize) -> Option<Vec<u8>> {
 /// Most bytes of one buffer.
 pub(crate) const LIMIT: usize = 1 << 16;
 
-/// What the last of `rows + 1` offsets says: bytes.
-fn last_offset(offsets: &[u8], rows: u64) -> Option<usize> {
+/// What the last of `rows + 1` offsets says.
+pub(crate) fn last(offsets: &[u8], rows: u64) -> Option<i64> {
     let rows = usize::try_from(rows).ok()?;
     let width = offsets.len() / (rows + 1);
-    let last = &offsets[rows * width..];
-    let last = match width {
-        4 => i32::from_ne_bytes(last.try_into().ok()?).into(),
-        _ => i64::from_ne_bytes(last.try_into().ok()?),
-    };
-    usize::try_from(last).ok()
+    let last = offsets.get(rows * width..)?;
+    match width {
+        4 => Some(i32::from_ne_bytes(last.try_into().ok()?).into()),
+        _ => Some(i64::from_ne_bytes(last.try_into().ok()?)),
+    }
 }

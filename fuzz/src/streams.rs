@@ -1,11 +1,10 @@
 //! C streams: producers that fail, repeat, return nothing, release early; consumers that ask on.
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 
-use arrow_array::{ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
-use arrow_buffer::Buffer;
+use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
 use arrow_device::{
     ArrowDeviceType, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatch,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArray,
@@ -14,8 +13,9 @@ use arrow_device::{
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
-use crate::check::read;
+use crate::check::{read, read_batch};
 use crate::input::Input;
+use crate::simkit::watched;
 use crate::world::{Place, World};
 
 /// What one call of a producer does.
@@ -168,33 +168,18 @@ unsafe extern "C-unwind" fn release(stream: *mut Stream) {
 
 fn fields() -> Vec<Field> {
     vec![
-        Field::new("i", DataType::Int32, true),
+        Field::new("i", DataType::Int64, true),
         Field::new("s", DataType::Utf8, true),
     ]
 }
 
-/// Four rows whose memory says when it is gone.
-fn rows(gone: &Arc<AtomicUsize>) -> RecordBatch {
-    struct Memory(Arc<AtomicUsize>, [i32; 4]);
-    impl Drop for Memory {
-        fn drop(&mut self) {
-            self.0.fetch_add(1, SeqCst);
-        }
-    }
-    let memory = Arc::new(Memory(gone.clone(), [1, 2, 3, 4]));
-    let start = std::ptr::NonNull::from(&memory.1).cast();
-    // SAFETY: 16 bytes that their owner keeps.
-    let values = unsafe { Buffer::from_custom_allocation(start, 16, memory) };
-    let columns: Vec<ArrayRef> = vec![
-        Arc::new(Int32Array::new(values.into(), None)),
-        Arc::new(StringArray::from(vec![
-            Some("a"),
-            None,
-            Some("ü"),
-            Some(""),
-        ])),
-    ];
-    RecordBatch::from(StructArray::new(fields().into(), columns, None))
+/// Four rows, and what says when their memory is gone.
+fn rows() -> (RecordBatch, Weak<Vec<i64>>) {
+    let (numbers, memory) = watched(4);
+    let texts = StringArray::from(vec![Some("a"), None, Some("ü"), Some("")]);
+    let columns: Vec<ArrayRef> = vec![Arc::new(numbers), Arc::new(texts)];
+    let rows = RecordBatch::from(StructArray::new(fields().into(), columns, None));
+    (rows, memory)
 }
 
 /// | bytes | what |
@@ -228,8 +213,12 @@ pub(crate) fn target(input: &mut Input<'_>) {
     let texts: Vec<_> =
         std::iter::from_fn(|| (!texts.is_empty()).then(|| text(&mut texts))).collect();
 
-    let (gone, released) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let batches = [place, other].map(|place| place.device.upload(&rows(&gone)).expect("valid"));
+    let (released, mut memory) = (Arc::new(AtomicUsize::new(0)), vec![]);
+    let batches = [place, other].map(|place| {
+        let (rows, watch) = rows();
+        memory.push(watch);
+        place.device.upload(&rows).expect("valid")
+    });
     let producer = Producer {
         schemas,
         steps,
@@ -265,7 +254,9 @@ pub(crate) fn target(input: &mut Input<'_>) {
     world.assert_clean();
     assert_eq!(released.load(SeqCst), 1, "releases of the stream");
     // Page-locked memory without a backend has a thread of its own.
-    world.eventually("both batches are gone", || gone.load(SeqCst) == 2);
+    world.eventually("both batches are gone", || {
+        memory.iter().all(|rows| rows.strong_count() == 0)
+    });
 }
 
 fn steps(input: &mut Input<'_>) -> Vec<Step> {
@@ -277,7 +268,7 @@ fn steps(input: &mut Input<'_>) -> Vec<Step> {
 
 fn arrays_of(place: &Place, stream: Stream, validation: Validation, input: &mut Input<'_>) {
     // SAFETY: arrays are valid; of the rest consumers expect anything.
-    let reader = unsafe { DeviceArrayStreamReader::new(stream, place.options(validation)) };
+    let reader = unsafe { DeviceArrayStreamReader::new(stream, place.validating(validation)) };
     let Ok(mut reader) = reader else { return };
     let field = reader.field();
     for _ in 0..1 + input.choice(12) {
@@ -320,14 +311,11 @@ fn batches_of(
     input: &mut Input<'_>,
 ) {
     // SAFETY: as in `arrays_of`.
-    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, place.options(validation)) };
+    let reader =
+        unsafe { DeviceRecordBatchStreamReader::new(stream, place.validating(validation)) };
     let Ok(mut reader) = reader else { return };
-    let valid = |batch: DeviceRecordBatch| {
-        let batch = batch.to_host().expect("valid");
-        batch.columns().iter().for_each(|column| read(column));
-    };
     for _ in 0..input.choice(4) {
-        if !ends(reader.next(), valid) {
+        if !ends(reader.next(), |batch| read_batch(&batch)) {
             assert!(reader.next().is_none(), "a reader goes on after its end");
         }
     }

@@ -1,52 +1,46 @@
 //! The devices that targets use: made once, and clean between inputs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, Devices, ImportOptions, Validation};
 
-/// A device, with import options that find it and its like.
-pub(crate) struct Place {
-    pub device: Device,
-    /// `None` for the CPU.
-    pub sim: Option<Arc<SimDevice>>,
-    devices: Devices,
-}
+pub(crate) use crate::support_c::sim::Place;
 
-/// The CPU, a simulated device whose work runs when it is waited for, and one that runs it at once on a
-/// thread and that reaches the other.
+/// The CPU, a simulated device whose work runs when it is waited for, and one that runs it at once on a thread and that reaches
+/// the other.
 pub(crate) struct World {
     pub places: [Place; 3],
 }
 
 impl World {
     fn new() -> Self {
-        let config = || {
-            SimConfig::default()
+        let devices = Devices::new();
+        let sim = |mode, peer_access| {
+            let config = SimConfig::default()
                 .with_capacity_bytes(256 << 20)
                 .with_quarantine_bytes(1 << 20)
-        };
-        let sims = [
-            config().with_mode(SimMode::Deferred),
-            config().with_mode(SimMode::Async).with_peer_access(true),
-        ];
-        let sims = sims.map(|config| {
+                .with_mode(mode)
+                .with_peer_access(peer_access);
             let sim = SimDevice::new(config).expect("targets run on Linux");
-            (Device::new(sim.clone()).expect("the queue is there"), sim)
-        });
-        let devices = Devices::new();
-        for (device, _) in &sims {
+            let device = Device::new(sim.clone()).expect("the queue is there");
             devices.add(device.clone()).expect("ids differ");
-        }
-        let place = |device, sim| Place {
+            (device, Some(sim))
+        };
+        let all = [
+            (Devices::cpu(), None),
+            sim(SimMode::Deferred, false),
+            sim(SimMode::Async, true),
+        ];
+        let options = ImportOptions::default().with_devices(devices);
+        let place = |(device, sim)| Place {
             device,
             sim,
-            devices: devices.clone(),
+            options: options.clone(),
         };
-        let [deferred, asynchronous] = sims.map(|(device, sim)| place(device, Some(sim)));
         Self {
-            places: [place(Devices::cpu(), None), deferred, asynchronous],
+            places: all.map(place),
         }
     }
 
@@ -61,6 +55,10 @@ impl World {
         });
         world.get_or_insert_with(Self::new);
         Entered(world)
+    }
+
+    pub(crate) fn place_of(&self, device: &Device) -> Option<&Place> {
+        self.places.iter().find(|place| place.device == *device)
     }
 
     /// Waits for what threads of devices do.
@@ -118,10 +116,8 @@ impl std::ops::Deref for Entered {
 }
 
 impl Place {
-    pub(crate) fn options(&self, validation: Validation) -> ImportOptions {
-        ImportOptions::default()
-            .with_devices(self.devices.clone())
-            .with_validation(validation)
+    pub(crate) fn validating(&self, validation: Validation) -> ImportOptions {
+        self.options.clone().with_validation(validation)
     }
 
     pub(crate) fn is_cpu(&self) -> bool {

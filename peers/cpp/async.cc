@@ -25,10 +25,6 @@ using shim::Run;
 
 namespace {
 
-int64_t live_consumers = 0;
-/// Exports whose thread has not ended.
-std::atomic<int64_t> running{0};
-
 Status TooLate(const char* what) { return Status::Cancelled(what, ": did not happen in time"); }
 
 /// Waits, but not for ever: Arrow C++ may.
@@ -66,12 +62,10 @@ struct Consumer {
   /// Of the last batch.
   std::shared_ptr<const arrow::KeyValueMetadata> metadata;
 
-  Consumer() { ++live_consumers; }
-  ~Consumer() {
-    // Waits for the pool's thread, and that for a batch or an end.
-    stream.reset();
-    --live_consumers;
-  }
+  shim::Live live;
+
+  // Waits for the pool's thread, and that for a batch or an end.
+  ~Consumer() { stream.reset(); }
 
   Status Open(double seconds) {
     if (stream) return Status::OK();
@@ -91,35 +85,6 @@ struct Consumer {
   }
 };
 
-std::shared_ptr<arrow::Schema> NumberedSchema() {
-  auto item = arrow::field("item", arrow::int32());
-  return arrow::schema({arrow::field("n", arrow::int64(), false), arrow::field("text", arrow::utf8()),
-                        arrow::field("list", arrow::list(item))});
-}
-
-/// Batch `i` of the numbered ones, which both sides make by themselves: see `numbered` in peers/rust/cpp/asyncs.rs.
-Result<Batch> Numbered(int64_t i) {
-  arrow::Int64Builder n;
-  arrow::StringBuilder text;
-  auto items = std::make_shared<arrow::Int32Builder>();
-  arrow::ListBuilder list(arrow::default_memory_pool(), items, NumberedSchema()->field(2)->type());
-  const int64_t rows = i % 5;
-  for (int64_t row = 0; row < rows; ++row) {
-    ARROW_RETURN_NOT_OK(n.Append(i * 1000 + row));
-    const bool null = (i + row) % 7 == 0;
-    ARROW_RETURN_NOT_OK(null ? text.AppendNull()
-                             : text.Append("batch " + std::to_string(i) + " row " + std::to_string(row)));
-    ARROW_RETURN_NOT_OK(list.Append());
-    for (int64_t item = 0; item < (i + row) % 3; ++item) {
-      ARROW_RETURN_NOT_OK(items->Append(static_cast<int32_t>(i * 10 + item)));
-    }
-  }
-  ARROW_ASSIGN_OR_RAISE(auto first, n.Finish());
-  ARROW_ASSIGN_OR_RAISE(auto second, text.Finish());
-  ARROW_ASSIGN_OR_RAISE(auto third, list.Finish());
-  return arrow::RecordBatch::Make(NumberedSchema(), rows, {first, second, third});
-}
-
 /// An export on a thread of its own: it waits there while nobody requests anything.
 struct Export {
   std::future<Status> done;
@@ -131,9 +96,9 @@ Export* Start(std::shared_ptr<arrow::Schema> schema, Generator generator, int de
               ArrowAsyncDeviceStreamHandler* handler, std::shared_ptr<void> kept = nullptr) {
   std::promise<Status> promise;
   auto it = std::make_unique<Export>(Export{promise.get_future()});
-  ++running;
+  auto running = std::make_shared<shim::Live>();
   std::thread([schema = std::move(schema), generator = std::move(generator), device_type, handler,
-               kept = std::move(kept), promise = std::move(promise)]() mutable {
+               kept = std::move(kept), running = std::move(running), promise = std::move(promise)]() mutable {
     Status status;
     try {
       const auto type = static_cast<arrow::DeviceAllocationType>(device_type);
@@ -144,7 +109,7 @@ Export* Start(std::shared_ptr<arrow::Schema> schema, Generator generator, int de
     }
     generator = {};
     kept.reset();
-    --running;
+    running.reset();
     promise.set_value(std::move(status));
   }).detach();
   return it.release();
@@ -198,43 +163,12 @@ int shim_async_new(uint64_t queue_size, Consumer** out) {
 // Valid as long as the consumer is.
 ArrowAsyncDeviceStreamHandler* shim_async_handler(Consumer* consumer) { return &consumer->handler; }
 
-// Waits for the schema, and compares it with that of a batch.
-int shim_async_schema(Consumer* consumer, double seconds, const Batch* like, int* device_type) {
-  return Run([&]() -> Status {
-    ARROW_RETURN_NOT_OK(consumer->Open(seconds));
-    const auto& schema = *consumer->stream->schema;
-    *device_type = static_cast<int>(consumer->stream->device_type);
-    if (schema.Equals(*(*like)->schema(), /*check_metadata=*/true)) return Status::OK();
-    return Status::UnknownError("schema: actual ", schema.ToString());
-  });
-}
-
 // `out` is null at the end.
 int shim_async_next(Consumer* consumer, double seconds, Batch** out) {
   return Run([&]() -> Status {
     ARROW_ASSIGN_OR_RAISE(auto batch, consumer->Next(seconds));
     *out = batch ? new Batch(std::move(batch)) : nullptr;
     return Status::OK();
-  });
-}
-
-// Reads numbered batches to the end and compares them.
-int shim_async_read_numbered(Consumer* consumer, double seconds, int64_t count) {
-  return Run([&]() -> Status {
-    ARROW_RETURN_NOT_OK(consumer->Open(seconds));
-    if (!consumer->stream->schema->Equals(*NumberedSchema(), /*check_metadata=*/true)) {
-      return Status::UnknownError("schema: actual ", consumer->stream->schema->ToString());
-    }
-    for (int64_t i = 0;; ++i) {
-      ARROW_ASSIGN_OR_RAISE(auto batch, consumer->Next(seconds));
-      if (!batch != (i == count)) return Status::UnknownError(batch ? "too many batches: " : "batches: ", i);
-      if (!batch) return Status::OK();
-      ARROW_RETURN_NOT_OK(batch->ValidateFull());
-      ARROW_ASSIGN_OR_RAISE(auto expected, Numbered(i));
-      if (!batch->Equals(*expected, /*check_metadata=*/true)) {
-        return Status::UnknownError("batch ", i, ": expected ", expected->ToString(), "\nactual ", batch->ToString());
-      }
-    }
   });
 }
 
@@ -258,30 +192,20 @@ int shim_async_detail(const Consumer* consumer, const char** text, const char** 
 // If something was read, waits for one more batch or the end.
 void shim_async_drop(Consumer* consumer) { delete consumer; }
 
-int64_t shim_async_consumers() { return live_consumers; }
-
 // ---- Producer ----
 
-// These batches, with the schema of `like`. In place of batch `fail_at`, unless that is negative, it fails with this
+// `count` batches: these, one after the other and again; with the schema of `like`. In place of batch `fail_at`, unless that is negative, it fails with this
 // code and text. `pooled`: batches come from Arrow's pool of threads.
-int shim_async_produce(ArrowAsyncDeviceStreamHandler* handler, const Batch* like, Batch* const* batches, int64_t count,
-                       int device_type, int64_t fail_at, int code, const char* text, bool pooled, Export** out) {
+int shim_async_produce(ArrowAsyncDeviceStreamHandler* handler, const Batch* like, Batch* const* batches, int64_t n,
+                       int64_t count, int device_type, int64_t fail_at, int code, const char* text, bool pooled,
+                       Export** out) {
   return Run([&]() -> Status {
     auto given = std::make_shared<arrow::RecordBatchVector>();
-    for (int64_t i = 0; i < count; ++i) given->push_back(*batches[i]);
-    auto make = [given](int64_t i) -> Result<Batch> { return (*given)[i]; };
+    for (int64_t i = 0; i < n; ++i) given->push_back(*batches[i]);
+    auto make = [given](int64_t i) -> Result<Batch> { return (*given)[i % given->size()]; };
     Source source{count, std::move(make), fail_at, Failure(fail_at, code, text)};
     given.reset();
     *out = Start((*like)->schema(), Generate(std::move(source), pooled), device_type, handler);
-    return Status::OK();
-  });
-}
-
-int shim_async_produce_numbered(ArrowAsyncDeviceStreamHandler* handler, int64_t count, int64_t fail_at, int code,
-                                const char* text, bool pooled, Export** out) {
-  return Run([&]() -> Status {
-    Source source{count, Numbered, fail_at, Failure(fail_at, code, text)};
-    *out = Start(NumberedSchema(), Generate(std::move(source), pooled), ARROW_DEVICE_CPU, handler);
     return Status::OK();
   });
 }
@@ -315,8 +239,5 @@ int shim_async_produced(Export* it, double seconds) {
 
 // Of one that goes on, the thread stays.
 void shim_export_drop(Export* it) { delete it; }
-
-// How many exports have not ended.
-int64_t shim_async_running() { return running; }
 
 }  // extern "C"

@@ -12,50 +12,7 @@ namespace {
 
 thread_local std::string last_error;
 
-arrow::EqualOptions Strict() {
-  return arrow::EqualOptions::Defaults().nans_equal(true).signed_zeros_equal(false);
-}
-
-/// The start of a text, for an error.
-std::string Start(std::string text) {
-  constexpr size_t kMost = 600;
-  if (text.size() > kMost) text.replace(kMost, text.npos, "...");
-  return text;
-}
-
-template <typename T>
-Status Same(const T& expected, const T& actual, bool equal) {
-  if (equal) return Status::OK();
-  return Status::UnknownError("expected ", Start(expected.ToString()), "\nactual ", Start(actual.ToString()));
-}
-
-Result<Event> Choose(int carry, const Event& own, const DeviceHandle* device) {
-  switch (static_cast<Carry>(carry)) {
-    case Carry::kNone:
-      return nullptr;
-    case Carry::kOwn:
-      return own;
-    case Carry::kNew:
-      return device ? Record(*device) : Status::Invalid("no device to record an event on");
-  }
-  return Status::Invalid("no such choice of an event");
-}
-
-Status WaitFor(const Event& event) { return event ? event->Wait() : Status::OK(); }
-
-Result<std::shared_ptr<arrow::Array>> ImportHost(ArrowArray* array, ArrowSchema* schema,
-                                                 std::shared_ptr<arrow::Field>* field) {
-  ARROW_ASSIGN_OR_RAISE(*field, arrow::ImportField(schema));
-  return arrow::ImportArray(array, (*field)->type());
-}
-
-}  // namespace
-
-int Answer(const Status& status) {
-  if (!status.ok()) last_error = status.ToString();
-  return static_cast<int>(status.code());
-}
-
+/// The event that the buffers of imported data carry; null if there is none.
 Event EventOf(const arrow::ArrayData& data) {
   for (const auto& buffer : data.buffers) {
     if (Event event = buffer ? buffer->device_sync_event() : nullptr) return event;
@@ -74,6 +31,25 @@ Event EventOf(const arrow::RecordBatch& batch) {
   return nullptr;
 }
 
+Result<Event> Choose(int carry, const Event& own, const DeviceHandle* device) {
+  switch (static_cast<Carry>(carry)) {
+    case Carry::kNone:
+      return nullptr;
+    case Carry::kOwn:
+      return own;
+    case Carry::kNew:
+      return device ? Record(*device) : Status::Invalid("no device to record an event on");
+  }
+  return Status::Invalid("no such choice of an event");
+}
+
+}  // namespace
+
+int Answer(const Status& status) {
+  if (!status.ok()) last_error = status.ToString();
+  return static_cast<int>(status.code());
+}
+
 }  // namespace shim
 
 using shim::Array;
@@ -85,7 +61,8 @@ extern "C" {
 
 const char* shim_last_error() { return shim::last_error.c_str(); }
 
-int64_t shim_pool_bytes() { return arrow::default_memory_pool()->bytes_allocated(); }
+// What was made here and lives.
+int64_t shim_live() { return shim::live; }
 
 // ---- Arrays ----
 
@@ -93,16 +70,6 @@ int shim_array_import(ArrowDeviceArray* array, ArrowSchema* schema, Array** out)
   return Run([&]() -> Status {
     ARROW_ASSIGN_OR_RAISE(auto field, arrow::ImportField(schema));
     ARROW_ASSIGN_OR_RAISE(auto imported, arrow::ImportDeviceArray(array, field->type(), shim::Map));
-    *out = new Array{std::move(field), std::move(imported)};
-    return Status::OK();
-  });
-}
-
-// From the plain host structs.
-int shim_array_import_host(ArrowArray* array, ArrowSchema* schema, Array** out) {
-  return Run([&]() -> Status {
-    std::shared_ptr<arrow::Field> field;
-    ARROW_ASSIGN_OR_RAISE(auto imported, shim::ImportHost(array, schema, &field));
     *out = new Array{std::move(field), std::move(imported)};
     return Status::OK();
   });
@@ -117,28 +84,6 @@ int shim_array_export(const Array* array, int carry, const DeviceHandle* device,
   });
 }
 
-// For data that the host can read.
-int shim_array_validate(const Array* array) {
-  return Run([&] { return array->array->ValidateFull(); });
-}
-
-// Types, names, metadata and values. For data that the host can read.
-int shim_array_same(const Array* expected, const Array* actual) {
-  return Run([&]() -> Status {
-    const auto &e = *expected, &a = *actual;
-    ARROW_RETURN_NOT_OK(shim::Same(*e.field, *a.field, e.field->Equals(*a.field, /*check_metadata=*/true)));
-    return shim::Same(*e.array, *a.array, e.array->Equals(*a.array, shim::Strict()));
-  });
-}
-
-int shim_array_slice(const Array* array, int64_t offset, int64_t length, Array** out) {
-  return Run([&]() -> Status {
-    ARROW_ASSIGN_OR_RAISE(auto slice, array->array->SliceSafe(offset, length));
-    *out = new Array{array->field, std::move(slice)};
-    return Status::OK();
-  });
-}
-
 // A copy of all buffers on the device, or on the CPU if there is none.
 int shim_array_copy(const Array* array, const DeviceHandle* device, Array** out) {
   return Run([&]() -> Status {
@@ -146,11 +91,6 @@ int shim_array_copy(const Array* array, const DeviceHandle* device, Array** out)
     *out = new Array{array->field, std::move(copy)};
     return Status::OK();
   });
-}
-
-// Makes this thread wait for the event that came with the array, if one did.
-int shim_array_wait(const Array* array) {
-  return Run([&] { return shim::WaitFor(shim::EventOf(*array->array->data())); });
 }
 
 void shim_array_drop(Array* array) { delete array; }
@@ -165,31 +105,11 @@ int shim_batch_import(ArrowDeviceArray* array, ArrowSchema* schema, Batch** out)
   });
 }
 
-int shim_batch_import_host(ArrowArray* array, ArrowSchema* schema, Batch** out) {
-  return Run([&]() -> Status {
-    ARROW_ASSIGN_OR_RAISE(auto batch, arrow::ImportRecordBatch(array, schema));
-    *out = new Batch(std::move(batch));
-    return Status::OK();
-  });
-}
-
 int shim_batch_export(const Batch* batch, int carry, const DeviceHandle* device, ArrowDeviceArray* out,
                       ArrowSchema* out_schema) {
   return Run([&]() -> Status {
     ARROW_ASSIGN_OR_RAISE(auto event, shim::Choose(carry, shim::EventOf(**batch), device));
     return arrow::ExportDeviceRecordBatch(**batch, std::move(event), out, out_schema);
-  });
-}
-
-int shim_batch_validate(const Batch* batch) {
-  return Run([&] { return (*batch)->ValidateFull(); });
-}
-
-int shim_batch_same(const Batch* expected, const Batch* actual) {
-  return Run([&]() -> Status {
-    const auto &e = **expected, &a = **actual;
-    ARROW_RETURN_NOT_OK(shim::Same(*e.schema(), *a.schema(), e.schema()->Equals(*a.schema(), /*check_metadata=*/true)));
-    return shim::Same(e, a, e.Equals(a, /*check_metadata=*/true, shim::Strict()));
   });
 }
 
@@ -206,10 +126,6 @@ int shim_batch_copy(const Batch* batch, const DeviceHandle* device, Batch** out)
   });
 }
 
-int shim_batch_wait(const Batch* batch) {
-  return Run([&] { return shim::WaitFor(shim::EventOf(**batch)); });
-}
-
 // The first column of one batch, and the others of another of the same schema.
 int shim_batch_mix(const Batch* first, const Batch* others, Batch** out) {
   return Run([&]() -> Status {
@@ -220,17 +136,7 @@ int shim_batch_mix(const Batch* first, const Batch* others, Batch** out) {
   });
 }
 
-int shim_batch_select(const Batch* batch, const int* columns, int count, Batch** out) {
-  return Run([&]() -> Status {
-    ARROW_ASSIGN_OR_RAISE(auto selected, (*batch)->SelectColumns({columns, columns + count}));
-    *out = new Batch(std::move(selected));
-    return Status::OK();
-  });
-}
-
 void shim_batch_drop(Batch* batch) { delete batch; }
-
-int64_t shim_batch_rows(const Batch* batch) { return (*batch)->num_rows(); }
 
 int shim_batch_device_type(const Batch* batch) { return static_cast<int>((*batch)->device_type()); }
 

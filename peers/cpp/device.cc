@@ -3,7 +3,6 @@
 
 #include "shim.h"
 
-#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -14,17 +13,11 @@ using arrow::Status;
 
 namespace shim {
 
-/// What was done; bytes and counts.
-struct Counts {
-  std::atomic<int64_t> copies_to_host{0}, bytes_to_host{0}, copies_to_device{0}, host_waits{0}, queue_waits{0};
-  std::atomic<int64_t> buffers{0}, events{0};
-};
-
 namespace {
 
 Status Check(int code, const char* what) {
   if (code == 0) return Status::OK();
-  return Status::IOError(what, ": ", peers_cpp_last_error(), " (", code, ")");
+  return Status::IOError(what, ": ", peers_last_error(), " (", code, ")");
 }
 
 class SimStream : public arrow::Device::Stream {
@@ -46,26 +39,24 @@ class SimStream : public arrow::Device::Stream {
 
 class SimDevice : public arrow::Device {
  public:
-  static Result<std::shared_ptr<SimDevice>> Make(const PeersSim* sim) {
+  static Result<std::shared_ptr<SimDevice>> Make(int64_t id) {
     PeersQueue* queue = nullptr;
-    ARROW_RETURN_NOT_OK(Check(peers_sim_queue_new(sim, &queue), "queue"));
-    return std::shared_ptr<SimDevice>(new SimDevice(sim, queue));
+    ARROW_RETURN_NOT_OK(Check(peers_sim_queue_new(id, &queue), "queue"));
+    return std::shared_ptr<SimDevice>(new SimDevice(id, queue));
   }
 
   ~SimDevice() override {
     // Copies that were not waited for still read their sources.
     (void)stream_->Synchronize();
-    stream_.reset();
-    peers_sim_drop(sim_);
   }
 
   const char* type_name() const override { return "shim::SimDevice"; }
   std::string ToString() const override { return "SimDevice(" + std::to_string(device_id()) + ")"; }
   bool Equals(const Device& other) const override {
     const auto* same = dynamic_cast<const SimDevice*>(&other);
-    return same && same->sim_ == sim_;
+    return same && same->id_ == id_;
   }
-  int64_t device_id() const override { return peers_sim_id(sim_); }
+  int64_t device_id() const override { return id_; }
   arrow::DeviceAllocationType device_type() const override { return arrow::DeviceAllocationType::kEXT_DEV; }
   std::shared_ptr<arrow::MemoryManager> default_memory_manager() override;
   Result<std::shared_ptr<Stream>> MakeStream() override { return stream_; }
@@ -74,7 +65,6 @@ class SimDevice : public arrow::Device {
     return std::make_shared<SimStream>(static_cast<PeersQueue*>(stream), std::move(release));
   }
 
-  const PeersSim* sim() const { return sim_; }
   SimStream& stream() { return *stream_; }
 
   /// Keeps the source of a copy until Settle.
@@ -93,17 +83,14 @@ class SimDevice : public arrow::Device {
 
   /// Whether copies to the host wait for the event of what they read. Without, they race.
   std::atomic<bool> waits{true};
-  Counts counts;
 
  private:
-  SimDevice(const PeersSim* sim, PeersQueue* queue)
-      : sim_(sim), stream_(std::make_shared<SimStream>(queue, [](void* queue) {
+  SimDevice(int64_t id, PeersQueue* queue)
+      : id_(id), stream_(std::make_shared<SimStream>(queue, [](void* queue) {
           peers_sim_queue_drop(static_cast<PeersQueue*>(queue));
-        })) {
-    peers_sim_hold(sim);
-  }
+        })) {}
 
-  const PeersSim* sim_;
+  const int64_t id_;
   std::shared_ptr<SimStream> stream_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<arrow::Buffer>> sources_;
@@ -114,18 +101,10 @@ namespace {
 class SimEvent : public arrow::Device::SyncEvent {
  public:
   SimEvent(std::shared_ptr<SimDevice> device, void* event, release_fn_t release)
-      : SyncEvent(event, std::move(release)), device_(std::move(device)) {
-    ++device_->counts.events;
-  }
-  ~SimEvent() override {
-    sync_event_.reset();  // While there is a device.
-    --device_->counts.events;
-  }
+      : SyncEvent(event, std::move(release)), device_(std::move(device)) {}
+  ~SimEvent() override { sync_event_.reset(); }  // While there is a device.
 
-  Status Wait() override {
-    ++device_->counts.host_waits;
-    return Check(peers_sim_wait(device_->sim(), get_raw()), "wait");
-  }
+  Status Wait() override { return Check(peers_sim_wait(device_->device_id(), get_raw()), "wait"); }
 
   /// The event is made by recording it.
   Status Record(const arrow::Device::Stream& stream) override {
@@ -138,6 +117,7 @@ class SimEvent : public arrow::Device::SyncEvent {
 
  private:
   std::shared_ptr<SimDevice> device_;
+  Live live_;
 };
 
 /// Memory of the device that this side allocated.
@@ -145,16 +125,14 @@ class SimBuffer : public arrow::Buffer {
  public:
   SimBuffer(std::shared_ptr<SimDevice> device, void* address, int64_t size)
       : Buffer(static_cast<const uint8_t*>(address), size, device->default_memory_manager()),
-        device_(std::move(device)) {
-    ++device_->counts.buffers;
-  }
+        device_(std::move(device)) {}
   ~SimBuffer() override {
     if (address()) peers_sim_free(device_->stream().queue(), reinterpret_cast<void*>(address()), size());
-    --device_->counts.buffers;
   }
 
  private:
   std::shared_ptr<SimDevice> device_;
+  Live live_;
 };
 
 class SimMemory : public arrow::MemoryManager {
@@ -175,7 +153,7 @@ class SimMemory : public arrow::MemoryManager {
   }
 
   Result<Event> MakeDeviceSyncEvent() override {
-    auto release = [device = Sim()](void* event) { peers_sim_event_drop(device->sim(), event); };
+    auto release = [id = device_->device_id()](void* event) { peers_sim_event_drop(id, event); };
     return std::make_shared<SimEvent>(Sim(), nullptr, std::move(release));
   }
 
@@ -191,8 +169,7 @@ class SimMemory : public arrow::MemoryManager {
     if (source->size() > 0) {
       auto* to = reinterpret_cast<void*>(copy->address());
       Sim()->Keep(source);
-      ++Sim()->counts.copies_to_device;
-      const int code = peers_sim_copy(Sim()->stream().queue(), to, source->data(), source->size(), /*how=*/1);
+      const int code = peers_sim_copy(Sim()->stream().queue(), to, source->data(), source->size(), true);
       ARROW_RETURN_NOT_OK(Check(code, "copy to the device"));
     }
     return std::shared_ptr<arrow::Buffer>(std::move(copy));
@@ -213,13 +190,10 @@ class SimMemory : public arrow::MemoryManager {
     auto device = Sim();
     auto& stream = device->stream();
     if (Event event = source.device_sync_event(); event && device->waits) {
-      ++device->counts.queue_waits;
       ARROW_RETURN_NOT_OK(stream.WaitEvent(*event));
     }
-    ++device->counts.copies_to_host;
-    device->counts.bytes_to_host += source.size();
     const auto* from = reinterpret_cast<const void*>(source.address());
-    ARROW_RETURN_NOT_OK(Check(peers_sim_copy(stream.queue(), to, from, source.size(), /*how=*/2), "copy to the host"));
+    ARROW_RETURN_NOT_OK(Check(peers_sim_copy(stream.queue(), to, from, source.size(), false), "copy to the host"));
     return stream.Synchronize();
   }
 };
@@ -265,13 +239,13 @@ using shim::Run;
 
 extern "C" {
 
-int shim_device_new(const PeersSim* sim, DeviceHandle** out) {
+int shim_device_new(int64_t number, DeviceHandle** out) {
   return Run([&]() -> Status {
     // For readers, which are given no mapper of their own here; once in a process.
     static const Status registered =
         arrow::RegisterDeviceMapper(arrow::DeviceAllocationType::kEXT_DEV, shim::Find);
     ARROW_RETURN_NOT_OK(registered);
-    ARROW_ASSIGN_OR_RAISE(auto device, shim::SimDevice::Make(sim));
+    ARROW_ASSIGN_OR_RAISE(auto device, shim::SimDevice::Make(number));
     std::lock_guard lock(shim::devices_mutex);
     shim::devices[device->device_id()] = device;
     *out = new DeviceHandle(std::move(device));
@@ -288,15 +262,5 @@ int shim_device_settle(const DeviceHandle* device) {
 
 // Whether copies to the host wait for the event of what they read.
 void shim_device_waits(const DeviceHandle* device, bool waits) { (*device)->waits = waits; }
-
-// copies to the host, their bytes, copies to the device, host waits, queue waits; live buffers, live events.
-void shim_device_counts(const DeviceHandle* device, int64_t out[7]) {
-  const auto& c = (*device)->counts;
-  int64_t i = 0;
-  for (const auto* count : {&c.copies_to_host, &c.bytes_to_host, &c.copies_to_device, &c.host_waits, &c.queue_waits,
-                            &c.buffers, &c.events}) {
-    out[i++] = *count;
-  }
-}
 
 }  // extern "C"

@@ -2,38 +2,49 @@
 // arrow::Status, and shim_last_error has its text. Handles are made with `new`; whoever gets one drops it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <arrow/api.h>
+#include <arrow/array.h>
 #include <arrow/c/abi.h>
 #include <arrow/c/bridge.h>
 #include <arrow/device.h>
+#include <arrow/record_batch.h>
+#include <arrow/result.h>
+#include <arrow/status.h>
+#include <arrow/type.h>
 
-// The simulated device of the Rust side: see peers/rust/sim.rs.
+// Simulated devices of the Rust side, by number: see peers/rust/sim.rs.
 extern "C" {
-struct PeersSim;
 struct PeersQueue;
-void peers_sim_hold(const PeersSim*);
-void peers_sim_drop(const PeersSim*);
-int64_t peers_sim_id(const PeersSim*);
-int peers_sim_queue_new(const PeersSim*, PeersQueue** out);
+int peers_sim_queue_new(int64_t device, PeersQueue** out);
 void peers_sim_queue_drop(PeersQueue*);
 int peers_sim_allocate(const PeersQueue*, size_t bytes, void** out);
 int peers_sim_free(const PeersQueue*, void* address, size_t bytes);
-int peers_sim_copy(const PeersQueue*, void* dst, const void* src, size_t bytes, int how);
+int peers_sim_copy(const PeersQueue*, void* dst, const void* src, size_t bytes, bool to_device);
 int peers_sim_record(const PeersQueue*, void** out);
 int peers_sim_queue_wait(const PeersQueue*, void* event);
 int peers_sim_queue_finish(const PeersQueue*);
-int peers_sim_wait(const PeersSim*, void* event);
-int peers_sim_event_drop(const PeersSim*, void* event);
-const char* peers_cpp_last_error();
+int peers_sim_wait(int64_t device, void* event);
+int peers_sim_event_drop(int64_t device, void* event);
+const char* peers_last_error();
 }
 
 namespace shim {
+
+/// Buffers, events, readers, consumers and exports that were made here and have not ended.
+inline std::atomic<int64_t> live{0};
+
+/// Counts one thing as long as it lives.
+struct Live {
+  Live() { ++live; }
+  ~Live() { --live; }
+  Live(const Live&) = delete;
+};
 
 /// Keeps the text for shim_last_error, and gives the code.
 int Answer(const arrow::Status& status);
@@ -71,10 +82,6 @@ std::shared_ptr<arrow::MemoryManager> MemoryOf(const DeviceHandle* device);
 
 /// A new event after the device's work so far.
 arrow::Result<Event> Record(const DeviceHandle& device);
-
-/// The event that the buffers of imported data carry; null if there is none.
-Event EventOf(const arrow::ArrayData& data);
-Event EventOf(const arrow::RecordBatch& batch);
 
 /// Which event an export carries.
 enum class Carry : int { kNone = 0, kOwn = 1, kNew = 2 };

@@ -19,12 +19,9 @@ struct Script {
   Status failure;
 };
 
-int64_t live_readers = 0;
-
 class ScriptedReader : public arrow::RecordBatchReader {
  public:
-  explicit ScriptedReader(Script script) : script_(std::move(script)) { ++live_readers; }
-  ~ScriptedReader() override { --live_readers; }
+  explicit ScriptedReader(Script script) : script_(std::move(script)) {}
 
   std::shared_ptr<arrow::Schema> schema() const override { return script_.schema; }
   arrow::DeviceAllocationType device_type() const override { return script_.device_type; }
@@ -39,15 +36,7 @@ class ScriptedReader : public arrow::RecordBatchReader {
  private:
   Script script_;
   int64_t next_ = 0;
-};
-
-/// A type that the C data interface has no format for.
-class OddType : public arrow::DataType {
- public:
-  OddType() : DataType(arrow::Type::MAX_ID) {}
-  arrow::DataTypeLayout layout() const override { return arrow::DataTypeLayout({}); }
-  std::string ToString(bool) const override { return name(); }
-  std::string name() const override { return "odd"; }
+  shim::Live live_;
 };
 
 }  // namespace
@@ -96,18 +85,5 @@ int shim_reader_new(const Batch* like, Batch* const* batches, int64_t count, int
     return Status::OK();
   });
 }
-
-// A reader whose schema cannot be exported.
-int shim_reader_odd(Reader** out) {
-  return Run([&]() -> Status {
-    auto schema = arrow::schema({arrow::field("odd", std::make_shared<OddType>())});
-    Script script{std::move(schema), {}, arrow::DeviceAllocationType::kCPU, -1, Status::OK()};
-    *out = new Reader(std::make_shared<ScriptedReader>(std::move(script)));
-    return Status::OK();
-  });
-}
-
-// How many readers of shim_reader_new and shim_reader_odd live.
-int64_t shim_readers() { return live_readers; }
 
 }  // extern "C"

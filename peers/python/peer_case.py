@@ -1,98 +1,71 @@
 """What the tests share: the balance that every test ends with, arrays in and out of pyarrow, equality bit by bit."""
 
 import ctypes as c
-import functools
 import gc
-import os
 import struct
-import tempfile
 import time
 import unittest
-from collections.abc import Iterator
 
 import pyarrow as pa
 
-import cases
-from abi import ArrayRelease, ArrowArray, ArrowDeviceArray, ArrowDeviceArrayStream, ArrowSchema, SchemaRelease
-from rust import lib
+import rust
+from abi import ArrayRelease, ArrowArray, ArrowDeviceArray, ArrowDeviceArrayStream, ArrowSchema
 
 # Work in the background lets go of its memory a little later; on a slow machine later still.
 PATIENCE_SECONDS = 20
 
 
-class Counter:
-    def __init__(self):
-        self.value = 0
-
-
-# How many values (arrays, batches) were compared, here or in the library.
-COMPARED = Counter()
-
-
 def balance() -> dict[str, int]:
-    """What is alive on both sides; all zero once everybody has let go of everything."""
-    return {
+    """What is alive on both sides; all zero once everybody has let go of everything. libarrow's memory is pyarrow's."""
+    alive = {
         "bytes in pyarrow's pool": pa.total_allocated_bytes(),
-        "buffers of cases": lib.peers_live_buffers(),
-        "bytes of cases": lib.peers_live_bytes(),
-        "handles": lib.peers_live_handles(),
-        "allocations on the device": cases.stat("sim", "live_allocations"),
-        "events of the device": cases.stat("sim", "live_events"),
-        "wrong uses of the device": cases.stat("sim", "violations"),
-        "errors in drops": cases.stat("sim", "drop_errors") + cases.stat("cpu", "drop_errors"),
+        "buffers of cases": rust.lib.peers_live_buffers(),
+        "readers": rust.lib.peers_live_readers(),
         "Python's own structs": Given.alive,
     }
+    for sim in rust.SIMS:
+        for counter in ("live_allocations", "live_events", "violations"):
+            alive[f"{counter} of {sim}"] = rust.stat(sim, counter)
+    return alive
 
 
-def unbalanced(but_for: dict[str, int] = {}, seconds: float = PATIENCE_SECONDS) -> dict[str, int]:
-    """What stays alive."""
+def settled(expected: dict[str, int], seconds: float = PATIENCE_SECONDS) -> dict[str, int]:
+    """What is alive in the end."""
     deadline = time.monotonic() + seconds
     while True:
         gc.collect()
-        cases.settle("sim")
-        left = {name: n for name, n in balance().items() if n != 0}
-        if left == but_for or time.monotonic() > deadline:
-            return left
+        for sim in rust.SIMS:
+            rust.settle(sim)
+        now = balance()
+        if now == expected or time.monotonic() > deadline:
+            return now
         time.sleep(0.005)
 
 
-# What a failed test left behind is not blamed on those after it.
-_left_behind: dict[str, int] = {}
-_failed = False
-# Nor is the suite held up by one leak after the other.
-_failed_before = False
-
-
-def _balanced(test):
-    @functools.wraps(test)
-    def wrapper(self):
-        global _left_behind, _failed, _failed_before
-        if _failed:
-            _left_behind = unbalanced(seconds=1)
-        _failed = True
-        test(self)
-        left = unbalanced(_left_behind, 1 if _failed_before else PATIENCE_SECONDS)
-        _failed_before = left != _left_behind
-        self.assertEqual(left, _left_behind, "alive after the test")
-        _failed = False
-
-    return wrapper
+def until(condition, what: str):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        gc.collect()
+        if time.monotonic() > deadline:
+            raise AssertionError(f"does not happen: {what}")
+        time.sleep(0.002)
 
 
 class PeerCase(unittest.TestCase):
-    """Each test of it ends with nothing alive on either side."""
+    """Each test of it leaves nothing alive on either side."""
 
     maxDiff = None
 
-    def __init_subclass__(cls, **arguments):
-        super().__init_subclass__(**arguments)
-        for name, test in list(vars(cls).items()):
-            if name.startswith("test"):
-                setattr(cls, name, _balanced(test))
+    def setUp(self):
+        self.before = balance()
+
+    def tearDown(self):
+        # What a failed test holds is not blamed on those after it, nor waited for.
+        failed = getattr(self._outcome, "success", True) is False
+        self.assertEqual(settled(self.before, 1 if failed else PATIENCE_SECONDS), self.before, "alive after the test")
 
     def same(self, expected: pa.Array, actual: pa.Array):
         """Equal in type, with its metadata, and in every bit of every value."""
-        COMPARED.value += 1
         if not expected.type.equals(actual.type, check_metadata=True):
             self.fail(f"type: expected {expected.type}, actual {actual.type}")
         self.assertEqual(len(expected), len(actual))
@@ -109,24 +82,13 @@ class PeerCase(unittest.TestCase):
         for e, a in zip(expected.columns, actual.columns):
             self.same(e, a)
 
-    def wait_for(self, condition, what: str):
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            if time.monotonic() > deadline:
-                self.fail(f"does not happen: {what}")
-            time.sleep(0.002)
-
-
-class InFolder(PeerCase):
-    """With a folder for files."""
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
+    def assert_fails(self, code: int, text: str, call, *arguments, **more):
+        """That a call fails with this code, and a text that has `text` in it."""
+        with self.assertRaises(Exception) as failed:
+            call(*arguments, **more)
+        error = failed.exception
+        self.assertEqual(getattr(error, "errno", None), code, error)
+        self.assertIn(text, error.text)
 
 
 class List:
@@ -185,53 +147,6 @@ def schema_in(schema: ArrowSchema) -> pa.Schema:
     return pa.Schema._import_from_c(c.addressof(schema))
 
 
-def field_in(schema: ArrowSchema) -> pa.Field:
-    return pa.Field._import_from_c(c.addressof(schema))
-
-
-def plain(type_: int, case: int) -> pa.Array:
-    """A case as pyarrow reads it from arrow-rs, without this crate."""
-    out, schema = cases.plain_array(type_, case)
-    return pa.Array._import_from_c(c.addressof(out), c.addressof(schema))
-
-
-def batches_in(stream: ArrowDeviceArrayStream) -> Iterator[pa.RecordBatch]:
-    """Reads a stream of batches on the CPU to its end; the caller releases it."""
-    schema = schema_in(stream_schema(stream))
-    for out in arrays_of(stream):
-        yield batch_in(out, schema)
-
-
-def arrays_of(stream: ArrowDeviceArrayStream) -> Iterator[ArrowDeviceArray]:
-    """The arrays of a stream, of any type, up to its end."""
-    while True:
-        out = ArrowDeviceArray()
-        stream_check(stream, stream.get_next(stream, out))
-        if not out.array.release:
-            return
-        yield out
-
-
-class StreamError(Exception):
-    """What a producer answered: an errno and a text."""
-
-    def __init__(self, errno: int, text: str | None):
-        super().__init__(f"[{errno}] {text}")
-        self.errno, self.text = errno, text
-
-
-def stream_check(stream: ArrowDeviceArrayStream, code: int):
-    if code:
-        text = stream.get_last_error(stream)
-        raise StreamError(code, None if text is None else c.string_at(text).decode())
-
-
-def stream_schema(stream: ArrowDeviceArrayStream) -> ArrowSchema:
-    schema = ArrowSchema()
-    stream_check(stream, stream.get_schema(stream, schema))
-    return schema
-
-
 # Structs: moves and releases as the specification has them.
 
 
@@ -247,22 +162,15 @@ def release(what: ArrowDeviceArray | ArrowArray | ArrowSchema | ArrowDeviceArray
         what.release(what)
 
 
-def moved_child(parent: ArrowDeviceArray, i: int) -> ArrowDeviceArray:
-    """Moves child `i` out of `parent`, whose device and event it keeps."""
-    child = parent.array.children[i].contents
-    out = ArrowDeviceArray()
-    c.memmove(c.addressof(out.array), c.addressof(child), c.sizeof(ArrowArray))
-    out.device_id, out.device_type, out.sync_event = parent.device_id, parent.device_type, parent.sync_event
-    child.release = ArrayRelease()
-    return out
-
-
-def moved_child_schema(parent: ArrowSchema, i: int) -> ArrowSchema:
-    child = parent.children[i].contents
-    out = ArrowSchema()
-    c.memmove(c.addressof(out), c.addressof(child), c.sizeof(ArrowSchema))
-    child.release = SchemaRelease()
-    return out
+def moved_child(parent, i: int):
+    """Moves child `i` out of an array, whose device and event it keeps, and of its schema."""
+    array, schema = parent
+    out, out_schema = ArrowDeviceArray(), ArrowSchema()
+    out.device_id, out.device_type, out.sync_event = array.device_id, array.device_type, array.sync_event
+    for to, child in ((out.array, array.array.children[i]), (out_schema, schema.children[i])):
+        c.memmove(c.addressof(to), c.addressof(child.contents), c.sizeof(to))
+        child.contents.release = type(to.release)()
+    return out, out_schema
 
 
 def filled(struct_type, byte: int = 0xAB):
@@ -274,11 +182,8 @@ def filled(struct_type, byte: int = 0xAB):
 
 def is_zero(struct: c.Structure) -> bool:
     """Whether every member is zero; padding between members may be anything."""
-    for name, of in struct._fields_:
-        member, size = getattr(type(struct), name), c.sizeof(of)
-        if any(bytes(struct)[member.offset : member.offset + size]):
-            return False
-    return True
+    members = [(getattr(type(struct), name).offset, c.sizeof(of)) for name, of in struct._fields_]
+    return not any(any(bytes(struct)[at : at + size]) for at, size in members)
 
 
 class Given:
@@ -309,3 +214,27 @@ class Given:
         if self.inner is not None:
             release(self.inner)
             self.inner = None
+
+
+class StreamError(Exception):
+    """What a producer answered: an errno and a text."""
+
+    def __init__(self, errno: int, text: str | None):
+        super().__init__(f"[{errno}] {text}")
+        self.errno, self.text = errno, text
+
+
+def next_of(stream: ArrowDeviceArrayStream) -> tuple[ArrowDeviceArray, ArrowSchema] | None:
+    """The next batch of a stream, with the stream's schema; none at the end."""
+
+    def check(code: int):
+        if code:
+            text = stream.get_last_error(stream)
+            raise StreamError(code, None if text is None else c.string_at(text).decode())
+
+    out, schema = rust.pair()
+    check(stream.get_next(stream, out))
+    if released(out):
+        return None
+    check(stream.get_schema(stream, schema))
+    return out, schema

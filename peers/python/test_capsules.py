@@ -499,6 +499,3 @@ _releases = []
 _release = ArrayRelease(_released)
 _kept = []
 
-
-if __name__ == "__main__":
-    unittest.main()

@@ -29,7 +29,7 @@ def counts():
 def noticed(take):
     """What `take` makes of a batch whose release notices the interpreter."""
     array, schema = ArrowDeviceArray(), ArrowSchema()
-    rust.check(rust.lib.peers_python_batch(c.byref(array), c.byref(schema)))
+    assert rust.lib.peers_python_batch(c.byref(array), c.byref(schema)) == 0
     try:
         return take((capsule(schema, b"arrow_schema"), capsule(array, b"arrow_device_array")))
     finally:
@@ -39,7 +39,7 @@ def noticed(take):
 def stream(batches, milliseconds):
     """A stream whose `get_next` notices the interpreter; and its struct, to be kept alive."""
     struct = ArrowDeviceArrayStream()
-    rust.check(rust.lib.peers_python_stream(batches, milliseconds, c.byref(struct)))
+    assert rust.lib.peers_python_stream(batches, milliseconds, c.byref(struct)) == 0
     return ad.Stream(capsule(struct, b"arrow_device_array_stream"))
 
 
@@ -360,6 +360,3 @@ class Ends(unittest.TestCase):
         )
         self.assertRegex(out, "^ends\nget_next after the interpreter: 125 .*interpreter is gone")
 
-
-if __name__ == "__main__":
-    unittest.main()

@@ -14,9 +14,6 @@ import pyarrow as pa
 from capsules import api
 from test_capsules import Balanced
 
-api.PyCapsule_GetName.restype = c.c_char_p
-api.PyCapsule_GetName.argtypes = [c.py_object]
-
 FIXED = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
 
 
@@ -246,6 +243,3 @@ class Cuda(unittest.TestCase):
         )
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "done\n", ""))
 
-
-if __name__ == "__main__":
-    unittest.main()

@@ -82,3 +82,8 @@ fn export_options(device: &Device) -> ExportOptions {
         SyncPolicy::Event
     })
 }
+
+/// The programs of the page, which are tested as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/python.md")]
+mod page {}

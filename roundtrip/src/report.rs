@@ -95,14 +95,7 @@ pub(crate) fn opening(args: &Args) -> String {
         Via::Async => "each input through an ArrowAsyncDeviceStreamHandler",
     };
     let device = one_line(&args.device);
-    // The stand-in driver of the tests has a clock.
-    let model = match std::env::var_os("FAKE_CUDA_CLOCK") {
-        Some(_) => {
-            "FAKE_CUDA_CLOCK is set: on a stand-in driver, the times are those of a model.\n"
-        }
-        None => "",
-    };
-    format!("{inputs}\nSending them to the device {device} and back, {way}.\n{model}\n")
+    format!("{inputs}\nSending them to the device {device} and back, {way}.\n\n")
 }
 
 /// The table of inputs, which is printed line by line.

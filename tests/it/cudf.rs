@@ -9,7 +9,6 @@ use crate::support_c::export::join;
 use crate::support_c::{Foreign, c};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int32Array, NullArray, RecordBatch, StructArray, UInt8Array};
-use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Devices, Error,
@@ -56,28 +55,19 @@ fn assert_found(batch: &DeviceRecordBatch, expected: &[(&str, &str)]) {
 
 fn supported() -> Vec<DataType> {
     use DataType::*;
-    let mut types = vec![
-        Null, Boolean, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64, Float32, Float64,
-        Date32, Utf8, LargeUtf8,
-    ];
-    for unit in [
-        TimeUnit::Second,
-        TimeUnit::Millisecond,
-        TimeUnit::Microsecond,
-        TimeUnit::Nanosecond,
-    ] {
+    let mut types = vec![Null, Boolean, Float32, Float64, Date32, Utf8, LargeUtf8];
+    types.extend([Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64]);
+    use TimeUnit::{Microsecond, Millisecond, Nanosecond, Second};
+    for unit in [Second, Millisecond, Microsecond, Nanosecond] {
         types.push(Timestamp(unit, None));
         types.push(Timestamp(unit, Some("UTC".into())));
         types.push(Duration(unit));
     }
     types.extend([Decimal32(9, 2), Decimal64(18, 3), Decimal128(38, 10)]);
     types.extend([Int8, Int16, Int32, Int64].map(|key| dictionary(key, Utf8)));
-    types.extend([
-        list(Boolean),
-        list(list(Utf8)),
-        structure(vec![("a", Int64), ("b", list(Decimal128(20, 2)))]),
-        dictionary(Int32, structure(vec![("a", Boolean)])),
-    ]);
+    let nested = structure(vec![("a", Int64), ("b", list(Decimal128(20, 2)))]);
+    let in_dictionary = dictionary(Int32, structure(vec![("a", Boolean)]));
+    types.extend([list(Boolean), list(list(Utf8)), nested, in_dictionary]);
     types
 }
 
@@ -104,27 +94,14 @@ fn supported_types_are_clean() {
                     assert!(rules.clone().all(|rule| rule == "rule 2"));
                     assert_eq!(rules.count() > 0, nulls == Nulls::Some);
                     assert_found(&slice.compact().unwrap(), &[]);
-                    let projected = up.slice(3, 50).unwrap().project(&[1, 18]).unwrap();
-                    assert!(
-                        found(&projected)
-                            .iter()
-                            .skip(1)
-                            .all(|(_, rule)| rule == "rule 2")
-                    );
                 }
             }
         }
     }
     for columns in [0, 1] {
         for device in &devices {
-            assert_found(
-                &device
-                    .upload(&wide_batch(columns, 9))
-                    .unwrap()
-                    .compact()
-                    .unwrap(),
-                &[],
-            );
+            let up = device.upload(&wide_batch(columns, 9)).unwrap();
+            assert_found(&up.compact().unwrap(), &[]);
         }
     }
     drop(devices);
@@ -143,25 +120,30 @@ fn types_that_cudf_does_not_take() {
         }
     };
     let item = |t| Arc::new(Field::new("item", t, true));
-    let types = [
+    let mut types = vec![
         Float16,
         Date64,
-        Time32(TimeUnit::Second),
-        Time64(TimeUnit::Nanosecond),
-        Decimal256(76, 1),
         Binary,
         LargeBinary,
         BinaryView,
         FixedSizeBinary(3),
+    ];
+    types.extend([
+        Time32(TimeUnit::Second),
+        Time64(TimeUnit::Nanosecond),
+        Decimal256(76, 1),
+    ]);
+    types.extend([
         Interval(IntervalUnit::DayTime),
+        map(Int32, Int32, false),
+        run_ends(Int32, Int32),
+    ]);
+    types.extend([
         ListView(item(Int32)),
         LargeListView(item(Int32)),
         fixed_list(Int32, 2),
-        map(Int32, Int32, false),
-        union(UnionMode::Dense, vec![Int32, Utf8]),
-        union(UnionMode::Sparse, vec![Int32, Utf8]),
-        run_ends(Int32, Int32),
-    ];
+    ]);
+    types.extend([UnionMode::Dense, UnionMode::Sparse].map(|mode| union(mode, vec![Int32, Utf8])));
     for data_type in types {
         check(data_type, &[("array.children[0]", "types")]);
     }
@@ -189,16 +171,6 @@ fn types_that_cudf_does_not_take() {
             ("array.children[0].children[1]", "types"),
         ],
     );
-    let all = all_types().into_iter().map(|(_, t)| t);
-    for data_type in all {
-        let refused = check_for_cudf(
-            &cpu.upload(&batch(std::slice::from_ref(&data_type), 0, Nulls::None, 1))
-                .unwrap(),
-        )
-        .len()
-            > 1;
-        assert!(!refused || !supported().contains(&data_type), "{data_type}");
-    }
 }
 
 #[test]
@@ -385,31 +357,6 @@ fn rule_3_values_and_offsets() {
             rows.unwrap(),
             &[("array.children[0].children[0].buffers[1]", "rule 3")],
         );
-    });
-}
-
-/// No import or constructor lets such arrays pass, except one whose base is null against its contract.
-#[test]
-fn rules_4_and_5_missing_buffers() {
-    use DataType::*;
-    each_device(|device| {
-        let base = DevicePtr::NULL;
-        // SAFETY: there is no memory at `base`, against the contract; nothing below reads a buffer.
-        let null = |n| Some(unsafe { DeviceBuffer::from_raw(device, base, n, Box::new(()), None) });
-        let missing = |data_type, buffers: &[_], rule| {
-            let column = of(data_type, 3, buffers);
-            assert_found(&join(&[column]), &[("array.children[0].buffers[1]", rule)]);
-        };
-        missing(Int32, &[None, null(12)], "rule 4");
-        missing(Boolean, &[None, null(1)], "rule 4");
-        missing(Utf8, &[None, null(16), null(0)], "rule 5");
-        missing(LargeUtf8, &[None, null(32), null(0)], "rule 5");
-        // No text at all is fine, and so is anything of no rows.
-        let offsets = bytes_on(device, &[0; 16]);
-        let text = of(Utf8, 3, &[None, Some(offsets), None]);
-        assert_found(&join(&[text]), &[]);
-        let empty = of(Int32, 0, &[None, null(0)]);
-        assert_found(&join(&[empty]), &[]);
     });
 }
 

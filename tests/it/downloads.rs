@@ -9,11 +9,11 @@ use crate::simkit::*;
 use crate::support::r#gen::{Nulls, array};
 use crate::support::types::{list, structure};
 use crate::support::*;
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{Array, ArrayRef, RecordBatch, make_array};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Devices,
-    ExportOptions, ImportOptions, NullCounts, SyncPolicy, TransferStats, Validation,
+    ExportOptions, ImportOptions, NullCounts, Result, SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::{DataType, Field, Schema};
 
@@ -66,9 +66,6 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// Work on the default queue that runs only if something waits for that queue: no operation on another queue does.
 #[test]
 fn all_work_of_an_operation_runs_on_its_queue() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let queue = sim.new_queue().unwrap();
     let host = array(&nested(), 200, Nulls::Some, 7);
@@ -80,138 +77,106 @@ fn all_work_of_an_operation_runs_on_its_queue() {
         .unwrap();
 
     let touched = Arc::new(AtomicBool::new(false));
-    let mark = || {
-        let touched = touched.clone();
-        launch(&sim.default_queue(), move |_| {
-            touched.store(true, Ordering::SeqCst);
-            Ok(())
-        })
-        .unwrap();
-    };
-    mark();
-    let check = |what: &str| assert!(!touched.load(Ordering::SeqCst), "{what}: the default queue");
-
-    let part = || up.slice(3, 150).unwrap();
+    let mark = touched.clone();
+    launch(&sim.default_queue(), move |_| {
+        mark.store(true, Ordering::SeqCst);
+        Ok(())
+    })
+    .unwrap();
+    let part = || up.slice(3, 150);
+    let batch_part = || up_batch.slice(3, 150);
+    let column = |batch: RecordBatch| batch.column(0).clone();
     let rows = host.slice(3, 150);
-    assert_same(&rows, &part().to_host_on(&queue).unwrap(), "to_host_on");
-    check("to_host_on");
-    let data = part().to_host_data_on(&queue).unwrap();
-    assert_same(&rows, &arrow_array::make_array(data), "to_host_data_on");
-    check("to_host_data_on");
-    let host_batch = up_batch.slice(3, 150).unwrap().to_host_on(&queue).unwrap();
-    assert_same_batch(&batch.slice(3, 150), &host_batch, "batch");
-    check("to_host_on of a batch");
-    let download = part().start_to_host_on(&queue).unwrap();
-    assert_same(&rows, &download.wait().unwrap(), "start_to_host_on");
-    check("start_to_host_on");
-    let download = unknown(&texts).start_to_host_on(&queue).unwrap();
-    assert_eq!(download.wait().unwrap().len(), 100);
-    check("start_to_host_on of unknown sizes");
-    let download = up_batch.start_to_host_on(&queue).unwrap();
-    assert_same_batch(&batch, &download.wait().unwrap(), "batch");
-    check("start_to_host_on of a batch");
-    let compact = part().compact_on(&queue).unwrap();
-    assert_same(&rows, &compact.to_host_on(&queue).unwrap(), "compact_on");
-    check("compact_on");
-    assert_eq!(
-        part().resolve_null_counts_on(&queue).unwrap(),
-        rows.null_count()
-    );
-    check("resolve_null_counts_on");
+    let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 9] = [
+        ("to_host_on", &|| part()?.to_host_on(&queue)),
+        ("to_host_data_on", &|| {
+            Ok(make_array(part()?.to_host_data_on(&queue)?))
+        }),
+        ("of a batch", &|| {
+            Ok(column(batch_part()?.to_host_on(&queue)?))
+        }),
+        ("start_to_host_on", &|| {
+            part()?.start_to_host_on(&queue)?.wait()
+        }),
+        ("of unknown sizes", &|| {
+            unknown(&part()?).start_to_host_on(&queue)?.wait()
+        }),
+        ("start of a batch", &|| {
+            Ok(column(batch_part()?.start_to_host_on(&queue)?.wait()?))
+        }),
+        ("compact_on", &|| {
+            part()?.compact_on(&queue)?.to_host_on(&queue)
+        }),
+        ("upload_array_on", &|| {
+            sim.upload_array_on(&rows, &queue)?.to_host_on(&queue)
+        }),
+        ("resolve_null_counts_on", &|| {
+            let nulls = part()?.resolve_null_counts_on(&queue)?;
+            assert_eq!(nulls, rows.null_count());
+            Ok(rows.clone())
+        }),
+    ];
+    for (name, work) in works {
+        assert_same(&rows, &work().unwrap(), name);
+        assert!(!touched.load(Ordering::SeqCst), "{name}: the default queue");
+    }
     let imported = unknown(&texts);
     assert!(imported.buffer(2).is_none());
     imported.resolve_sizes_on(&queue).unwrap();
     let bytes = imported.buffer(2).unwrap();
-    check("resolve_sizes_on");
     assert_eq!(bytes.to_host_on(&queue).unwrap().len(), bytes.len());
-    check("to_host_on of a buffer");
-    let again = sim.upload_array_on(&host, &queue).unwrap();
-    assert_same(&host, &again.to_host_on(&queue).unwrap(), "upload_array_on");
-    check("upload_array_on");
+    let lent = unknown(&texts);
+    assert_eq!(lent.bytes_on(&queue).unwrap().len(), bytes.len());
+    assert!(
+        !touched.load(Ordering::SeqCst),
+        "resolve_sizes_on, bytes_on"
+    );
 
     // That the mark sees what it should: the same without a queue.
     up.slice(3, 150).unwrap().to_host().unwrap();
     assert!(touched.load(Ordering::SeqCst));
-    drop((
-        up, up_batch, texts, compact, imported, bytes, again, host_batch,
-    ));
+    drop((up, up_batch, texts, imported, bytes, lent));
     sim.assert_done();
 }
 
-/// Starting costs no wait, and neither does the end of a download whose completion was seen.
+/// Starting costs no wait, and neither does the end of a download whose completion was seen. Sizes that are stored in device memory
+/// are read first.
 #[test]
 fn a_download_that_is_polled() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let host = array(&nested(), 50, Nulls::Some, 3);
-    let up = sim.upload_array(&host).unwrap();
-    let (mut download, started) = cost(|| up.start_to_host().unwrap());
-    assert!(
-        started.copies > 0 && started.bytes_to_host > 0,
-        "{started:?}"
-    );
-    assert_eq!((started.events, started.host_waits), (1, 0), "{started:?}");
-    let (ready, polled) = cost(|| download.is_ready().unwrap());
-    assert!(!ready);
-    assert_eq!(polled, TransferStats::default());
-    sim.synchronize().unwrap();
-    assert!(download.is_ready().unwrap());
-    let (rows, finished) = cost(|| download.wait().unwrap());
-    assert_eq!((finished.copies, finished.host_waits), (0, 0));
-    assert_same(&host, &rows, "polled");
-    drop(rows);
-
-    // Not polled: one wait.
-    let download = up.start_to_host().unwrap();
-    let (rows, finished) = cost(|| download.wait().unwrap());
-    assert_eq!((finished.copies, finished.host_waits), (0, 1));
-    assert_same(&host, &rows, "waited for");
-    drop((up, rows));
-    sim.assert_done();
-}
-
-/// Sizes that are stored in device memory are read first, without a wait.
-#[test]
-fn a_download_that_reads_sizes_first() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
     let up = sim.upload_array(&host).unwrap();
-    let (mut download, started) = cost(|| unknown(&up).start_to_host().unwrap());
-    let reads = (started.copies, started.bytes_to_host, started.host_waits);
-    assert_eq!(reads, (1, 4, 0), "{started:?}");
-    assert!(!download.is_ready().unwrap());
-    sim.synchronize().unwrap();
-    let (ready, polled) = cost(|| download.is_ready().unwrap());
-    assert!(!ready, "the copies were only queued now");
-    assert!(
-        polled.bytes_to_host > 4 && polled.host_waits == 0,
-        "{polled:?}"
-    );
-    sim.synchronize().unwrap();
-    assert!(download.is_ready().unwrap());
-    let (rows, finished) = cost(|| download.wait().unwrap());
-    assert_eq!((finished.copies, finished.host_waits), (0, 0));
-    assert_same(&host, &rows, "polled");
-    drop(rows);
-
-    let (rows, whole) = cost(|| unknown(&up).start_to_host().unwrap().wait().unwrap());
-    assert_eq!(whole.host_waits, 2, "the sizes, and the copies");
-    assert_same(&host, &rows, "waited for");
-    drop((up, rows));
+    for reads in [0, 1] {
+        let source = || if reads == 0 { up.clone() } else { unknown(&up) };
+        let (mut download, started) = cost(|| source().start_to_host().unwrap());
+        assert_eq!((started.events, started.host_waits), (1, 0), "{started:?}");
+        assert!(reads == 0 || started.bytes_to_host == 4, "{started:?}");
+        assert!(!download.is_ready().unwrap());
+        for _ in 0..reads {
+            sim.synchronize().unwrap();
+            let (ready, polled) = cost(|| download.is_ready().unwrap());
+            assert!(!ready, "the copies were only queued now");
+            assert!(polled.bytes_to_host > 4 && polled.host_waits == 0);
+        }
+        let (_, polled) = cost(|| download.is_ready().unwrap());
+        assert_eq!(polled, TransferStats::default());
+        sim.synchronize().unwrap();
+        assert!(download.is_ready().unwrap());
+        let (rows, finished) = cost(|| download.wait().unwrap());
+        assert_eq!((finished.copies, finished.host_waits), (0, 0));
+        assert_same(&host, &rows, "polled");
+        // Not polled: a wait for the sizes, and one for the copies.
+        let (rows, whole) = cost(|| source().start_to_host().unwrap().wait().unwrap());
+        assert_eq!(whole.host_waits, 1 + reads);
+        assert_same(&host, &rows, "waited for");
+    }
+    drop(up);
     sim.assert_done();
 }
 
 /// On the simulated device, whose worker wakes the task, and without a wait of any thread.
 #[test]
 fn a_download_that_is_awaited() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Async);
     let host = array(&nested(), 80, Nulls::Some, 5);
     let batch = batch_of(&host);
@@ -250,9 +215,6 @@ fn a_download_that_is_awaited() {
 /// The copies may still run: their memory stays until they have.
 #[test]
 fn a_download_that_is_dropped() {
-    if cfg!(miri) {
-        return;
-    }
     for wait in [false, true] {
         let sim = Sim::new(SimMode::Deferred);
         let up = sim
@@ -290,9 +252,6 @@ fn a_download_in_place() {
 
 #[test]
 fn queues_of_other_devices_are_refused() {
-    if cfg!(miri) {
-        return;
-    }
     let (cpu, sim) = (Devices::cpu(), Sim::new(SimMode::Deferred));
     let queue = sim.default_queue();
     let up = cpu
@@ -304,6 +263,7 @@ fn queues_of_other_devices_are_refused() {
         up.to_host_on(&queue).err(),
         up.to_host_data_on(&queue).err(),
         up.start_to_host_on(&queue).err(),
+        up.compact_on(&queue).err(),
         up.resolve_sizes_on(&queue).err(),
         up.resolve_null_counts_on(&queue).err(),
         up.buffer(0).unwrap().to_host_on(&queue).err(),
@@ -320,15 +280,12 @@ fn queues_of_other_devices_are_refused() {
 /// Each failure comes back once: from the start, from a poll, or from the wait. What was queued is kept and freed later.
 #[test]
 fn each_step_of_a_download_may_fail() {
-    if cfg!(miri) {
-        return;
-    }
     let config = SimConfig::default().with_mode(SimMode::Deferred);
     let sim = Sim::with(config.with_capacity_bytes(16 << 20));
     let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
     let up = sim.upload_array(&host).unwrap();
     up.wait().unwrap();
-    let whole = |polls: bool| -> arrow_device::Result<ArrayRef> {
+    let whole = |polls: bool| -> Result<ArrayRef> {
         let mut download = unknown(&up).start_to_host()?;
         while polls && !download.is_ready()? {
             sim.synchronize()?;
@@ -366,32 +323,20 @@ fn each_step_of_a_download_may_fail() {
     sim.assert_done();
 }
 
-/// After an error a download is over, and says so.
+/// A poll that fails ends the download: its copies were not queued, or not waited for, so nothing may read them.
 #[test]
-fn a_download_that_failed() {
-    if cfg!(miri) {
-        return;
-    }
+fn a_poll_that_fails() {
     let sim = Sim::new(SimMode::Deferred);
-    let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
-    let up = sim.upload_array(&host).unwrap();
-    let mut download = unknown(&up).start_to_host().unwrap();
+    let up = sim.upload_array(&array(&DataType::Utf8, 60, Nulls::Some, 9));
+    let mut download = unknown(&up.unwrap()).start_to_host().unwrap();
     sim.synchronize().unwrap();
     sim.faults().fail_nth(FaultOp::Copy, 1);
     assert!(download.is_ready().is_err());
     let e = download.is_ready().unwrap_err().to_string();
     assert!(e.contains("the download is over"), "{e}");
     assert!(download.wait().is_err());
-    drop(up);
     sim.assert_done();
-}
 
-/// A poll that fails ends the download: its copies were not waited for, so nothing may read them.
-#[test]
-fn a_poll_that_fails() {
-    if cfg!(miri) {
-        return;
-    }
     let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
     for sizes_first in [false, true] {
         let sim = Sim::new(SimMode::Deferred);
@@ -434,9 +379,6 @@ fn a_poll_that_fails() {
 /// The next batch's copies are queued before the last one's are waited for.
 #[test]
 fn downloads_are_queued_ahead() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let sent: Vec<_> = (0..3)
         .map(|i| array(&nested(), 50, Nulls::Some, i))
@@ -483,9 +425,6 @@ fn downloads_are_queued_ahead() {
 /// for those.
 #[test]
 fn reads_of_sizes_overtake_copies() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let text = array(&DataType::Utf8, 60, Nulls::Some, 9);
     let sent = batch_of(&text);

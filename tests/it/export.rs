@@ -1,14 +1,13 @@
 //! What exports look like to C code, and who frees what when.
 
 use crate::support::types::structure;
-use crate::support::{Nulls, Variant, all_types, array, assert_same, wide_batch};
+use crate::support::{Nulls, Variant, array, assert_same, wide_batch};
 use crate::support_c::export::{import, ints, join};
 use crate::support_c::sim::{Place, places, simulated};
 use crate::support_c::{Foreign, Moved, c, take};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use arrow_device::device::sim::SimMode;
-use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, NullCounts, SyncPolicy};
 use arrow_schema::DataType;
 
@@ -201,116 +200,71 @@ fn null_counts() {
     for place in places() {
         let data_type = structure((0..20).map(|_| ("c", DataType::Int32)).collect());
         let whole = array(&data_type, 300, Nulls::Some, 5);
-        for variant in [Variant::Whole, Variant::LongChildren, Variant::Both(11)] {
-            let made = variant.of(&whole, 5).unwrap();
-            let (data, rows) = (made.data(), &made.rows);
-            let unknown = || {
-                let mut foreign =
-                    Foreign::part(&made.around, made.offset, rows.len(), &place.device);
-                foreign.root().null_count = -1;
-                (0..20).for_each(|i| foreign.at(&[i]).null_count = -1);
-                place.device.synchronize().unwrap();
-                let imported = foreign.import(&place.options).unwrap();
-                (foreign, imported)
-            };
-            let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
-                let a = c(&mut e).array;
-                // SAFETY: the export is live and has this child.
-                let child = |i| unsafe { (**a.children.add(i)).null_count };
-                [a.null_count]
-                    .into_iter()
-                    .chain((0..20).map(child))
-                    .collect()
-            };
-            // A struct's children count all that they have.
-            let expected: Vec<i64> = [data.null_count()]
+        let made = Variant::Both(11).of(&whole, 5).unwrap();
+        let (data, rows) = (made.data(), &made.rows);
+        let unknown = || {
+            let mut foreign = Foreign::part(&made.around, made.offset, rows.len(), &place.device);
+            foreign.root().null_count = -1;
+            (0..20).for_each(|i| foreign.at(&[i]).null_count = -1);
+            place.device.synchronize().unwrap();
+            let imported = foreign.import(&place.options).unwrap();
+            (foreign, imported)
+        };
+        let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
+            let a = c(&mut e).array;
+            // SAFETY: the export is live and has this child.
+            let child = |i| unsafe { (**a.children.add(i)).null_count };
+            [a.null_count]
                 .into_iter()
-                .chain(data.child_data().iter().map(|c| c.null_count()))
-                .map(|n| n as i64)
-                .collect();
-            // Without a mask there are none.
-            let masks = data.child_data().iter().map(|c| c.nulls().is_some());
-            let masks = [data.nulls().is_some()].into_iter().chain(masks);
-            let uncounted: Vec<i64> = masks.map(|mask| -i64::from(mask)).collect();
-            let n_unknown = uncounted.iter().filter(|n| **n == -1).count() as u64;
-            assert!(n_unknown > 5);
-            let (_foreign, imported) = unknown();
-            let before = place.device.stats();
-            let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
-            assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
-            if place.sim.is_some() {
-                assert_eq!(place.device.stats(), before);
-            }
-            assert_eq!(counts(imported.export_array(&EVENT).unwrap()), expected);
-            if place.sim.is_some() {
-                let delta = place.device.stats().since(&before);
-                assert_eq!((delta.host_waits, delta.copies), (1, n_unknown), "{place}");
-            }
-            let before = place.device.stats();
-            assert_eq!(
-                counts(imported.export_array(&EVENT).unwrap()),
-                expected,
-                "counted once"
-            );
-            if place.sim.is_some() {
-                assert_eq!(place.device.stats(), before);
-            }
-            drop(imported);
-            let (_other, imported) = unknown();
-            // Slices are counted by their own rows.
-            let slice = imported.child(3).unwrap().slice(13, 101).unwrap();
-            let e = slice.export_array(&EVENT).unwrap();
-            let nulls = rows.as_struct().column(3).slice(13, 101).null_count();
-            assert_eq!(e.array().null_count(), nulls);
-            drop((e, slice, imported));
-            [_foreign, _other]
-                .iter()
-                .for_each(|f| f.assert_released_by(&place.device, "counts"));
-            place.assert_clean();
+                .chain((0..20).map(child))
+                .collect()
+        };
+        // A struct's children count all that they have.
+        let expected: Vec<i64> = [data.null_count()]
+            .into_iter()
+            .chain(data.child_data().iter().map(|c| c.null_count()))
+            .map(|n| n as i64)
+            .collect();
+        // Without a mask there are none.
+        let masks = data.child_data().iter().map(|c| c.nulls().is_some());
+        let masks = [data.nulls().is_some()].into_iter().chain(masks);
+        let uncounted: Vec<i64> = masks.map(|mask| -i64::from(mask)).collect();
+        let n_unknown = uncounted.iter().filter(|n| **n == -1).count() as u64;
+        assert!(n_unknown > 5);
+        let (_foreign, imported) = unknown();
+        let before = place.device.stats();
+        let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+        assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
+        if place.sim.is_some() {
+            assert_eq!(place.device.stats(), before);
         }
-    }
-}
-
-/// What this crate wrote is zero up to the next multiple of 64 bytes.
-#[test]
-fn tails_are_zero() {
-    let Some(place) = simulated(SimMode::Async) else {
-        return;
-    };
-    let queue = place.device.default_queue();
-    let arrays = all_types().into_iter().flat_map(|(name, data_type)| {
-        let slice = array(&data_type, 77, Nulls::Some, 2).slice(3, 71);
-        let both = Variant::Both(3).of(&slice, 2).unwrap().array();
-        [(name.clone(), slice), (name, both)]
-    });
-    for (name, array) in arrays {
-        let up = place.device.upload_array(&array).unwrap();
-        up.wait().unwrap();
-        for i in 0..up.num_buffers() {
-            let Some(buffer) = up.buffer(i).filter(|b| !b.is_empty()) else {
-                continue;
-            };
-            assert_eq!(buffer.address().address() % 64, 0, "{name}");
-            let bytes = buffer.len().next_multiple_of(64);
-            let mut copy = vec![0xEEu8; bytes];
-            let op = CopyOp {
-                src: buffer.address(),
-                dst: DevicePtr::new(copy.as_mut_ptr().cast()),
-                bytes,
-                kind: CopyKind::DeviceToHost,
-            };
-            // SAFETY: source and destination have as many bytes, padding included, and live until
-            // the wait below.
-            unsafe { queue.raw().copy(&[op]) }.unwrap();
-            queue.synchronize().unwrap();
-            assert!(
-                copy[buffer.len()..].iter().all(|b| *b == 0),
-                "{name}, buffer {i}"
-            );
+        assert_eq!(counts(imported.export_array(&EVENT).unwrap()), expected);
+        if place.sim.is_some() {
+            let delta = place.device.stats().since(&before);
+            assert_eq!((delta.host_waits, delta.copies), (1, n_unknown), "{place}");
         }
+        let before = place.device.stats();
+        assert_eq!(
+            counts(imported.export_array(&EVENT).unwrap()),
+            expected,
+            "counted once"
+        );
+        if place.sim.is_some() {
+            assert_eq!(place.device.stats(), before);
+        }
+        drop(imported);
+        let (_other, imported) = unknown();
+        // Slices are counted by their own rows.
+        let slice = imported.child(3).unwrap().slice(13, 101).unwrap();
+        let e = slice.export_array(&EVENT).unwrap();
+        let nulls = rows.as_struct().column(3).slice(13, 101).null_count();
+        assert_eq!(e.array().null_count(), nulls);
+        drop((e, slice, imported));
+        [_foreign, _other]
+            .iter()
+            .for_each(|f| f.assert_released_by(&place.device, "counts"));
+        place.assert_clean();
     }
-    drop(queue);
-    place.assert_clean();
 }
 
 /// Lengths of view buffers: right, and where the host can read them; a foreign list goes on as it is while unknown.

@@ -8,13 +8,13 @@ use std::thread;
 use crate::support::types::{dictionary, structure};
 use crate::support::wide_batch;
 use crate::support_c::export::{ints, join};
-use crate::support_c::sim::{places, simulated};
+use crate::support_c::sim::{Place, places, simulated};
 use crate::support_c::{CArray, Moved, c, take};
 use arrow_buffer::Buffer;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts,
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts, Queue,
     ReleasePolicy, SyncPolicy, Validity,
 };
 use arrow_schema::DataType;
@@ -143,60 +143,53 @@ fn whole_trees_and_twice() {
     assert_eq!(dropped(&drops), [1; 4]);
 }
 
+/// All columns lie in one allocation, which stays for the last of them.
 #[test]
 fn siblings_on_many_threads() {
     for place in places() {
-        for _ in 0..20 {
+        let assert_live = |n| {
+            let live = place.sim.as_ref().map(|sim| sim.report().live_allocations);
+            assert!(live.is_none_or(|live| live == n), "{live:?}, not {n}");
+        };
+        let columns = || {
             let up = place.device.upload(&wide_batch(64, 10)).unwrap();
             let mut exported = up.export_array(&EVENT).unwrap();
-            drop(up);
             let root = c(&mut exported).array;
             // SAFETY: the export is live and has these children; each struct is moved once.
-            let children: Vec<_> = unsafe {
-                (0..64)
-                    .map(|i| Moved(take(*root.children.add(i))))
-                    .collect()
-            };
-            if let Some(sim) = &place.sim {
-                assert_eq!(sim.report().live_allocations, 1);
-            }
-            // All columns lie in one allocation, which stays for the last of them.
-            let mut children = children;
+            let child = |i| unsafe { Moved(take(*root.children.add(i))) };
+            ((0..64).map(child).collect::<Vec<_>>(), exported)
+        };
+        for _ in 0..20 {
+            let (mut children, exported) = columns();
+            assert_live(1);
             drop(children.split_off(1));
-            if let Some(sim) = &place.sim {
-                assert_eq!(sim.report().live_allocations, 1, "one column is left");
-            }
+            assert_live(1);
             drop((children, exported));
-            if let Some(sim) = &place.sim {
-                assert_eq!(sim.report().live_allocations, 0);
-            }
-            let up = place.device.upload(&wide_batch(64, 10)).unwrap();
-            let mut exported = up.export_array(&EVENT).unwrap();
-            drop(up);
-            let root = c(&mut exported).array;
-            // SAFETY: the struct is one of the export's, which is not released yet, and is moved once.
-            let children: Vec<_> = unsafe {
-                (0..64)
-                    .map(|i| Moved(take(*root.children.add(i))))
-                    .collect()
-            };
+            assert_live(0);
+            let (children, exported) = columns();
+            let mut chunks: Vec<Vec<Moved>> = (0..4).map(|_| vec![]).collect();
+            let numbered = children.into_iter().enumerate();
+            numbered.for_each(|(i, child)| chunks[i % 4].push(child));
             thread::scope(|scope| {
-                let mut chunks: Vec<Vec<Moved>> = (0..4).map(|_| vec![]).collect();
-                children
-                    .into_iter()
-                    .enumerate()
-                    .for_each(|(i, child)| chunks[i % 4].push(child));
-                chunks.into_iter().for_each(|chunk| {
+                for chunk in chunks {
                     scope.spawn(move || drop(chunk));
-                });
+                }
                 scope.spawn(move || drop(exported));
             });
-            if let Some(sim) = &place.sim {
-                assert_eq!(sim.report().live_allocations, 0);
-            }
+            assert_live(0);
         }
         place.assert_clean();
     }
+}
+
+/// A queue that goes on once it is told to.
+fn busy(place: &Place) -> (Queue, mpsc::Sender<()>) {
+    let queue = place.device.new_queue().unwrap();
+    let (go, gate) = mpsc::channel::<()>();
+    let sim = queue.as_sim().unwrap();
+    // SAFETY: the kernel writes nothing.
+    unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+    (queue, go)
 }
 
 /// A consumer whose work is not ordered: memory goes after the device's work, and the release does not wait for it.
@@ -210,11 +203,7 @@ fn release_synchronizes_elsewhere() {
         up.wait().unwrap();
         let exported = up.export_array(&EVENT.with_release(policy)).unwrap();
         drop(up);
-        let queue = place.device.new_queue().unwrap();
-        let (go, gate) = mpsc::channel::<()>();
-        let sim = queue.as_sim().unwrap();
-        // SAFETY: the kernel writes nothing.
-        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        let (queue, go) = busy(&place);
         drop(exported);
         // Long enough for a reaper that does not wait.
         thread::sleep(std::time::Duration::from_millis(50));
@@ -241,22 +230,6 @@ fn an_owner_of_two_columns() {
     let batch = join(&[first, column(one), second]);
     drop(two);
     let drops = [two_drops, one_drops];
-    for order in orders(3) {
-        let mut exported = batch.export_array(&EVENT).unwrap();
-        // SAFETY: the export is live and has these children; each struct is moved once.
-        let mut columns: Vec<Option<Moved>> = unsafe {
-            let root = &raw mut c(&mut exported).array;
-            (0..3)
-                .map(|i| Some(Moved(take(*(*root).children.add(i)))))
-                .collect()
-        };
-        drop(exported);
-        assert_eq!(dropped(&drops), [0; 2]);
-        for i in order {
-            drop(columns[i].take());
-            assert_eq!(dropped(&drops), [0; 2], "the batch holds them");
-        }
-    }
     let mut exported = batch.export_array(&EVENT).unwrap();
     drop(batch);
     // SAFETY: the struct is one of the export's, which is not released yet, and is moved once.
@@ -283,11 +256,7 @@ fn lists_of_lengths_wait_too() {
         let mut exported = up.export_array(&EVENT.with_release(policy)).unwrap();
         // SAFETY: the export is live, and the last of its four buffers is the list of sizes.
         let list = unsafe { *c(&mut exported).array.buffers.add(3) };
-        let queue = place.device.new_queue().unwrap();
-        let (go, gate) = mpsc::channel::<()>();
-        let sim = queue.as_sim().unwrap();
-        // SAFETY: the kernel writes nothing.
-        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        let (queue, go) = busy(&place);
         drop(exported);
         // More than can be idle.
         let slabs: Vec<_> = (0..50)

@@ -135,47 +135,36 @@ fn a_child_waits_for_no_thread_of_its_parent() {
     });
 }
 
-/// A stream that reads ahead ends in a child with an error, though batches wait in it. The parent's goes on.
+/// A reader with threads of its own ends in a child with an error, though batches wait in it. The parent's goes on.
+fn is_the_parents<T, E: std::fmt::Display + std::fmt::Debug>(
+    mut reader: impl Iterator<Item = Result<T, E>>,
+    rows: impl Fn(T) -> usize,
+) {
+    assert_eq!(rows(reader.next().unwrap().unwrap()), 3);
+    let mut child = Some(reader);
+    forked(|| {
+        let mut reader = child.take().unwrap();
+        let text = reader.next().unwrap().map(drop).unwrap_err().to_string();
+        assert!(text.contains("cannot be used after fork"), "{text}");
+        assert!(reader.next().is_none() && reader.next().is_none());
+        drop(reader);
+    });
+    let rest: Vec<_> = child.unwrap().map(|item| rows(item.unwrap())).collect();
+    assert_eq!(rest, [3; 4]);
+}
+
 #[test]
-fn a_stream_that_reads_ahead_is_the_parents() {
-    alone("fork::a_stream_that_reads_ahead_is_the_parents", || {
+fn a_stream_with_threads_is_the_parents() {
+    alone("fork::a_stream_with_threads_is_the_parents", || {
         for device in [Devices::cpu(), Devices::simulated().unwrap()] {
             let batches = (0..5).map(|_| Ok(batch()));
             let reader = RecordBatchIterator::new(batches, batch().schema());
-            let mut ahead = UploadingReader::new(reader, &device).read_ahead(2);
-            assert_eq!(ahead.next().unwrap().unwrap().num_rows(), 3);
-            let mut child = Some(ahead);
-            forked(|| {
-                let mut ahead = child.take().unwrap();
-                let text = ahead.next().unwrap().unwrap_err().to_string();
-                assert!(text.contains("cannot be used after fork"), "{text}");
-                assert!(ahead.next().is_none() && ahead.next().is_none());
-                drop(ahead);
-            });
-            let rows: Vec<_> = child.unwrap().map(|up| up.unwrap().num_rows()).collect();
-            assert_eq!(rows, [3; 4]);
+            let ahead = UploadingReader::new(reader, &device).read_ahead(2);
+            is_the_parents(ahead, |up| up.num_rows());
         }
-    });
-}
-
-/// So does a reader whose parts are read by several threads.
-#[test]
-fn a_parallel_reader_is_the_parents() {
-    alone("fork::a_parallel_reader_is_the_parents", || {
         let open = |_| Ok(RecordBatchIterator::new([Ok(batch())], batch().schema()));
-        let read = ParallelReader::new(batch().schema(), 0..5, open);
-        let mut read = read.with_threads(2);
-        assert_eq!(read.next().unwrap().unwrap(), batch());
-        let mut child = Some(read);
-        forked(|| {
-            let mut read = child.take().unwrap();
-            let text = read.next().unwrap().unwrap_err().to_string();
-            assert!(text.contains("cannot be used after fork"), "{text}");
-            assert!(read.next().is_none() && read.next().is_none());
-            drop(read);
-        });
-        let rows: Vec<_> = child.unwrap().map(|b| b.unwrap().num_rows()).collect();
-        assert_eq!(rows, [3; 4]);
+        let read = ParallelReader::new(batch().schema(), 0..5, open).with_threads(2);
+        is_the_parents(read, |batch| batch.num_rows());
     });
 }
 

@@ -1,17 +1,16 @@
 //! What a backend says about exports and imports: the handover, a refusal, which device an array belongs to; and whole
 //! allocations that are taken out of their buffers.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::altered::Altered;
 use crate::simkit::{Sim, ints, launch};
+use crate::support_c::{CArray, empty};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray, StructArray};
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::device::{
-    AddressClass, Arriving, Backend, DevicePtr, EventPtr, Handover, RawQueue,
-};
+use arrow_device::device::sim::{SimConfig, SimMode};
+use arrow_device::device::{AddressClass, Arriving, Handover};
 use arrow_device::dlpack::{DlpackOptions, DlpackStream};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceId,
@@ -22,94 +21,16 @@ use arrow_schema::{DataType, Field};
 
 const OPENCL: DeviceId = DeviceId::new(ArrowDeviceType::OPENCL, 0);
 
-/// A simulated device under another id, with other answers.
-#[derive(Debug)]
-struct Hooked {
-    sim: Arc<SimDevice>,
-    handover: Handover,
-    exports: bool,
-    /// Copies read ordinary memory as fast as any.
-    direct: bool,
-    /// Queues go on asking for foreign events.
-    polls: bool,
-}
-
-// SAFETY: all work, memory and events are the simulated device's.
-unsafe impl Backend for Hooked {
-    fn id(&self) -> DeviceId {
-        OPENCL
-    }
-    fn host_readable(&self) -> bool {
-        false
-    }
-    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        self.sim.default_queue()
-    }
-    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        self.sim.new_queue()
-    }
-    fn handover(&self) -> Handover {
-        self.handover
-    }
-    fn check_export(&self) -> Result<()> {
-        let refused = || Error::NotSupported {
-            device: OPENCL,
-            operation: "export",
-            reason: "its addresses are handles".into(),
-        };
-        self.exports.then_some(()).ok_or_else(refused)
-    }
-    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller guarantees what the simulated device requires of an event.
-        unsafe { self.sim.check_event(event) }
-    }
-    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        // SAFETY: the caller guarantees what the simulated device requires of an event.
-        unsafe { self.sim.query_event(event) }
-    }
-    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller guarantees what the simulated device requires of an event.
-        unsafe { self.sim.wait_event(event) }
-    }
-    unsafe fn release_event(&self, event: EventPtr) {
-        // SAFETY: the caller guarantees what the simulated device requires of an event.
-        unsafe { self.sim.release_event(event) }
-    }
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.sim.classify(address, bytes)
-    }
-    fn copies_directly_from(&self, address: DevicePtr, _bytes: usize) -> bool {
-        self.direct && !address.is_null()
-    }
-    fn polls_foreign_events(&self) -> bool {
-        self.polls
-    }
-    fn synchronize(&self) -> Result<()> {
-        self.sim.synchronize()
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-/// The device, and the simulated one behind it.
+/// A simulated device under another id, with other answers, and the simulated one behind it.
 fn hooked(handover: Handover, exports: bool) -> (Device, Sim) {
-    hooked_with(handover, exports, false)
+    hooked_with(|device| (device.handover, device.exports) = (handover, exports))
 }
 
-fn hooked_with(handover: Handover, exports: bool, direct: bool) -> (Device, Sim) {
-    hooked_as(|sim| Hooked {
-        sim,
-        handover,
-        exports,
-        direct,
-        polls: false,
-    })
-}
-
-fn hooked_as(backend: impl FnOnce(Arc<SimDevice>) -> Hooked) -> (Device, Sim) {
+fn hooked_with(alter: impl FnOnce(&mut Altered)) -> (Device, Sim) {
     let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
-    let backend = backend(sim.sim.clone());
+    let mut backend = Altered::new(sim.sim.clone());
+    (backend.id, backend.direct) = (OPENCL, Some(false));
+    alter(&mut backend);
     (Device::new(Arc::new(backend)).unwrap(), sim)
 }
 
@@ -165,13 +86,7 @@ fn an_export_hands_over_what_the_backend_says() {
 #[test]
 fn a_wait_is_recorded_if_the_queue_polls() {
     for (polls, is_pending) in [(true, true), (true, false), (false, true), (false, false)] {
-        let (device, sim) = hooked_as(|sim| Hooked {
-            sim,
-            handover: Handover::Event,
-            exports: true,
-            direct: false,
-            polls,
-        });
+        let (device, sim) = hooked_with(|device| device.polls = polls);
         let up = device.upload(&batch()).unwrap();
         let array = up
             .export_array(&ExportOptions::new(SyncPolicy::Event))
@@ -410,19 +325,7 @@ fn a_resolver_is_asked_by_imports_only() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// `struct ArrowArray`.
-#[repr(C)]
-struct Raw {
-    /// Length, null count, offset, number of buffers, number of children.
-    counts: [i64; 5],
-    buffers: *mut *const c_void,
-    children: *mut *mut Raw,
-    dictionary: *mut Raw,
-    release: Option<unsafe extern "C" fn(*mut Raw)>,
-    private_data: *mut c_void,
-}
-
-unsafe extern "C" fn released(array: *mut Raw) {
+unsafe extern "C" fn released(array: *mut CArray) {
     // SAFETY: whoever releases an array passes it.
     unsafe { (*array).release = None };
 }
@@ -446,16 +349,19 @@ fn an_address_is_sought_where_the_type_has_one() {
         std::ptr::without_provenance(0x4040),
     ];
     let attempt = |data_type: &DataType, counts: [i64; 5], buffers: *mut *const c_void| {
-        let raw = Raw {
-            counts,
+        let [length, null_count, offset, n_buffers, n_children] = counts;
+        let raw = CArray {
+            length,
+            null_count,
+            offset,
+            n_buffers,
+            n_children,
             buffers,
-            children: std::ptr::null_mut(),
-            dictionary: std::ptr::null_mut(),
             release: Some(released),
-            private_data: std::ptr::null_mut(),
+            ..empty()
         };
         // SAFETY: both are `struct ArrowArray`.
-        let array = unsafe { std::mem::transmute::<Raw, arrow_data::ffi::FFI_ArrowArray>(raw) };
+        let array = unsafe { std::mem::transmute::<CArray, arrow_data::ffi::FFI_ArrowArray>(raw) };
         // SAFETY: the list of buffers lives until the import has returned, and there is nothing to wait for.
         let array = unsafe {
             FFI_ArrowDeviceArray::new(array, OPENCL.device_type, 0, std::ptr::null_mut())
@@ -495,7 +401,7 @@ fn what_is_copied_directly_is_not_packed() {
     let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1 << 18)); // 2 MiB
     let large = RecordBatch::try_from_iter([("a", column.clone()), ("b", column)]).unwrap();
     for direct in [true, false] {
-        let (device, sim) = hooked_with(Handover::Event, true, direct);
+        let (device, sim) = hooked_with(|device| device.direct = Some(direct));
         let before = device.stats();
         let up = device.upload(&large).unwrap();
         let cost = device.stats().since(&before);

@@ -11,7 +11,7 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
-use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, Error, SyncPolicy};
+use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, Error};
 use arrow_schema::{DataType, Field, Fields, Schema, UnionFields, UnionMode};
 
 fn one_column(array: &ArrayRef) -> RecordBatch {
@@ -58,18 +58,6 @@ fn check(array: ArrayRef, context: &str) {
     drop(data);
     // Masks that start elsewhere than their values show here.
     assert_same(&expected, &column.to_host().unwrap(), context);
-    drop(expected);
-    let whole = column.to_host().unwrap();
-    for (offset, rows) in [(0, 1), (1, 5), (7, 40)] {
-        if offset + rows <= column.len() {
-            let context = format!("{context}, slice({offset}, {rows})");
-            let part = column.slice(offset, rows).unwrap().to_host().unwrap();
-            assert_same(&whole.slice(offset, rows), &part, &context);
-            assert_eq!(part.data_type(), whole.data_type(), "{context}");
-            let nulls = whole.slice(offset, rows).null_count();
-            assert_eq!(part.null_count(), nulls, "{context}");
-        }
-    }
 }
 
 #[test]
@@ -80,18 +68,6 @@ fn columns_of_every_type() {
         }
     }
     check(boolean_with_tight_nulls(), "boolean with tight nulls");
-}
-
-#[test]
-fn masks_without_nulls() {
-    let array = |n| {
-        let mask = NullBuffer::new_valid(n);
-        Arc::new(Int32Array::new(vec![7; n].into(), Some(mask))) as ArrayRef
-    };
-    check(array(9), "a mask of ones");
-    let fields = Fields::from(vec![Field::new("a", DataType::Int32, true)]);
-    let rows = StructArray::new(fields, vec![array(9)], Some(NullBuffer::new_valid(9)));
-    check(Arc::new(rows), "in a struct");
 }
 
 /// An array that arrow-rs does not know; its memory is gone with the data that it hands out.
@@ -200,37 +176,6 @@ fn refused(children: Vec<ArrayRef>) {
         let batch = RecordBatch::try_new_with_options(schema, vec![array], &options).unwrap();
         let refused = Devices::cpu().upload(&batch).unwrap_err();
         assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
-    }
-}
-
-/// Lengths that the data tells are behind the offset of an import.
-#[test]
-fn imports_with_offsets() {
-    for data_type in [DataType::Utf8, DataType::LargeBinary, DataType::Utf8View] {
-        let array = crate::support::array(&data_type, 60, Nulls::Some, 5);
-        let part = Devices::cpu().upload_array(&array).unwrap().slice(31, 20);
-        let import = || {
-            let part = part.as_ref().unwrap();
-            let (array, schema) = part.export(SyncPolicy::Event).unwrap();
-            // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-            unsafe { DeviceArray::import(array, &schema) }.unwrap()
-        };
-        let expected = array.slice(31, 20);
-        assert_eq!(import().offset(), 31);
-        assert_same(&expected, &import().to_host().unwrap(), "to the host");
-        let resolved = import();
-        assert!(resolved.buffer(2).is_none());
-        resolved.resolve_sizes().unwrap();
-        assert_same(&expected, &resolved.to_host().unwrap(), "resolved first");
-        let data = expected.to_data();
-        let bytes = match data_type {
-            DataType::Utf8 => data.buffer::<i32>(0)[20] as usize,
-            DataType::LargeBinary => data.buffer::<i64>(0)[20] as usize,
-            _ => data.buffers()[1].len(),
-        };
-        assert_eq!(resolved.buffer(2).unwrap().len(), bytes);
-        let down = import().to_host_data().unwrap();
-        assert_eq!(down.buffers()[1].len(), bytes);
     }
 }
 

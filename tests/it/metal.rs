@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::support::producer::{ints, relabel};
 use crate::support::{
-    Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch, zero_column_batch,
+    Nulls, all_types, assert_same, assert_same_batch, batch, variants, wide_batch,
+    zero_column_batch,
 };
 use crate::support_c::export::field;
 use crate::support_c::{CArray, Foreign, c};
@@ -60,32 +61,34 @@ fn buffers_at_pages(array: &CArray, data: &ArrayData, context: &str) -> usize {
 
 #[test]
 fn every_type_out_and_in() {
-    for id in IDS {
+    let mut buffers = 0;
+    for (i, (name, data_type)) in all_types().into_iter().enumerate() {
+        let whole = crate::support::array(&data_type, 70, Nulls::Some, i as u64);
+        let id = IDS[i % 2];
         let device = metal::shared_memory(id);
-        let mut buffers = 0;
-        for (i, (name, data_type)) in all_types().into_iter().enumerate() {
-            for (case, array) in cases(&data_type, i as u64) {
-                let context = format!("{name}, {case} on {device}");
-                let up = device.upload_array(&array).unwrap();
-                let mut exported = up.export_array(&wait()).unwrap();
-                assert_eq!(exported.device_type(), ArrowDeviceType::METAL);
-                assert_eq!(exported.device_id(), id);
-                assert!(c(&mut exported).sync_event.is_null(), "{context}");
-                buffers += buffers_at_pages(&c(&mut exported).array, &array.to_data(), &context);
-                let options = options().with_validation(Validation::Full);
-                // SAFETY: the struct comes from an export of this crate, and the type is the exported one.
-                let again =
-                    unsafe { DeviceArray::import_as(exported, field(&data_type), &options) };
-                let again = again.unwrap();
-                assert_eq!(*again.device(), device, "{context}");
-                drop(up);
-                let (down, stats) = TransferStats::scope(|| again.to_host().unwrap());
-                assert_eq!(stats.host_copied_bytes, 0, "{context}");
-                assert_same(&array, &down, &context);
-            }
+        for made in variants(&whole, 3) {
+            let (array, context) = (
+                made.array(),
+                format!("{name}, {:?} on {device}", made.variant),
+            );
+            let up = device.upload_array(&array).unwrap();
+            let mut exported = up.export_array(&wait()).unwrap();
+            assert_eq!(exported.device_type(), ArrowDeviceType::METAL);
+            assert_eq!(exported.device_id(), id);
+            assert!(c(&mut exported).sync_event.is_null(), "{context}");
+            buffers += buffers_at_pages(&c(&mut exported).array, &array.to_data(), &context);
+            let options = options().with_validation(Validation::Full);
+            // SAFETY: the struct comes from an export of this crate, and the type is the exported one.
+            let again = unsafe { DeviceArray::import_as(exported, field(&data_type), &options) };
+            let again = again.unwrap();
+            assert_eq!(*again.device(), device, "{context}");
+            drop(up);
+            let (down, stats) = TransferStats::scope(|| again.to_host().unwrap());
+            assert_eq!(stats.host_copied_bytes, 0, "{context}");
+            assert_same(&array, &down, &context);
         }
-        assert!(buffers > 1000, "{buffers}");
     }
+    assert!(buffers > 1000, "{buffers}");
 }
 
 /// The bytes after a buffer's last one, up to the end of its page, which a consumer that wraps pages sees.
@@ -159,18 +162,16 @@ fn batches_without_rows_or_columns() {
 /// As nanoarrow and ArrowMetal write them: buffers that start anywhere.
 #[test]
 fn arrays_of_other_producers() {
-    for id in IDS {
-        for (i, (name, data_type)) in all_types().into_iter().enumerate() {
-            let host = crate::support::array(&data_type, 20, Nulls::Some, i as u64);
-            let mut foreign = Foreign::new(&host.to_data(), &Devices::cpu());
-            foreign.device_array.device_type = ArrowDeviceType::METAL.value();
-            foreign.device_array.device_id = id;
-            let again = foreign.import(&options()).unwrap();
-            assert_eq!(again.device().id().id, id);
-            assert_same(&host, &again.to_host().unwrap(), &name);
-            drop(again);
-            foreign.assert_released(&name);
-        }
+    for (i, (name, data_type)) in all_types().into_iter().enumerate() {
+        let host = crate::support::array(&data_type, 20, Nulls::Some, i as u64);
+        let mut foreign = Foreign::new(&host.to_data(), &Devices::cpu());
+        foreign.device_array.device_type = ArrowDeviceType::METAL.value();
+        foreign.device_array.device_id = IDS[i % 2];
+        let again = foreign.import(&options()).unwrap();
+        assert_eq!(again.device().id().id, IDS[i % 2]);
+        assert_same(&host, &again.to_host().unwrap(), &name);
+        drop(again);
+        foreign.assert_released(&name);
     }
 }
 

@@ -42,9 +42,13 @@ fn options() -> ExportOptions {
     ExportOptions::new(SyncPolicy::Event)
 }
 
+fn import(array: FFI_ArrowDeviceArray, data_type: &DataType) -> DeviceArray {
+    // SAFETY: the struct comes from an export of this crate or of arrow-rs, whose values are valid, and the type is the exported one.
+    unsafe { DeviceArray::import_as(array, field(data_type), &cpu().options) }.unwrap()
+}
+
 #[test]
 fn out_and_in() {
-    let place = cpu();
     let exports = [
         options(),
         options().with_null_counts(NullCounts::AllowUnknown),
@@ -56,31 +60,17 @@ fn out_and_in() {
         let whole = array(&data_type, 7, Nulls::Some, 1);
         let both = Variant::Both(3).of(&whole, 1).unwrap();
         for array in [whole.slice(1, 5), whole.slice(7, 0), both.array()] {
-            let up = place.device.upload_array(&array).unwrap();
+            let up = Devices::cpu().upload_array(&array).unwrap();
             let exports = turn.by_ref().take(if cfg!(miri) { 1 } else { 3 });
             for export in exports {
-                let exported = up.export_array(export).unwrap();
-                // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-                let again =
-                    unsafe { DeviceArray::import_as(exported, field(&data_type), &place.options) }
-                        .unwrap();
+                let again = import(up.export_array(export).unwrap(), &data_type);
                 let n = again.len();
-                let slice = again
-                    .slice(n / 3, n / 2)
-                    .unwrap()
-                    .export_array(export)
-                    .unwrap();
-                // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-                let slice =
-                    unsafe { DeviceArray::import_as(slice, field(&data_type), &place.options) }
-                        .unwrap();
+                let slice = again.slice(n / 3, n / 2).unwrap();
+                let slice = import(slice.export_array(export).unwrap(), &data_type);
                 assert_same(&array, &again.to_host().unwrap(), &data_type);
                 drop(again);
-                assert_same(
-                    &array.slice(n / 3, n / 2),
-                    &slice.to_host().unwrap(),
-                    &data_type,
-                );
+                let expected = array.slice(n / 3, n / 2);
+                assert_same(&expected, &slice.to_host().unwrap(), &data_type);
             }
         }
     }
@@ -99,9 +89,7 @@ fn with_arrow() {
             unsafe { arrow_array::ffi::from_ffi(exported.into_array().unwrap(), &schema) }.unwrap();
         assert_same(&array, &make_array(data), &data_type);
         let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
-        // SAFETY: arrow-rs exported the struct from an array of this type.
-        let ours =
-            unsafe { DeviceArray::import_as(theirs, field(&data_type), &place.options) }.unwrap();
+        let ours = import(theirs, &data_type);
         assert_same(&array, &ours.to_host().unwrap(), &data_type);
     }
 }
@@ -159,10 +147,8 @@ fn children_outlive_their_parent() {
 /// The second release of a struct that stayed where it is.
 #[test]
 fn released_twice() {
-    let data_type = structure(vec![
-        ("a", DataType::Int32),
-        ("b", dictionary(DataType::Int8, DataType::Utf8)),
-    ]);
+    let words = dictionary(DataType::Int8, DataType::Utf8);
+    let data_type = structure(vec![("a", DataType::Int32), ("b", words)]);
     let up = Devices::cpu()
         .upload_array(&array(&data_type, 5, Nulls::Some, 1))
         .unwrap();
@@ -248,16 +234,9 @@ fn foreign_arrays() {
 #[test]
 fn malformed() {
     let place = cpu();
-    let data = array(
-        &structure(vec![
-            ("a", DataType::Int32),
-            ("b", dictionary(DataType::Int8, DataType::Utf8)),
-        ]),
-        5,
-        Nulls::Some,
-        1,
-    )
-    .to_data();
+    let words = dictionary(DataType::Int8, DataType::Utf8);
+    let data_type = structure(vec![("a", DataType::Int32), ("b", words)]);
+    let data = array(&data_type, 5, Nulls::Some, 1).to_data();
     let spoils: [fn(&mut Foreign); 8] = [
         |f| f.release(&[]),
         |f| f.release(&[1, DICTIONARY]),
@@ -288,10 +267,7 @@ fn copies() {
         .unwrap();
     let array = DeviceArray::from_host(data.clone()).unwrap();
     let exported = array.export_array(&options()).unwrap();
-    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-    let again =
-        unsafe { DeviceArray::import_as(exported, field(&DataType::Int32), &place.options) }
-            .unwrap();
+    let again = import(exported, &DataType::Int32);
     assert_same(&make_array(data), &again.to_host().unwrap(), "mask");
 
     let bytes = arrow_buffer::Buffer::from_vec((0..13u8).collect::<Vec<_>>());

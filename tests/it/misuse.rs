@@ -8,8 +8,7 @@ use arrow_array::Array;
 use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions,
-    NullCounts, SyncPolicy, Validity,
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error, SyncPolicy, Validity,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
@@ -61,21 +60,6 @@ fn queues_and_devices_do_not_mix() {
     drop((on_a, on_b, event));
     a.assert_done();
     b.assert_done();
-}
-
-/// A backend's own methods, which safe code reaches too.
-#[test]
-fn no_bytes_are_no_allocation() {
-    let mut devices = vec![Devices::cpu()];
-    if !cfg!(miri) {
-        devices.push(Sim::new(SimMode::Deferred).device);
-    }
-    for device in devices {
-        let refused = device.default_queue().raw().allocate(0);
-        assert!(is_argument(refused), "{device}");
-        let host = device.backend().allocate_host(0);
-        assert!(matches!(host, Ok(None) | Err(_)), "{device}: {host:?}");
-    }
 }
 
 #[test]
@@ -196,69 +180,59 @@ fn parts_that_do_not_fit_are_refused() {
         DeviceArray::from_parts(data_type, rows, None, buffers, children)
     };
     let one = std::slice::from_ref(&child);
+    let two = [child.clone(), child.clone()];
     let fixed = |n| crate::support::types::fixed_list(DataType::Int32, n);
-    let row = crate::support::types::structure(vec![("a", DataType::Int32)]);
+    let row = |t| crate::support::types::structure(vec![("a", t)]);
     assert!(parts(fixed(3), 3, &[None], one).is_ok());
-    assert!(is_argument(parts(fixed(3), 4, &[None], one)));
-    assert!(is_argument(parts(fixed(3), usize::MAX / 2, &[None], one)));
-    assert!(parts(row.clone(), 9, &[None], one).is_ok());
-    assert!(is_argument(parts(row.clone(), 10, &[None], one)));
-    assert!(is_argument(parts(row.clone(), 9, &[], one)));
-    assert!(is_argument(parts(row.clone(), 9, &[None], &[])));
-    assert!(is_argument(parts(row, 9, &[None, None], one)));
-    assert!(is_argument(parts(
-        fixed(3),
-        3,
-        &[None],
-        &[child.child(0).unwrap_or(one[0].clone()), child.clone()]
-    )));
-    let wrong = crate::support::types::structure(vec![("a", DataType::Int64)]);
-    assert!(is_argument(parts(wrong, 9, &[None], one)));
-    assert!(is_argument(parts(DataType::Null, 9, &[], &[])));
+    assert!(parts(row(DataType::Int32), 9, &[None], one).is_ok());
+    let refused = [
+        parts(fixed(3), 4, &[None], one),
+        parts(fixed(3), usize::MAX / 2, &[None], one),
+        parts(fixed(3), 3, &[None], &two),
+        parts(row(DataType::Int32), 10, &[None], one),
+        parts(row(DataType::Int32), 9, &[], one),
+        parts(row(DataType::Int32), 9, &[None], &[]),
+        parts(row(DataType::Int32), 9, &[None, None], one),
+        parts(row(DataType::Int64), 9, &[None], one),
+        parts(DataType::Null, 9, &[], &[]),
+        child
+            .clone()
+            .with_field(Arc::new(Field::new("x", DataType::Int8, true))),
+    ];
+    for (i, refused) in refused.into_iter().enumerate() {
+        assert!(is_argument(refused), "{i}");
+    }
+    assert!(child.buffer(2).is_none() && child.child(0).is_none() && child.dictionary().is_none());
 
     let cpu = Devices::cpu();
     let schema = |t, nullable| Arc::new(Schema::new(vec![Field::new("a", t, nullable)]));
-    assert!(DeviceRecordBatch::try_new(schema(DataType::Int32, true), one).is_ok());
-    assert!(is_argument(DeviceRecordBatch::try_new(
-        schema(DataType::Int64, true),
-        one
-    )));
-    assert!(is_argument(DeviceRecordBatch::try_new(
-        schema(DataType::Int32, false),
-        one
-    )));
-    assert!(is_argument(DeviceRecordBatch::try_new(
-        schema(DataType::Int32, true),
-        &[]
-    )));
-    assert!(is_argument(DeviceRecordBatch::try_new(
-        schema(DataType::Int32, true),
-        &[child.clone(), child.clone()]
-    )));
-    let two = Schema::new(vec![
-        Field::new("a", DataType::Int32, true),
-        Field::new("b", DataType::Int32, true),
-    ]);
-    let uneven = [child.clone(), child.slice(0, 8).unwrap()];
-    assert!(is_argument(DeviceRecordBatch::try_new(
-        Arc::new(two.clone()),
-        &uneven
-    )));
-    let with_rows = DeviceRecordBatch::try_new_with_rows;
-    assert!(is_argument(with_rows(&cpu, Arc::new(two), &[], 4)));
+    let int = || schema(DataType::Int32, true);
+    let pair = ["a", "b"].map(|name| Field::new(name, DataType::Int32, true));
+    let pair = Arc::new(Schema::new(pair.to_vec()));
     let empty = Arc::new(Schema::empty());
-    assert!(is_argument(with_rows(&cpu, empty.clone(), one, 9)));
-    assert!(is_argument(with_rows(&cpu, empty.clone(), &[], usize::MAX)));
-    assert_eq!(with_rows(&cpu, empty, &[], 4).unwrap().num_rows(), 4);
-    let nullable = schema(DataType::Int32, true);
-    assert!(with_rows(&cpu, nullable.clone(), one, 9).is_ok());
-    assert!(is_argument(with_rows(&cpu, nullable, one, 8)));
-    assert!(is_argument(child.clone().with_field(Arc::new(Field::new(
-        "x",
-        DataType::Int8,
-        true
-    )))));
-    assert!(child.buffer(2).is_none() && child.child(0).is_none() && child.dictionary().is_none());
+    let (new, with_rows) = (
+        DeviceRecordBatch::try_new,
+        DeviceRecordBatch::try_new_with_rows,
+    );
+    assert!(new(int(), one).is_ok() && with_rows(&cpu, int(), one, 9).is_ok());
+    assert_eq!(
+        with_rows(&cpu, empty.clone(), &[], 4).unwrap().num_rows(),
+        4
+    );
+    let refused = [
+        new(schema(DataType::Int64, true), one),
+        new(schema(DataType::Int32, false), one),
+        new(int(), &[]),
+        new(int(), &two),
+        new(pair.clone(), &[child.clone(), child.slice(0, 8).unwrap()]),
+        with_rows(&cpu, pair, &[], 4),
+        with_rows(&cpu, empty.clone(), one, 9),
+        with_rows(&cpu, empty, &[], usize::MAX),
+        with_rows(&cpu, int(), one, 8),
+    ];
+    for (i, refused) in refused.into_iter().enumerate() {
+        assert!(is_argument(refused), "{i}");
+    }
     let bytes = buffer(10);
     assert!(is_argument(bytes.slice(4, 7)));
     assert!(is_argument(bytes.slice(usize::MAX, 2)));
@@ -335,23 +309,6 @@ fn null_counts_are_those_of_the_bitmap() {
     }
 }
 
-/// An unknown null count goes out as unknown, if the consumer takes that.
-#[test]
-fn unknown_null_counts_are_exported_as_such() {
-    let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
-    let exported = one_null().export_array(&options).unwrap();
-    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
-    // is the exported one.
-    let again = unsafe {
-        DeviceArray::import_as(
-            exported,
-            Arc::new(Field::new("", DataType::Int32, true)),
-            &ImportOptions::default(),
-        )
-    };
-    assert_eq!(again.unwrap().null_count(), None);
-}
-
 /// A slice has its own number of nulls, known or not, and what is counted of it says nothing of the whole.
 #[test]
 fn null_counts_of_slices() {
@@ -386,4 +343,12 @@ fn null_counts_of_slices() {
         .with_field(Arc::new(Field::new("f", DataType::Int32, true)))
         .unwrap();
     assert_eq!(again.null_count(), Some(1));
+}
+
+#[cfg(not(feature = "rocm"))]
+#[test]
+fn a_device_whose_feature_is_off() {
+    let error = Devices::open("rocm:77").unwrap_err().to_string();
+    let way_out = "arrow-device was built without ROCm; enable its feature `rocm`";
+    assert!(error.contains(way_out), "{error}");
 }

@@ -4,7 +4,7 @@ use crate::simkit::*;
 use crate::support::*;
 use crate::support_c::Foreign;
 use crate::support_c::sim::places;
-use arrow_array::Array;
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{DeviceArray, ExportOptions, SyncPolicy, Validation};
 use proptest::prelude::*;
@@ -22,12 +22,29 @@ fn place_of(cut: Cut, rows: usize) -> (usize, usize) {
 }
 
 /// `PROPTEST_CASES` overrides the number.
-fn config() -> ProptestConfig {
+pub(crate) fn config() -> ProptestConfig {
     let few = ProptestConfig::with_cases(128);
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
         None => few,
     }
+}
+
+fn is_same(
+    expected: &dyn Array,
+    down: arrow_device::Result<ArrayRef>,
+) -> Result<(), TestCaseError> {
+    let down = failure_free(down)?;
+    let valid = down.to_data().validate_full();
+    prop_assert!(valid.is_ok(), "{:?}", valid);
+    same(expected, &down).map_err(TestCaseError::fail)
+}
+
+fn is_same_batch(
+    expected: &RecordBatch,
+    down: arrow_device::Result<RecordBatch>,
+) -> Result<(), TestCaseError> {
+    same_batch(expected, &failure_free(down)?).map_err(TestCaseError::fail)
 }
 
 fn failure_free<T>(result: arrow_device::Result<T>) -> Result<T, TestCaseError> {
@@ -36,9 +53,6 @@ fn failure_free<T>(result: arrow_device::Result<T>) -> Result<T, TestCaseError> 
 
 #[test]
 fn arrays() {
-    if cfg!(miri) {
-        return;
-    }
     let sims = MODES.map(Sim::new);
     proptest!(config(), |(case in arb_array(), cuts in arb_cuts())| {
         for sim in &sims {
@@ -48,12 +62,7 @@ fn arrays() {
                 let (offset, rows) = place_of(cut, expected.len());
                 expected = expected.slice(offset, rows);
                 up = failure_free(up.slice(offset, rows))?;
-                let down = failure_free(up.to_host())?;
-                if let Err(e) = same(&expected, &down) {
-                    return Err(TestCaseError::fail(e));
-                }
-                let valid = down.to_data().validate_full();
-                prop_assert!(valid.is_ok(), "{:?}", valid);
+                is_same(&expected, up.to_host())?;
             }
         }
     });
@@ -62,9 +71,6 @@ fn arrays() {
 
 #[test]
 fn batches() {
-    if cfg!(miri) {
-        return;
-    }
     let peer = |mode| SimConfig::default().with_mode(mode).with_peer_access(true);
     let (from, to) = (Sim::new(SimMode::Deferred), Sim::with(peer(SimMode::Async)));
     proptest!(config(), |(case in arb_batch(), cuts in arb_cuts())| {
@@ -74,21 +80,13 @@ fn batches() {
             let (offset, rows) = place_of(cut, expected.num_rows());
             expected = expected.slice(offset, rows);
             up = failure_free(up.slice(offset, rows))?;
-            let down = failure_free(up.to_host())?;
-            if let Err(e) = same_batch(&expected, &down) {
-                return Err(TestCaseError::fail(e));
-            }
+            is_same_batch(&expected, up.to_host())?;
         }
-        let compact = failure_free(failure_free(up.compact())?.to_host())?;
-        if let Err(e) = same_batch(&expected, &compact) {
-            return Err(TestCaseError::fail(e));
-        }
+        is_same_batch(&expected, up.compact().and_then(|copy| copy.to_host()))?;
         let there = failure_free(up.to_device(&to))?;
         let half = expected.num_rows() / 2;
-        let down = failure_free(failure_free(there.slice(half, expected.num_rows() - half))?.to_host())?;
-        if let Err(e) = same_batch(&expected.slice(half, expected.num_rows() - half), &down) {
-            return Err(TestCaseError::fail(e));
-        }
+        let rest = expected.num_rows() - half;
+        is_same_batch(&expected.slice(half, rest), there.slice(half, rest).and_then(|part| part.to_host()))?;
     });
     for sim in [&from, &to] {
         sim.synchronize().unwrap();
@@ -101,9 +99,6 @@ fn batches() {
 /// From C structs with offsets at any level, and out again.
 #[test]
 fn imports() {
-    if cfg!(miri) {
-        return;
-    }
     let places = places();
     proptest!(config(), |(case in arb_array(), cuts in arb_cuts(), full in any::<bool>())| {
         let made = case.made();
@@ -122,10 +117,7 @@ fn imports() {
                 let again = unsafe { DeviceArray::import_as(exported, foreign.field(), &place.options) };
                 let again = failure_free(again)?;
                 for down in [at.to_host(), again.to_host(), again.compact().and_then(|a| a.to_host())] {
-                    let down = failure_free(down)?;
-                    if let Err(e) = same(&expected, &down) {
-                        return Err(TestCaseError::fail(format!("{place}: {e}")));
-                    }
+                    is_same(&expected, down)?;
                 }
             }
             drop(at);

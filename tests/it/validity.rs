@@ -5,11 +5,9 @@ use std::sync::Arc;
 use crate::simkit::*;
 use crate::support::*;
 use crate::support_c::Foreign;
-use arrow_array::{
-    Array, ArrayRef, FixedSizeListArray, Int32Array, Int64Array, RecordBatch, StructArray,
-};
+use arrow_array::{Array, ArrayRef, FixedSizeListArray, Int32Array, Int64Array, StructArray};
 use arrow_buffer::NullBuffer;
-use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
+use arrow_device::device::sim::{SimMemory, SimMode};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error,
     ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation, Validity,
@@ -157,9 +155,9 @@ fn the_same_nulls_as_a_sliced_input() {
     }
 }
 
-/// Beside its input in a batch, below structs and lists, cut again.
+/// Beside its input below structs and lists, cut again; batches are among `any_order_of_steps`.
 #[test]
-fn in_batches_and_nested() {
+fn below_structs_and_lists() {
     for (sim, device, options) in places() {
         let up = device.upload_array(&input()).unwrap();
         for offset in [0, 1, 7, 8, 9, 16, 17] {
@@ -167,129 +165,42 @@ fn in_batches_and_nested() {
             let context = format!("from {offset} on {device}");
             let part = input().slice(offset, rows);
             let column = up.slice(offset, rows).unwrap();
-            let out = column
-                .with_values(DataType::Int64, values_on(&device, rows))
-                .unwrap();
-            let result = Arc::new(expected(&part)) as ArrayRef;
-            let part = Arc::new(part) as ArrayRef;
-
+            let values = values_on(&device, rows);
+            let out = column.with_values(DataType::Int64, values).unwrap();
             let fields = Fields::from(vec![
                 Field::new("in", DataType::Int32, true),
                 Field::new("out", DataType::Int64, true),
             ]);
             let data_type = DataType::Struct(fields.clone());
-            let rows_host = StructArray::new(fields, vec![part.clone(), result.clone()], None);
-            let children = [column.clone(), out.clone()];
-            // SAFETY: no row is null, and the children have as many.
-            let rows_up = unsafe {
-                DeviceArray::from_parts(data_type.clone(), rows, Some(0), &[None], &children)
-            };
-            let rows_up = rows_up.unwrap();
-            check(
-                &rows_host,
-                &rows_up,
-                &options,
-                &format!("{context}, struct"),
-            );
-
-            let item = Arc::new(Field::new("item", data_type, true));
-            let lists_host = FixedSizeListArray::new(item.clone(), 4, Arc::new(rows_host), None);
+            let columns: Vec<ArrayRef> = vec![Arc::new(part.clone()), Arc::new(expected(&part))];
+            let host = StructArray::new(fields, columns, None);
+            let item = Arc::new(Field::new("item", data_type.clone(), true));
+            let host = FixedSizeListArray::new(item.clone(), 4, Arc::new(host), None);
             let of_four = DataType::FixedSizeList(item, 4);
-            // SAFETY: no row is null, and the child has four times as many rows.
-            let lists_up = unsafe {
-                DeviceArray::from_parts(
-                    of_four,
-                    15,
-                    Some(0),
-                    &[None],
-                    std::slice::from_ref(&rows_up),
-                )
+            let children = [column, out];
+            // SAFETY: no row is null, the children have as many rows as the structs, and the structs four times as many as the
+            // lists.
+            let lists = unsafe {
+                let rows = DeviceArray::from_parts(data_type, rows, Some(0), &[None], &children);
+                DeviceArray::from_parts(of_four, 15, Some(0), &[None], &[rows.unwrap()])
             };
-            let lists_up = lists_up.unwrap();
-            check(
-                &lists_host,
-                &lists_up,
-                &options,
-                &format!("{context}, lists"),
-            );
-
-            let host = RecordBatch::try_from_iter_with_nullable([
-                ("in", part, true),
-                ("out", result, true),
-                (
-                    "lists",
-                    Arc::new(expected(&input().slice(0, rows))) as ArrayRef,
-                    true,
-                ),
-            ]);
-            let host = host.unwrap();
-            let whole = up.slice(0, rows).unwrap();
-            let whole = whole
-                .with_values(DataType::Int64, values_on(&device, rows))
-                .unwrap();
-            let on_device =
-                DeviceRecordBatch::try_new(host.schema(), &[column, out, whole]).unwrap();
-            for (skip, rest) in slices(rows) {
-                let context = format!("{context}, batch.slice({skip}, {rest})");
-                let (host, part) = (host.slice(skip, rest), on_device.slice(skip, rest).unwrap());
-                assert_same_batch(&host, &part.to_host().unwrap(), &context);
-                let again = batch_through(&part, &options);
-                for (column, host) in again.columns().zip(host.columns()) {
-                    assert_eq!(column.null_count(), Some(host.null_count()), "{context}");
-                }
-                assert_same_batch(&host, &again.to_host().unwrap(), &context);
-                let compact = part.compact().unwrap();
-                assert_same_batch(&host, &compact.to_host().unwrap(), &context);
-                let lists = lists_up.slice(skip / 4, rest / 4).unwrap();
-                let again = through(&lists, &EXACT, &options);
-                let lists_host = lists_host.slice(skip / 4, rest / 4);
-                assert_same(&lists_host, &again.to_host().unwrap(), &context);
+            let lists = lists.unwrap();
+            check(&host, &lists, &options, &context);
+            for (skip, rest) in slices(15) {
+                let context = format!("{context}, slice({skip}, {rest})");
+                let part = lists.slice(skip, rest).unwrap();
+                let again = through(&part, &EXACT, &options);
+                let host = host.slice(skip, rest);
+                assert_same(&host, &again.to_host().unwrap(), &context);
                 // A child alone.
-                let child = lists.child(0).unwrap().child(1).unwrap();
-                let again = through(&child, &EXACT, &options);
-                assert_same(
-                    &child.to_host().unwrap(),
-                    &again.to_host().unwrap(),
-                    &context,
-                );
+                let child = part.child(0).unwrap().child(1).unwrap();
+                let (down, again) = (child.to_host(), through(&child, &EXACT, &options));
+                assert_same(&down.unwrap(), &again.to_host().unwrap(), &context);
             }
         }
         drop(up);
         sim.iter().for_each(Sim::assert_done);
     }
-}
-
-#[test]
-fn from_device_to_device() {
-    if cfg!(miri) {
-        return;
-    }
-    let peer = SimConfig::default().with_peer_access(true);
-    let (from, to) = (Sim::new(SimMode::Deferred), Sim::with(peer));
-    let up = from.upload_array(&input()).unwrap();
-    for offset in [1, 8, 13] {
-        let column = up.slice(offset, 70).unwrap();
-        let out = column
-            .with_values(DataType::Int64, values_on(&from, 70))
-            .unwrap();
-        let expected = expected(&input().slice(offset, 70));
-        for (skip, rest) in slices(70) {
-            let part = out.slice(skip, rest).unwrap();
-            for device in [&to.device, &Devices::cpu(), &from.device] {
-                let there = part.to_device(device).unwrap();
-                let context = format!("{offset}, {skip}, {rest} to {device}");
-                assert_same(
-                    &expected.slice(skip, rest),
-                    &there.to_host().unwrap(),
-                    &context,
-                );
-            }
-        }
-    }
-    from.synchronize().unwrap();
-    drop(up);
-    to.assert_done();
-    from.assert_done();
 }
 
 /// What an export costs: nothing where bitmap and values are whole bytes apart; else one read, one host wait,
@@ -324,36 +235,25 @@ fn what_an_export_copies() {
     }
     for export in [allowed, EXACT] {
         let columns = [of(1), of(5), of(8), of(13)];
-        let fields: Vec<_> = (0..4)
-            .map(|i| Field::new(format!("c{i}"), DataType::Int64, true))
-            .collect();
-        let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &columns).unwrap();
+        let fields = ["a", "b", "c", "d"].map(|name| Field::new(name, DataType::Int64, true));
+        let schema = Arc::new(Schema::new(fields.to_vec()));
+        let batch = DeviceRecordBatch::try_new(schema, &columns).unwrap();
         for again in [false, true] {
             let before = sim.stats();
-            let exported = batch.export_array(&export).unwrap();
+            drop(batch.export_array(&export).unwrap());
             let cost = sim.stats().since(&before);
-            assert_eq!(
-                (cost.allocations, cost.host_waits),
-                (1, 1),
-                "{export:?}, {again}"
-            );
+            let context = format!("{export:?}, {again}");
+            assert_eq!((cost.allocations, cost.host_waits), (1, 1), "{context}");
             // Three or four parts of one bitmap, which overlap and are read together; three bitmaps of 64 rows,
             // each from some bit of a byte, are written.
-            assert_eq!(cost.copies, 1 + 3, "{export:?}, {again}");
+            assert_eq!(cost.copies, 1 + 3, "{context}");
             assert!(cost.bytes_to_device <= 3 * 9 && cost.bytes_to_host <= 10);
-            drop(exported);
         }
-        assert_eq!(
-            batch.column(0).unwrap().null_count(),
-            Some(columns_nulls(1))
-        );
+        let nulls = input().slice(1, 64).null_count();
+        assert_eq!(batch.column(0).unwrap().null_count(), Some(nulls));
     }
     drop(up);
     sim.assert_done();
-}
-
-fn columns_nulls(offset: usize) -> usize {
-    input().slice(offset, 64).null_count()
 }
 
 #[test]

@@ -12,15 +12,15 @@ use crate::object::Owned;
 use crate::shared::Shared;
 use crate::sys::{Answer, Failed, raw};
 
-#[path = "../tests/oneapi/gate.rs"]
+#[path = "../tests/it/first.rs"]
+#[allow(dead_code)]
+mod first;
+#[path = "../tests/it/gate.rs"]
 #[allow(dead_code)]
 mod gate;
-#[path = "../tests/oneapi/programs.rs"]
+#[path = "../tests/it/programs.rs"]
 #[allow(dead_code)]
 mod programs;
-#[path = "../tests/oneapi/support.rs"]
-#[allow(dead_code)]
-mod support;
 
 use gate::{Gate, hold_by_kernel};
 use programs::programs;
@@ -28,7 +28,7 @@ use programs::programs;
 const BRIEF: Duration = Duration::from_millis(100);
 
 fn device() -> Option<(Device, Arc<Shared>)> {
-    let device = support::device()?;
+    let device = first::device()?;
     let shared = OneApiDevice::of(&device).unwrap().shared.clone();
     Some((device, shared))
 }

@@ -105,3 +105,8 @@ pub use opencl_sys;
 pub use platform::{OpenClDeviceInfo, devices};
 pub use queue::OpenClQueue;
 pub use registry::{OpenClDevices, register};
+
+/// The programs of the page, which are tested as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod page {}

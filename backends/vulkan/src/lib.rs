@@ -125,3 +125,8 @@ pub use event::set_event;
 pub use physical::{VulkanDeviceInfo, devices};
 pub use queue::VulkanQueue;
 pub use registry::register;
+
+/// The programs of the page, which are tested as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod page {}

@@ -148,3 +148,8 @@ pub use wgsl::{ARROW_NO_BITMAP, ARROW_WGSL};
 pub fn open() -> arrow_device::Result<arrow_device::Device> {
     WgpuConfig::new().open()
 }
+
+/// The programs of the page, which are tested as they stand.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod page {}

@@ -3,10 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use crate::clock;
 use crate::engine::{Engine, Kind, Lasting};
 use crate::ffi::*;
 use crate::registry::{blame, registry};
@@ -105,8 +104,7 @@ pub(crate) fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code 
 
 /// Carries out a call.
 pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
-    let begin = clock::now();
-    let code = caught(name, || {
+    caught(name, || {
         permitted(name)?;
         if INITIALIZED.load(Ordering::SeqCst) != std::process::id() {
             return Err(NOT_INITIALIZED);
@@ -126,16 +124,7 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
             Some(code) if kind.lasting == Lasting::After => Err(code),
             _ => result,
         }
-    });
-    if let Some(begin) = begin {
-        // That of a thread without a context takes no time.
-        let engine = engine_of(of).or_else(|| registry().current_engine());
-        if let Some(engine) = engine {
-            let query = kind == POINTER || name == "cuEventQuery";
-            engine.clock.spend(begin, query);
-        }
-    }
-    code
+    })
 }
 
 /// Calls inside host functions are not permitted.
@@ -166,15 +155,6 @@ fn engine_of(of: Of) -> Option<Arc<Engine>> {
 fn caught(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
     // At the end of a thread nothing is counted any more.
     let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
-    static TRACE: OnceLock<bool> = OnceLock::new();
-    let code = caught_silently(name, body);
-    if *TRACE.get_or_init(|| std::env::var_os("FAKE_CUDA_TRACE").is_some()) {
-        eprintln!("{name}: {code}");
-    }
-    code
-}
-
-fn caught_silently(name: &str, body: impl FnOnce() -> Outcome) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use arrow_device::device::Backend;
 
 use crate::call::calls_of_thread;
-use crate::clock::Rates;
 use crate::engine::Engine;
 use crate::ffi::*;
 use crate::memory::What;
-use crate::registry::{Registry, orphans, registry};
+use crate::registry::{Registry, registry};
 
 /// Nothing panics across C.
 fn caught<T>(otherwise: T, body: impl FnOnce() -> Option<T>) -> T {
@@ -100,29 +99,6 @@ pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, code: c_int) 
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fake_cuda_clock(
-    ordinal: c_int,
-    up: f64,
-    down: f64,
-    call: u64,
-    query: u64,
-) -> c_int {
-    caught(-1, || {
-        let valid = |rate: f64| rate.is_finite() && rate >= 0.0;
-        if !valid(up) || !valid(down) {
-            return None;
-        }
-        engine(ordinal)?.clock.set(Rates {
-            up,
-            down,
-            call,
-            query,
-        });
-        Some(0)
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_cuda_drain(ordinal: c_int) -> c_int {
     caught(-1, || {
         let engine = engine(ordinal)?;
@@ -138,10 +114,7 @@ pub(crate) unsafe extern "C" fn fake_cuda_report(
     bytes: usize,
 ) -> usize {
     caught(0, || {
-        let lines = match ordinal {
-            -1 => orphans(),
-            _ => report(&engine(ordinal)?),
-        };
+        let lines = report(&engine(ordinal)?);
         let report: String = lines.iter().map(|line| format!("{line}\n")).collect();
         text.put_bytes(report.as_bytes(), bytes);
         Some(report.len())

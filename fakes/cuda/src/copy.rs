@@ -5,15 +5,10 @@ use std::ops::Range;
 use arrow_device::device::sim::SimMemory;
 use arrow_device::device::{Backend, DevicePtr};
 
-use crate::clock::Bytes;
-use crate::engine::{Engine, HOLLOW, PAGEABLE_EAGER};
+use crate::engine::{Engine, PAGEABLE_EAGER};
 use crate::ffi::*;
 use crate::memory::{Place, pointer};
 use crate::registry::{Lane, Registry};
-
-/// Hollow copies of no more than this many bytes still move them: what the host reads to know
-/// sizes is less.
-const HOLLOW_ABOVE_BYTES: usize = 64 << 10;
 
 /// Which way a copy goes, as its function says.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,7 +17,6 @@ pub(crate) enum Way {
     Any,
     HostToDevice,
     DeviceToHost,
-    DeviceToDevice,
     /// Device to device, with both contexts named.
     Peer,
 }
@@ -53,10 +47,6 @@ pub(crate) struct Copy {
     source: Source,
     target: Target,
     bytes: usize,
-    /// The bytes that go between host and device.
-    moved: Bytes,
-    /// Whether it only looks like one.
-    hollow: bool,
 }
 
 impl Copy {
@@ -89,7 +79,7 @@ impl Copy {
             Way::Any => (true, true),
             Way::HostToDevice => (true, false),
             Way::DeviceToHost => (false, true),
-            Way::DeviceToDevice | Way::Peer => (false, false),
+            Way::Peer => (false, false),
         };
         // Page-locked and managed memory is both.
         let fits = |place, host: bool| match place {
@@ -133,23 +123,10 @@ impl Copy {
             Place::Device => Target::Device(pointer(dst)),
             _ => Target::Host(pointer(dst)),
         };
-        // Managed memory is the device's, unless the other end is.
-        let of_device = |place, other| match place {
-            Place::Device => true,
-            Place::Managed => matches!(other, Place::Locked | Place::Pageable),
-            Place::Locked | Place::Pageable => false,
-        };
-        let moved = match (of_device(from, to), of_device(to, from)) {
-            (false, true) => Bytes { up: bytes, down: 0 },
-            (true, false) => Bytes { up: 0, down: bytes },
-            _ => Bytes::default(),
-        };
         Ok(Self {
             source,
             target,
             bytes,
-            moved,
-            hollow: engine.has(HOLLOW) && bytes > HOLLOW_ABOVE_BYTES,
         })
     }
 
@@ -172,9 +149,7 @@ impl Copy {
         let from = match (&self.source, &self.target) {
             (Source::Device(src), Target::Device(dst)) => {
                 let ([from], to) = memory.in_out::<u8, u8, 1>([(*src, bytes)], (*dst, bytes))?;
-                if !self.hollow {
-                    to.copy_from_slice(from);
-                }
+                to.copy_from_slice(from);
                 return Ok(());
             }
             (Source::Device(src), Target::Host(_)) => memory.read(*src, bytes)?.as_ptr(),
@@ -185,9 +160,6 @@ impl Copy {
             Target::Host(dst) => dst.as_ptr().cast(),
             Target::Device(dst) => memory.slice_mut::<u8>(dst, bytes)?.as_mut_ptr(),
         };
-        if self.hollow {
-            return Ok(());
-        }
         // SAFETY: device addresses have just been checked, and the engine runs nothing else. The
         // caller of the driver function guarantees that host memory lives until the copy has run
         // (page-locked memory that is freed earlier is a violation, and stays). `new` has checked
@@ -200,15 +172,9 @@ impl Copy {
 /// Queues copies, which run last one first: their order must not matter.
 pub(crate) fn queue(lane: &Lane, copies: Vec<Copy>) -> Outcome {
     let host: Vec<_> = copies.iter().flat_map(Copy::host).collect();
-    let mut bytes = Bytes::default();
-    for copy in &copies {
-        bytes.up += copy.moved.up;
-        bytes.down += copy.moved.down;
-    }
-    lane.engine
-        .launch_copies(&lane.queue, bytes, host, move |memory| {
-            copies.iter().rev().try_for_each(|copy| copy.run(memory))
-        })
+    lane.engine.launch(&lane.queue, host, move |memory| {
+        copies.iter().rev().try_for_each(|copy| copy.run(memory))
+    })
 }
 
 /// Queues a fill with one byte.

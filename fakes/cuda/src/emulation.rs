@@ -48,44 +48,37 @@ pub(crate) enum Emulation {
     Fail,
 }
 
+/// Names, and numbers of parameters.
+const KERNELS: [(&str, Emulation, usize); 17] = [
+    ("product_f64", Emulation::ProductF64, 9),
+    ("double_f64", Emulation::DoubleF64, 3),
+    ("count_above_f64", Emulation::CountAboveF64, 7),
+    ("above_f64", Emulation::AboveF64, 8),
+    ("scan_u64", Emulation::ScanU64, 3),
+    ("keep", Emulation::Keep, 5),
+    ("compare", Emulation::Compare, 10),
+    ("compare_bytes", Emulation::CompareBytes, 9),
+    ("count_passing", Emulation::CountPassing, 4),
+    ("select", Emulation::Select, 5),
+    ("count_nulls", Emulation::CountNulls, 5),
+    ("measure", Emulation::Measure, 8),
+    ("gather", Emulation::Gather, 6),
+    ("gather_bits", Emulation::GatherBits, 6),
+    ("gather_bytes", Emulation::GatherBytes, 11),
+    ("fill_i64", Emulation::FillI64, 3),
+    ("fail", Emulation::Fail, 0),
+];
+
 impl Emulation {
     pub(crate) fn of(name: &str) -> Option<Self> {
-        match name {
-            "product_f64" => Some(Self::ProductF64),
-            "double_f64" => Some(Self::DoubleF64),
-            "count_above_f64" => Some(Self::CountAboveF64),
-            "above_f64" => Some(Self::AboveF64),
-            "scan_u64" => Some(Self::ScanU64),
-            "keep" => Some(Self::Keep),
-            "compare" => Some(Self::Compare),
-            "compare_bytes" => Some(Self::CompareBytes),
-            "count_passing" => Some(Self::CountPassing),
-            "select" => Some(Self::Select),
-            "count_nulls" => Some(Self::CountNulls),
-            "measure" => Some(Self::Measure),
-            "gather" => Some(Self::Gather),
-            "gather_bits" => Some(Self::GatherBits),
-            "gather_bytes" => Some(Self::GatherBytes),
-            "fill_i64" => Some(Self::FillI64),
-            "fail" => Some(Self::Fail),
-            _ => None,
-        }
+        let found = KERNELS.iter().find(|(known, ..)| *known == name);
+        found.map(|(_, kernel, _)| *kernel)
     }
 
     /// How many parameters it takes; each has 8 bytes.
     pub(crate) fn parameters(self) -> usize {
-        match self {
-            Self::GatherBytes => 11,
-            Self::Compare => 10,
-            Self::ProductF64 | Self::CompareBytes => 9,
-            Self::AboveF64 | Self::Measure => 8,
-            Self::CountAboveF64 => 7,
-            Self::Gather | Self::GatherBits => 6,
-            Self::Select | Self::Keep | Self::CountNulls => 5,
-            Self::CountPassing => 4,
-            Self::DoubleF64 | Self::FillI64 | Self::ScanU64 => 3,
-            Self::Fail => 0,
-        }
+        let found = KERNELS.iter().find(|(_, kernel, _)| *kernel == self);
+        found.map_or(0, |(.., parameters)| *parameters)
     }
 
     /// What is wrong with a launch of it, if anything: the real kernel would leave rows out, write

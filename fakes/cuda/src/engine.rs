@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use arrow_device::Error;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::device::{Backend, EventPtr, RawQueue};
 
-use crate::clock::{self, Bytes, Clock};
 use crate::ffi::*;
 use crate::modes::{BlockingFree, HostFunctions};
 
@@ -20,29 +19,19 @@ pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
-pub(crate) const PINNING_FAILS: u32 = 32;
-pub(crate) const POOL_CREATION_FAILS: u32 = 64;
-pub(crate) const LISTS_UP_TO_64: u32 = 128;
-pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
 pub(crate) const FREE_BLOCKS: u32 = 512;
-pub(crate) const OOM_IS_INVALID: u32 = 1024;
 pub(crate) const INSTANT: u32 = 2048;
-pub(crate) const HOLLOW: u32 = 1 << 16;
-pub(crate) const PINS: u32 = 1 << 31;
 
 /// The flags of an engine that is opened with `flags`: those of the environment are added. An
 /// engine cannot be lazy and instant; what it was opened with prevails.
 fn with_environment(flags: u32) -> u32 {
     static FLAGS: OnceLock<u32> = OnceLock::new();
     let more = *FLAGS.get_or_init(|| environment("FAKE_CUDA_FLAGS").unwrap_or(0));
-    let mut contrary = match flags {
+    let contrary = match flags {
         flags if flags & LAZY != 0 => INSTANT,
         flags if flags & INSTANT != 0 => LAZY,
         _ => 0,
     };
-    if flags & PINS != 0 {
-        contrary |= PINNING_FAILS;
-    }
     flags | (more & !contrary)
 }
 
@@ -92,9 +81,6 @@ pub(crate) struct Engine {
     /// All queues that streams were given.
     queues: Mutex<Vec<Weak<dyn RawQueue>>>,
     pub(crate) host_functions: Arc<HostFunctions>,
-    /// Attempts to page-lock memory while [`PINNING_FAILS`].
-    refused_pinnings: AtomicUsize,
-    pub(crate) clock: Clock,
     books: Mutex<Books>,
     /// What all calls return; 0 while the library works.
     shut_down: AtomicI32,
@@ -137,9 +123,7 @@ impl Engine {
         } else {
             SimMode::Async
         };
-        let clock = Clock::from_environment().map_err(|e| Error::InvalidArgument(e.into()))?;
         let config = SimConfig::default().with_mode(mode);
-        let config = config.with_fill(flags & HOLLOW == 0);
         let sim = SimDevice::new(config.with_capacity_bytes(capacity_bytes))?;
         let queue = sim.default_queue()?;
         Ok(Arc::new(Self {
@@ -150,8 +134,6 @@ impl Engine {
             queue,
             queues: Mutex::default(),
             host_functions: Arc::default(),
-            refused_pinnings: AtomicUsize::new(0),
-            clock,
             books: Mutex::default(),
             shut_down: AtomicI32::new(0),
             code: AtomicI32::new(0),
@@ -310,16 +292,6 @@ impl Engine {
         }
     }
 
-    /// What an attempt to page-lock memory answers instead, if it fails.
-    pub(crate) fn may_pin(&self) -> Outcome {
-        const CODES: [Code; 3] = [INVALID_VALUE, ALREADY_MAPPED, EXTERNAL_DEVICE];
-        if !self.has(PINNING_FAILS) {
-            return Ok(());
-        }
-        let refused = self.refused_pinnings.fetch_add(1, Ordering::Relaxed);
-        Err(CODES[refused % CODES.len()])
-    }
-
     /// Records an event.
     pub(crate) fn record(self: &Arc<Self>, queue: &Queue) -> Outcome<Arc<Recorded>> {
         let event = queue.record().map_err(|error| self.code_of(&error))?;
@@ -334,17 +306,6 @@ impl Engine {
         host: impl IntoIterator<Item = Range<usize>>,
         work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Outcome {
-        self.launch_copies(queue, Bytes::default(), host, work)
-    }
-
-    /// As [`launch`](Self::launch), for work that copies these bytes.
-    pub(crate) fn launch_copies(
-        self: &Arc<Self>,
-        queue: &Queue,
-        bytes: Bytes,
-        host: impl IntoIterator<Item = Range<usize>>,
-        work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
-    ) -> Outcome {
         let Some(sim) = queue.as_any().downcast_ref::<SimQueue>() else {
             return Err(UNKNOWN);
         };
@@ -354,19 +315,9 @@ impl Engine {
             drop(uses);
             result
         };
-        let launched = if self.clock.times(bytes) {
-            let engine = self.clone();
-            let end = move |ready| {
-                clock::wake_in_time();
-                engine.clock.copy(bytes, ready)
-            };
-            // SAFETY: as below.
-            unsafe { sim.launch_timed(end, work) }
-        } else {
-            // SAFETY: the caller of the driver function guarantees what CUDA requires of the
-            // memory; no `DeviceBuffer` is made of it inside this library.
-            unsafe { sim.launch(work) }
-        };
+        // SAFETY: the caller of the driver function guarantees what CUDA requires of the memory; no
+        // `DeviceBuffer` is made of it inside this library.
+        let launched = unsafe { sim.launch(work) };
         launched.map_err(|error| self.code_of(&error))
     }
 

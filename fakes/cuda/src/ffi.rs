@@ -10,21 +10,16 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_INITIALIZED: Code = 3;
 pub(crate) const INVALID_IMAGE: Code = 200;
 pub(crate) const INVALID_CONTEXT: Code = 201;
-pub(crate) const ALREADY_MAPPED: Code = 208;
 pub(crate) const INVALID_PTX: Code = 218;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_FOUND: Code = 500;
 pub(crate) const ILLEGAL_ADDRESS: Code = 700;
-pub(crate) const PEER_UNSUPPORTED: Code = 217;
-pub(crate) const PEER_ALREADY_ENABLED: Code = 704;
-pub(crate) const PEER_NOT_ENABLED: Code = 705;
 pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const ALREADY_REGISTERED: Code = 712;
 pub(crate) const NOT_REGISTERED: Code = 713;
 pub(crate) const MISALIGNED_ADDRESS: Code = 716;
 pub(crate) const LAUNCH_FAILED: Code = 719;
 pub(crate) const NOT_PERMITTED: Code = 800;
-pub(crate) const EXTERNAL_DEVICE: Code = 911;
 
 /// A pointer parameter that the function reads values from.
 #[repr(transparent)]

@@ -12,7 +12,7 @@ use crate::copy::is_device;
 use crate::emulation::{Emulation, Grid};
 use crate::engine::Engine;
 use crate::ffi::*;
-use crate::memory::pointer;
+use crate::memory::{Block, pointer};
 use crate::registry::{Lane, registry};
 
 impl Emulation {
@@ -23,7 +23,7 @@ impl Emulation {
         if let Some(text) = &misfit {
             engine.blame(text.clone());
         }
-        let host = self.host(&engine, &p);
+        let host = host(&engine, &p);
         lane.engine.launch(&lane.queue, host, move |memory| {
             let mut view = View { memory, engine };
             if let Some(text) = misfit {
@@ -50,77 +50,16 @@ impl Emulation {
             }
         })
     }
+}
 
-    /// The host addresses that it uses.
-    fn host(self, engine: &Engine, p: &[u64]) -> Vec<Range<usize>> {
-        let values = |at: u64, rows: u64| (at, rows.saturating_mul(8));
-        let mask = |at: u64, bit: u64, rows: u64| {
-            let last = bit.saturating_add(rows).div_ceil(8);
-            (at.saturating_add(bit / 8), last.saturating_sub(bit / 8))
-        };
-        let used = match (self, p) {
-            (Self::ProductF64, &[a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows]) => vec![
-                values(a, rows),
-                mask(a_mask, a_bit, rows),
-                values(b, rows),
-                mask(b_mask, b_bit, rows),
-                values(out, rows),
-                mask(out_mask, 0, rows),
-            ],
-            (Self::DoubleF64, &[input, output, rows]) => {
-                vec![values(input, rows), values(output, rows)]
-            }
-            (Self::CountAboveF64, &[input, bits, bit, _, rows, tiles, counts]) => vec![
-                values(input, rows),
-                mask(bits, bit, rows),
-                values(counts, tiles),
-            ],
-            (Self::AboveF64, &[input, bits, bit, _, rows, tiles, starts, kept]) => vec![
-                values(input, rows),
-                mask(bits, bit, rows),
-                values(starts, tiles),
-                values(kept, rows),
-            ],
-            (Self::ScanU64, &[starts, n, total]) => vec![values(starts, n), values(total, 1)],
-            (Self::Keep, &[bits, bit, rows, _, passing]) => {
-                vec![mask(bits, bit, rows), (passing, rows)]
-            }
-            (Self::Compare, &[_, width, from, rows, .., passing]) => {
-                vec![(from, rows.saturating_mul(width)), (passing, rows)]
-            }
-            (Self::CompareBytes, &[.., rows, literal, length, _, passing]) => {
-                vec![(literal, length), (passing, rows)]
-            }
-            (Self::CountNulls, &[passing, bits, bit, rows, nulls]) => {
-                vec![(passing, rows), mask(bits, bit, rows), values(nulls, 1)]
-            }
-            (Self::Measure, &[_, _, _, bits, bit, rows, passing, lengths]) => vec![
-                mask(bits, bit, rows),
-                (passing, rows),
-                values(lengths, rows),
-            ],
-            (Self::Gather, &[_, width, _, picked, count, out]) => {
-                vec![values(picked, count), (out, count.saturating_mul(width))]
-            }
-            // How much of the others it uses is written by kernels before it.
-            (Self::GatherBits, &[_, _, picked, count, ..])
-            | (Self::GatherBytes, &[_, _, _, _, _, picked, _, count, ..]) => {
-                vec![values(picked, count)]
-            }
-            (Self::CountPassing, &[passing, rows, tiles, counts]) => {
-                vec![(passing, rows), values(counts, tiles)]
-            }
-            (Self::Select, &[passing, rows, tiles, starts, picked]) => {
-                vec![(passing, rows), values(starts, tiles), values(picked, rows)]
-            }
-            (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
-            _ => Vec::new(),
-        };
-        used.into_iter()
-            .map(|(start, bytes)| start as usize..start.saturating_add(bytes) as usize)
-            .filter(|range| !range.is_empty() && !is_device(engine, range.start, range.len()))
-            .collect()
-    }
+/// The page-locked and managed memory that parameters point into.
+fn host(engine: &Engine, parameters: &[u64]) -> Vec<Range<usize>> {
+    let registry = registry();
+    let blocks = parameters.iter().filter_map(|p| registry.memory.at(*p));
+    blocks
+        .map(Block::range)
+        .filter(|range| !is_device(engine, range.start, range.len()))
+        .collect()
 }
 
 /// Memory as a kernel sees it: the device's, page-locked and managed.

@@ -25,10 +25,9 @@
 //! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
-//! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. Ordinal -1: violations that belong to no engine. |
+//! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. |
 //! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `blocking events` (whose waits sleep), `streams`, `pools`, `contexts`, `pending` (queued operations). |
 //! | `i32 fake_cuda_green_stream(CUstream *stream)` | Makes a stream that belongs to a green context of the current context's device. |
-//! | `i32 fake_cuda_clock(i32 ordinal, f64 up, f64 down, u64 call, u64 query)` | Sets the clock of the engine (see below); 0 is free. Returns -1 if a rate is negative or not finite. |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!
 //! # Flags
@@ -40,21 +39,13 @@
 //! | 4 | `NO_POOLS` | There are no memory pools. |
 //! | 8 | `NO_CONCURRENT_MANAGED` | The host must not use managed memory while the device works. |
 //! | 16 | `NO_BATCH` | Lists of copies are not supported. |
-//! | 32 | `PINNING_FAILS` | Page-locking returns 1, 208 and 911 in turn. |
-//! | 64 | `POOL_CREATION_FAILS` | `cuMemPoolCreate` returns 801, although the attribute says that there are pools. |
-//! | 128 | `LISTS_UP_TO_64` | A list of more copies returns 1. |
-//! | 256 | `LISTS_WITHOUT_ATTRIBUTES` | A list of copies that comes with attributes returns 1, and one without is accepted. |
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
-//! | 1024 | `OOM_IS_INVALID` | Out of memory is returned as 1. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
-//! | 65536 | `HOLLOW` | Copies of more than 64 KiB move nothing; for measurements with a clock (see there). |
-//! | 2147483648 | `PINS` | The environment does not add `PINNING_FAILS`: for tests of page-locked memory. |
 //!
 //! # Environment variables
 //!
 //! They are read once. `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT` the number
-//! of devices (900 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
-//! stderr. `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
+//! of devices (900 by default). `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
 //! programs run in a mode; only an engine that is opened lazy does not become instant, nor the
 //! other way around.
 //!
@@ -64,29 +55,6 @@
 //! access to device memory when it runs. An engine runs one operation at a time: a host function
 //! that blocks holds up all streams of its group. On a lazy engine nothing runs until a call waits
 //! for it.
-//!
-//! # The clock
-//!
-//! With `FAKE_CUDA_CLOCK="up=25e9,down=25e9,call=1000,query=300"`, which every engine reads when it
-//! is opened, or with `fake_cuda_clock`, work takes time: overlap and the number of calls then show
-//! in wall time on any machine. Absent parts are free, and without a clock nothing is timed.
-//! Figures that come from it are those of a model, and must be labelled so.
-//!
-//! - `up` and `down` are bytes per second from host to device memory and back. Each direction does
-//!   one copy (or list of copies) at a time, the next one in the order in which they become ready;
-//!   both directions run at once, and beside kernels and host functions. A copy takes at least its
-//!   bytes at that rate. Its bytes move at the beginning of that time, on the engine's thread, one
-//!   copy at a time: rates above what one thread copies are kept only with hollow copies. Copies
-//!   within the device or the host, and fills, are free. On a lazy engine, the time passes in the
-//!   call that waits.
-//! - `call` is the least number of nanoseconds of a call of the driver, spent on the calling thread;
-//!   `query` is that of a query of a pointer or an event. Calls of a thread without a context are
-//!   free if no handle or address names an engine.
-//!
-//! On a hollow engine, copies of more than 64 KiB are hollow: they are checked and
-//! timed, but move nothing, and device memory is not filled when it is allocated or freed. What a
-//! program does beside the copies is then measured on a machine that has no copy engines. Values
-//! that come back are undefined: only columns of fixed width may be used.
 //!
 //! # Failed engines and forks
 //!
@@ -101,7 +69,6 @@
 
 mod api;
 mod call;
-mod clock;
 mod control;
 mod copy;
 mod emulation;

@@ -1,6 +1,6 @@
 //! What exists: engines, and the objects behind handles.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ThreadId;
@@ -16,8 +16,6 @@ pub(crate) struct Context {
     pub(crate) ordinal: i32,
     /// How often a primary context is retained; `None` for others.
     pub(crate) retained: Option<usize>,
-    /// Contexts whose memory this one was given access to.
-    pub(crate) peers: BTreeSet<usize>,
     /// The queue of the legacy default stream.
     legacy: Option<Queue>,
     /// The queues of the per-thread default streams.
@@ -42,8 +40,6 @@ pub(crate) struct Event {
 
 pub(crate) struct Pool {
     pub(crate) ordinal: i32,
-    /// Attributes by number.
-    pub(crate) attributes: [u64; 9],
     /// The default pool of its device, which always exists.
     pub(crate) default: bool,
 }
@@ -99,8 +95,6 @@ pub(crate) struct Registry {
     pub(crate) functions: Table<Function>,
     /// Retained primary contexts by ordinal.
     pub(crate) primary: BTreeMap<i32, usize>,
-    /// The pool that `cuMemAllocAsync` takes from, by ordinal, if it was set.
-    pub(crate) current_pool: BTreeMap<i32, usize>,
     /// The engines of all handles that there ever were.
     owners: BTreeMap<usize, Arc<Engine>>,
     pub(crate) memory: Memory,
@@ -120,7 +114,6 @@ pub(crate) fn registry() -> MutexGuard<'static, Registry> {
         modules: Table::new("module"),
         functions: Table::new("function"),
         primary: BTreeMap::new(),
-        current_pool: BTreeMap::new(),
         owners: BTreeMap::new(),
         memory: Memory::new(),
         next_handle: 0,
@@ -128,19 +121,11 @@ pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     lock(&REGISTRY)
 }
 
-/// Violations that belong to no engine.
-static ORPHANS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Records a violation.
+/// Records a violation, if it belongs to an engine.
 pub(crate) fn blame(engine: Option<&Arc<Engine>>, text: String) {
-    match engine {
-        Some(engine) => engine.blame(text),
-        None => lock(&ORPHANS).push(text),
+    if let Some(engine) = engine {
+        engine.blame(text);
     }
-}
-
-pub(crate) fn orphans() -> Vec<String> {
-    lock(&ORPHANS).clone()
 }
 
 /// How many devices there are.
@@ -225,8 +210,6 @@ impl Registry {
         let ordinals = engine.ordinals.clone();
         self.pools
             .extract(|_, pool| ordinals.contains(&pool.ordinal));
-        self.current_pool
-            .retain(|ordinal, _| !ordinals.contains(ordinal));
         let mut kept = Vec::new();
         for ordinal in ordinals {
             kept.extend(self.engines.remove(&ordinal));
@@ -329,7 +312,6 @@ impl Registry {
             engine: engine.clone(),
             ordinal,
             retained,
-            peers: BTreeSet::new(),
             legacy: None,
             per_thread: HashMap::new(),
             retired: Vec::new(),

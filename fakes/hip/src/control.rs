@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 use std::panic::catch_unwind;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::contexts;
 use crate::driver::driver;
@@ -12,36 +11,19 @@ use crate::ffi::UNKNOWN;
 /// HIP 7.1.
 const DEFAULT_VERSION: c_int = 70151831;
 
-/// 0: the default.
-static VERSION: AtomicI32 = AtomicI32::new(0);
-
-fn or_default(version: c_int) -> c_int {
-    static DEFAULT: OnceLock<c_int> = OnceLock::new();
-    match version {
-        0 => *DEFAULT.get_or_init(|| {
-            let set = std::env::var("HIP_ON_CUDA_VERSION").ok();
-            set.and_then(|set| set.parse().ok())
-                .unwrap_or(DEFAULT_VERSION)
-        }),
-        version => version,
-    }
-}
-
 /// As `hipRuntimeGetVersion` answers it.
 pub(crate) fn version() -> c_int {
-    or_default(VERSION.load(Ordering::SeqCst))
+    static VERSION: OnceLock<c_int> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        let set = std::env::var("HIP_ON_CUDA_VERSION").ok();
+        set.and_then(|set| set.parse().ok())
+            .unwrap_or(DEFAULT_VERSION)
+    })
 }
 
 /// Whether the numbers are those of HIP 5.
 pub(crate) fn is_hip_5() -> bool {
     version() < 60_000_000
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn hip_on_cuda_version(version: c_int) -> c_int {
-    // Nothing panics across C.
-    let before = catch_unwind(|| or_default(VERSION.swap(version, Ordering::SeqCst)));
-    before.unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]

@@ -76,12 +76,8 @@ functions! {
     cuEventSynchronize(event: Handle);
     cuMemAlloc_v2(pointer: *mut Address, bytes: usize);
     cuMemFree_v2(pointer: Address);
-    cuMemAllocManaged(pointer: *mut Address, bytes: usize, flags: c_uint);
     cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost(pointer: *mut c_void);
-    cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint);
-    cuMemHostUnregister(pointer: *mut c_void);
-    cuMemHostGetDevicePointer_v2(device: *mut Address, host: *mut c_void, flags: c_uint);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemGetAddressRange_v2(start: *mut Address, bytes: *mut usize, pointer: Address);
     cuMemPoolCreate(pool: *mut Handle, properties: *const c_void);
@@ -89,11 +85,9 @@ functions! {
     cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: *mut c_void);
     cuMemPoolTrimTo(pool: Handle, kept_bytes: usize);
     cuMemAllocFromPoolAsync(pointer: *mut Address, bytes: usize, pool: Handle, stream: Handle);
-    cuMemAllocAsync(pointer: *mut Address, bytes: usize, stream: Handle);
     cuMemFreeAsync(pointer: Address, stream: Handle);
     cuPointerGetAttributes(count: c_uint, names: *const c_int, values: *const *mut c_void,
         pointer: Address);
-    cuMemcpy(target: Address, source: Address, bytes: usize);
     cuMemcpyAsync(target: Address, source: Address, bytes: usize, stream: Handle);
     cuMemcpyPeerAsync(target: Address, target_context: Handle, source: Address,
         source_context: Handle, bytes: usize, stream: Handle);
@@ -103,7 +97,6 @@ functions! {
     cuMemcpyBatchAsync_v2(targets: *const Address, sources: *const Address, sizes: *const usize,
         count: usize, attributes: *const c_void, starts: *const usize, attribute_count: usize,
         stream: Handle);
-    cuMemsetD8_v2(target: Address, value: u8, bytes: usize);
     cuMemsetD8Async(target: Address, value: u8, bytes: usize, stream: Handle);
     cuModuleLoadData(module: *mut Handle, image: *const c_void);
     cuModuleUnload(module: Handle);

@@ -29,7 +29,6 @@
 //! | function | what it does |
 //! |---|---|
 //! | `i32 hip_on_cuda_release(i32 ordinal)` | Releases the retained primary context of that ordinal. Returns 0, -1 if there was none, or else the driver's code. |
-//! | `i32 hip_on_cuda_version(i32 version)` | Sets the version that the version calls return, which also selects the numbers of `hipMemoryType`; 0 sets the default. Returns the version before. |
 //!
 //! The default version is 70151831 (HIP 7.1); the environment variable `HIP_ON_CUDA_VERSION` sets
 //! another. Below 60000000 the numbers are those of HIP 5, and for an unknown address
@@ -41,10 +40,8 @@
 //!
 //! | the driver returns | HIP's code |
 //! |---|---|
-//! | a number that `hipError_t` of HIP 5.2 has | the same; the meanings agree |
 //! | 800, not permitted: a call inside a host function | 900 `hipErrorStreamCaptureUnsupported`: HIP's one code for "not now" |
-//! | another number that `CUresult` has | 999 `hipErrorUnknown` |
-//! | a number that neither has | the same, so that tests can request it |
+//! | another number | the same, whose name is `hipErrorUnknown` if the table lacks it |
 //!
 //! Without a driver library, or if `cuInit` fails, all calls except those about errors return 100
 //! `hipErrorNoDevice`. (In HIP 5.2.3 without a GPU only `hipGetDeviceCount` returns that; most

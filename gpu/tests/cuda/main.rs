@@ -10,6 +10,9 @@ mod example;
 mod failed;
 #[path = "../gpu_suite/mod.rs"]
 mod gpu_suite;
+#[path = "../../../tests/it/kernel_suite/mod.rs"]
+#[allow(dead_code)] // the stand-in's tests use all of it
+mod kernel_suite;
 mod places;
 mod skip;
 #[path = "../../../tests/it/support/mod.rs"]

@@ -1,31 +1,21 @@
 //! The first device of the real driver, if there is one.
 
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_device::{Devices, Error};
-use libloading::Library;
 
 use crate::gpu_suite::Place;
 
 /// What must be there: a list, separated by commas.
 pub(crate) const REQUIRE: &str = "ARROW_DEVICE_REQUIRE";
 pub(crate) const SKIPPED: &str = "skipped: no CUDA device: ";
-/// For this program's own tests: a library that is loaded in the driver's place.
-pub(crate) const STAND_IN: &str = "ARROW_DEVICE_TEST_DRIVER";
 
 /// A test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) fn places() -> Vec<Place> {
-    static STOOD_IN: OnceLock<Option<Library>> = OnceLock::new();
-    STOOD_IN.get_or_init(|| {
-        let path = std::env::var_os(STAND_IN)?;
-        // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
-        // thread.
-        Some(unsafe { Library::new(path) }.expect(STAND_IN))
-    });
     let alone = Alone::new();
     if let Err(e) = Devices::open("cuda:0") {
         let reason = match e {
@@ -47,6 +37,7 @@ pub(crate) fn places() -> Vec<Place> {
         lazy: false,
         pools: true,
         share: 1,
+        balance: None,
         // The driver does not tell what it has given to whom.
         unclean: Box::new(|| None),
         alone: Some(Box::new(alone)),

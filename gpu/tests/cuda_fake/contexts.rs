@@ -1,59 +1,33 @@
 //! Contexts, streams and threads.
 
 use std::ptr;
-use std::sync::Arc;
 
 use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::sys;
 
-use crate::fake::{Group, NO_POOLS, PINS, fake};
+use crate::cuda_suite::interop::{another_context, current};
+use crate::fake::failing::fail_everywhere;
+use crate::fake::{Group, MODES, NO_POOLS, fake};
 use crate::given::{everything, on_many_threads};
-use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
+use crate::rig::{Rig, assert_gone, end_all};
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::load;
-
-/// A context that is not the primary one.
-fn another_context(ordinal: i32) -> Arc<CudaContext> {
-    let mut raw: sys::CUcontext = ptr::null_mut();
-    let code =
-        fake!(cuCtxCreate_v2(&raw mut raw => *mut sys::CUcontext, 0 => u32, ordinal => i32) -> i32);
-    assert_eq!(code, 0);
-    let mut popped = ptr::null_mut();
-    // SAFETY: `popped` is valid for the write of a handle, and what is popped was pushed when the
-    // context was created; cudarc owns the context from here on.
-    unsafe {
-        assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0);
-        let before = current();
-        let context = CudaContext::from_raw_context(ordinal as usize, ordinal, raw).unwrap();
-        assert_eq!(sys::cuCtxSetCurrent(before) as i32, 0);
-        context
-    }
-}
-
-fn current() -> sys::CUcontext {
-    let mut raw = ptr::null_mut();
-    // SAFETY: `raw` is valid for the write of a handle.
-    unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
-    raw
-}
+use crate::vendor::{assert_untouched, load, unset_context};
+use crate::world::World;
 
 #[test]
 fn the_callers_context_stays_as_it_was() {
-    // Who has a context of its own has initialised the driver.
     load();
-    // SAFETY: `cuInit` may be called at any time, with the only flags that there are.
-    assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     for mode in MODES {
         for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
-            let group = Group::open(2, mode | PINS);
+            let group = Group::open(2, mode);
             // None.
-            assert!(current().is_null());
+            assert_untouched();
             let rig = Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory));
             everything(&rig);
-            assert!(current().is_null());
+            assert_untouched();
             // Another device's.
-            let mine = another_context(group.first + 1);
+            let mine = another_context(group.ordinal() + 1);
             // SAFETY: `mine` keeps the context alive.
             unsafe { assert_eq!(sys::cuCtxPushCurrent_v2(mine.cu_ctx()) as i32, 0) };
             everything(&rig);
@@ -67,71 +41,12 @@ fn the_callers_context_stays_as_it_was() {
             let mut popped = ptr::null_mut();
             // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
             unsafe { assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0) };
-            assert!(current().is_null());
+            assert_untouched();
             drop(mine);
             // What cudarc's drop has made current is gone.
-            // SAFETY: null is a valid argument: it makes no context current.
-            unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+            unset_context();
             assert_gone(group);
         }
-    }
-}
-
-#[test]
-fn two_contexts_of_one_device() {
-    for mode in MODES {
-        let group = Group::open(1, mode | PINS);
-        let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
-        let context = another_context(group.first);
-        let config = CudaConfig::new(group.ordinal()).with_context(context.clone());
-        let other = Rig::of(group, &config);
-        assert_eq!(
-            other.device.as_cuda().unwrap().cu_context(),
-            context.cu_ctx()
-        );
-        assert_ne!(
-            primary.device.as_cuda().unwrap().cu_context(),
-            context.cu_ctx()
-        );
-        everything(&other);
-        let batch = wide_batch(8, 1000);
-        let up = primary.upload(&batch).unwrap();
-        let (before, start) = (other.stats(), primary.stats());
-        let there = up.to_device(&other.device).unwrap();
-        let cost = other.stats().since(&before);
-        assert_eq!((cost.host_waits, cost.bytes_to_device), (0, 0), "straight");
-        assert_eq!(primary.stats().since(&start).bytes_to_host, 0);
-        drop(up);
-        assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
-        drop(there);
-        all_done(&[&primary, &other]);
-        // A stream of the one is none of the other, and an event of the other is the one's too.
-        let stream = context.new_stream().unwrap();
-        let e = Queue::from_cuda_stream(&primary.device, stream.clone()).unwrap_err();
-        assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
-        assert!(e.to_string().contains("with_context"), "{e}");
-        let theirs = Queue::from_cuda_stream(&other.device, stream).unwrap();
-        let event = theirs.record().unwrap().unwrap();
-        let start = primary.stats();
-        primary.default_queue().wait(&event).unwrap();
-        assert_eq!(primary.stats().since(&start).host_waits, 0);
-        drop((theirs, event));
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
-        drop(config);
-        drop(context);
-        let e = CudaConfig::new(group.ordinal() + 1).with_context(another_context(group.first));
-        assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
-        drop(e);
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
-        primary.synchronize().unwrap();
-        drop(primary);
-        drop(other);
-        assert_gone(group);
-        assert!(current().is_null());
     }
 }
 
@@ -140,9 +55,9 @@ fn two_contexts_of_one_device() {
 #[test]
 fn memory_of_another_context() {
     for mode in MODES {
-        let group = Group::open(1, mode | NO_POOLS | PINS);
+        let group = Group::open(1, mode | NO_POOLS);
         let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
-        let context = another_context(group.first);
+        let context = another_context(group.ordinal());
         let config = CudaConfig::new(group.ordinal()).with_context(context.clone());
         let other = Rig::of(group, &config);
         let batch = wide_batch(8, 500);
@@ -162,44 +77,24 @@ fn memory_of_another_context() {
         let again =
             unsafe { DeviceRecordBatch::import_with(array, &schema, &other.options) }.unwrap();
         drop(again);
-        let before = group.calls("cuMemcpyPeerAsync");
+        let (before, stats) = (group.calls("cuMemcpyPeerAsync"), other.stats());
         let there = up.to_device(&primary.device).unwrap();
         assert!(group.calls("cuMemcpyPeerAsync") > before);
+        assert_eq!(other.stats().since(&stats).bytes_to_host, 0, "straight");
         drop(up);
+        // An event of the other is the one's too.
+        let stats = primary.stats();
+        let event = other.default_queue().record().unwrap().unwrap();
+        primary.default_queue().wait(&event).unwrap();
+        assert_eq!(primary.stats().since(&stats).host_waits, 0);
+        drop(event);
+        // It is no other device's.
+        let e = CudaConfig::new(group.ordinal() + 1).with_context(context.clone());
+        assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
         assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
-        drop((there, config, context));
-        all_done(&[&primary, &other]);
-        drop((primary, other));
-        assert_gone(group);
-        assert!(current().is_null());
-    }
-}
-
-#[test]
-fn streams_that_are_given() {
-    for mode in MODES {
-        let rig = Rig::new(mode);
-        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
-        let batch = wide_batch(8, 300);
-        let streams = [
-            context.new_stream().unwrap(),
-            context.default_stream(),
-            context.per_thread_stream(),
-        ];
-        for stream in streams {
-            let queue = Queue::from_cuda_stream(&rig.device, stream).unwrap();
-            let up = rig.upload_on(&batch, &queue).unwrap();
-            // On the stream itself, with a list of many copies.
-            let column = up.column(0).unwrap();
-            assert!(column.values_on::<i64>(&queue).is_ok() || column.len() == 300);
-            assert_same_batch(&batch, &up.to_host().unwrap(), "given stream");
-        }
-        drop(context);
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
-        rig.assert_done();
-        rig.end();
+        drop((there, config, e, context));
+        end_all(group, [primary, other]);
+        assert_untouched();
     }
 }
 
@@ -229,11 +124,32 @@ fn streams_of_green_contexts_are_refused() {
     }
     assert_eq!(fake!(cuStreamDestroy_v2(raw => sys::CUstream) -> i32), 0);
     drop(context);
-    // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one so.
-    unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+    unset_context();
     rig.group.clear();
-    rig.assert_done();
     rig.end();
+}
+
+/// A driver takes no lists on the default stream.
+#[test]
+fn streams_that_are_given() {
+    for mode in MODES {
+        let World {
+            rig,
+            context,
+            stream,
+        } = World::new(mode, CudaMemory::Device);
+        let batch = wide_batch(8, 300);
+        for stream in [stream, context.default_stream()] {
+            let queue = Queue::from_cuda_stream(&rig.device, stream).unwrap();
+            let up = rig.upload_on(&batch, &queue).unwrap();
+            let part = up.slice(1, 200).unwrap();
+            let down = part.to_host_on(&queue).unwrap();
+            assert_same_batch(&batch.slice(1, 200), &down, "given stream");
+        }
+        drop(context);
+        unset_context();
+        rig.end();
+    }
 }
 
 #[test]
@@ -246,10 +162,7 @@ fn the_per_thread_stream_on_many_threads() {
         on_many_threads(&rig, &queue);
         drop(queue);
         drop(context);
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
-        rig.assert_done();
+        unset_context();
         rig.end();
     }
 }
@@ -262,37 +175,14 @@ fn failures_of_a_per_thread_stream() {
         let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
         let queue = Queue::from_cuda_stream(&rig.device, context.per_thread_stream()).unwrap();
         let batch = wide_batch(6, 200);
-        for n in 1.. {
-            assert!(n < 300, "never ends");
-            rig.group.fail("*", n, 1);
-            let up = std::thread::scope(|scope| {
-                scope
-                    .spawn(|| rig.device.upload_on(&batch, &queue))
-                    .join()
-                    .unwrap()
-            });
-            let fired = rig.group.clear();
-            if let Ok(up) = &up {
-                assert_same_batch(&batch, &up.to_host().unwrap(), format!("call {n}"));
-            }
-            drop(up);
-            let _ = rig.take_drop_error();
-            let mut last = None;
-            assert!(
-                soon(|| {
-                    last = rig.unclean();
-                    last.is_none()
-                }),
-                "call {n}: {last:?}"
-            );
-            if fired == 0 {
-                break;
-            }
-        }
+        fail_everywhere(&rig, "a per-thread stream", || {
+            let upload = || rig.device.upload_on(&batch, &queue);
+            let up = std::thread::scope(|scope| scope.spawn(upload).join().unwrap())?;
+            assert_same_batch(&batch, &up.to_host()?, "up and down");
+            Ok(())
+        });
         drop((queue, context));
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+        unset_context();
         rig.end();
     }
 }

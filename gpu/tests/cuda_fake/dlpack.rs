@@ -16,11 +16,13 @@ use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, Error, Queue, ReleasePolicy,
     TransferStats,
 };
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaStream, sys};
 
-use crate::fake::{LAZY, NO_POOLS, PAGEABLE_EAGER, PINS, fake};
-use crate::rig::{MODES, Rig, hold, soon};
+use crate::fake::{LAZY, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
+use crate::rig::{hold, soon};
 use crate::support::assert_same;
+use crate::vendor::{assert_untouched, unset_context};
+use crate::world::World;
 
 const ROWS: usize = 1000;
 
@@ -28,33 +30,8 @@ fn longs() -> Int64Array {
     Int64Array::from_iter_values((0..ROWS as i64).map(|i| i * 5 - 9))
 }
 
-/// A device, cudarc's handle of its context, and a stream of a consumer.
-struct World {
-    rig: Rig,
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-}
-
+/// The stream is a consumer's.
 impl World {
-    fn new(flags: u32, memory: CudaMemory) -> Self {
-        let rig = Rig::with(flags | PINS, memory);
-        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
-        let stream = context.new_stream().unwrap();
-        let world = Self {
-            rig,
-            context,
-            stream,
-        };
-        world.no_context();
-        world
-    }
-
-    /// cudarc leaves its own current.
-    fn no_context(&self) {
-        // SAFETY: null is a valid argument: it makes no context current.
-        assert_eq!(unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) } as i32, 0);
-    }
-
     fn upload(&self) -> DeviceArray {
         self.rig.upload_array(&longs()).unwrap()
     }
@@ -84,20 +61,6 @@ impl World {
             stream,
             context,
         }
-    }
-
-    #[track_caller]
-    fn end(self) {
-        self.rig.assert_done();
-        let Self {
-            rig,
-            context,
-            stream,
-        } = self;
-        drop((stream, context));
-        // SAFETY: null is a valid argument: it makes no context current.
-        assert_eq!(unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) } as i32, 0);
-        rig.end();
     }
 }
 
@@ -198,25 +161,6 @@ fn the_consumers_stream_waits() {
     }
 }
 
-/// A queue of this crate as the consumer's.
-#[test]
-fn a_queue_waits() {
-    for mode in MODES {
-        let world = World::new(mode, CudaMemory::Device);
-        let queue = world.rig.new_queue().unwrap();
-        let number = queue.dlpack_stream().unwrap();
-        let column = world.upload();
-        let before = world.rig.stats();
-        let options = DlpackOptions::new(DlpackStream::queue(&queue));
-        let tensor = Held::export(&column, &options);
-        assert_eq!(waits(&world.rig, &before), (0, 1));
-        let read = world.read(number.unwrap(), tensor.tensor());
-        assert_eq!(read.finish(), longs().values().to_vec());
-        drop((tensor, column, queue));
-        world.end();
-    }
-}
-
 /// Who names no stream may read on the host what the host can read: this thread waits.
 #[test]
 fn memory_that_the_host_reads() {
@@ -294,7 +238,7 @@ fn streams_that_are_refused() {
     let code =
         fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
     assert_eq!(code, 0);
-    world.no_context();
+    unset_context();
     drop(column);
     world.end();
 }
@@ -303,21 +247,15 @@ fn streams_that_are_refused() {
 #[test]
 fn no_context_is_left_current() {
     let world = World::new(0, CudaMemory::Device);
-    let current = || {
-        let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is valid for the write of a handle.
-        unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
-        raw
-    };
     let column = world.upload();
     let held_up = hold(&world.rig.default_queue());
     let late = world.upload();
-    assert!(current().is_null());
+    assert_untouched();
     let tensors = [Some(world.handle()), Some(1), Some(2), None]
         .map(|number| Held::export(&late, &numbered(number)));
-    assert!(current().is_null());
+    assert_untouched();
     drop((held_up, tensors));
-    assert!(current().is_null());
+    assert_untouched();
     drop((column, late));
     world.end();
 }
@@ -356,23 +294,6 @@ fn deleted_while_in_use() {
     }
 }
 
-/// A consumer that orders its work costs no wait.
-#[test]
-fn consumers_that_order_their_work() {
-    for (policy, expected) in [(ReleasePolicy::Ordered, 0), (ReleasePolicy::Synchronize, 1)] {
-        let world = World::new(0, CudaMemory::Device);
-        let column = world.upload();
-        column.wait().unwrap();
-        let tensor = Held::export(&column, &numbered(None).with_release(policy));
-        drop(column);
-        let before = world.rig.stats();
-        drop(tensor);
-        assert!(soon(|| world.rig.stats().since(&before).frees == 1));
-        assert_eq!(waits(&world.rig, &before).0, expected, "{policy:?}");
-        world.end();
-    }
-}
-
 /// What is passed to producers: a stream that work can be given to under that number.
 #[test]
 fn the_number_of_a_queue() {
@@ -395,7 +316,7 @@ fn the_number_of_a_queue() {
                 assert!(own.is_some_and(|own| own > 2));
             }
         }
-        world.no_context();
+        unset_context();
         world.end();
     }
 }
@@ -473,7 +394,7 @@ fn tensors_in() {
         // SAFETY: stream and event are live, and cudarc has made their context current.
         let code = unsafe { sys::cuStreamWaitEvent(stream, done.cu_event(), 0) };
         assert_eq!(code as i32, 0);
-        world.no_context();
+        unset_context();
 
         let (tensor, alive) = produce(address, device, Some(written));
         let before = world.rig.stats();
@@ -503,7 +424,7 @@ fn tensors_in() {
         assert!(soon(|| alive.strong_count() == 0));
         drop((done, queue));
         world.stream.synchronize().unwrap();
-        world.no_context();
+        unset_context();
         world.end();
     }
 }

@@ -1,60 +1,22 @@
 //! cudarc's types in and out, and the order of streams in each.
 
 use std::ptr;
-use std::sync::Arc;
 
-use arrow_array::{Float64Array, Int64Array};
+use arrow_array::Int64Array;
 use arrow_device::cuda::{CudaConfig, CudaMemory};
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent, Validity};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent};
 use arrow_schema::DataType;
-use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
-use cudarc::nvrtc::Ptx;
+use cudarc::driver::{CudaStream, sys};
 
-use crate::calls::captures_are_noticed;
-use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER, PINS, POOL_CREATION_FAILS, fake, in_mode};
-use crate::given::assert_refused_while_captured;
-use crate::rig::{MODES, Rig, hold};
+use crate::fake::{Group, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
+use crate::given::{assert_refused_while_captured, captures_are_noticed};
+use crate::rig::{Rig, hold};
 use crate::support::assert_same;
+use crate::world::World;
 
-const PTX: &str = ".entry fill_i64( .entry product_f64( .entry fail(";
-
-/// cudarc frees slices in a stream's order where the driver says that there are pools. The stand-in
-/// takes only memory of a pool so, and there is none in this mode.
-fn cudarc_frees_in_order_without_a_pool() -> bool {
-    in_mode(POOL_CREATION_FAILS)
-}
-
-/// A device, cudarc's handle of its context and a stream of it.
-struct World {
-    rig: Rig,
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-}
-
-impl World {
-    fn new(flags: u32) -> Self {
-        // Sources of cudarc's copies are temporaries here.
-        let rig = Rig::new(flags | PAGEABLE_EAGER | PINS);
-        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
-        let stream = context.new_stream().unwrap();
-        Self {
-            rig,
-            context,
-            stream,
-        }
-    }
-
-    #[track_caller]
-    fn end(self) {
-        self.rig.assert_done();
-        assert!(self.context.check_err().is_ok());
-        drop((self.stream, self.context));
-        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
-        // so.
-        let code = unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) };
-        assert_eq!(code as i32, 0);
-        self.rig.end();
-    }
+/// Sources of cudarc's copies are temporaries here.
+fn world(flags: u32) -> World {
+    World::new(flags | PAGEABLE_EAGER, CudaMemory::Device)
 }
 
 fn longs(n: i64) -> Vec<i64> {
@@ -63,11 +25,8 @@ fn longs(n: i64) -> Vec<i64> {
 
 #[test]
 fn a_slice_becomes_a_column_and_a_slice_again() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for flags in MODES.into_iter().chain([NO_POOLS]) {
-        let world = World::new(flags);
+        let world = world(flags);
         let (rig, stream) = (&world.rig, &world.stream);
         let values = longs(1000);
         let other = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
@@ -144,11 +103,8 @@ fn slice_address(slice: &cudarc::driver::CudaSlice<i64>, stream: &CudaStream) ->
 /// Work of the home queue that reads a buffer comes before the slice's.
 #[test]
 fn a_slice_waits_for_the_home_queue() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for mode in MODES {
-        let world = World::new(mode);
+        let world = world(mode);
         let (rig, stream) = (&world.rig, &world.stream);
         let queue = rig.new_queue().unwrap();
         let mut memory = DeviceBufferMut::allocate(&queue, 800).unwrap();
@@ -189,11 +145,8 @@ fn a_slice_waits_for_the_home_queue() {
 /// A slice that was given away, used on another stream of cudarc's: that one waits as well.
 #[test]
 fn a_slice_given_away_on_another_stream() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for mode in MODES {
-        let world = World::new(mode);
+        let world = world(mode);
         let (rig, stream) = (&world.rig, &world.stream);
         let reader = world.context.new_stream().unwrap();
         let queue = rig.new_queue().unwrap();
@@ -222,7 +175,7 @@ fn a_slice_given_away_on_another_stream() {
 /// Work that would only be captured is refused: it would run when its memory is gone.
 #[test]
 fn streams_that_are_captured() {
-    let world = World::new(0);
+    let world = world(0);
     let (rig, stream) = (&world.rig, &world.stream);
     let queue = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
     let batch = crate::support::wide_batch(4, 50);
@@ -246,7 +199,7 @@ fn streams_that_are_captured() {
 
 #[test]
 fn a_capture_that_begins_in_a_scope() {
-    let world = World::new(0);
+    let world = world(0);
     let (rig, stream) = (&world.rig, &world.stream);
     let queue = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
     let raw = stream.cu_stream().addr();
@@ -264,43 +217,11 @@ fn a_capture_that_begins_in_a_scope() {
     world.end();
 }
 
-/// What is refused leaves no context current.
-#[test]
-fn refusals_leave_no_context_current() {
-    let world = World::new(0);
-    let stream = &world.stream;
-    let current = || {
-        let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is valid for the write of a handle.
-        unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
-        raw
-    };
-    let slices = [0; 2].map(|_| stream.clone_htod(&longs(10)).unwrap());
-    let event = stream.record_event(None).unwrap();
-    stream.synchronize().unwrap();
-    // SAFETY: null is a valid argument: it makes no context current.
-    unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
-    let cpu = arrow_device::Devices::cpu();
-    let [one, two] = slices;
-    assert!(DeviceBuffer::from_cuda_slice(&cpu, one).is_err());
-    assert!(current().is_null());
-    let buffer = DeviceBuffer::from_cuda_slice(&world.rig.device, two).unwrap();
-    assert!(current().is_null());
-    assert!(SyncEvent::from_cuda_event(&cpu, event).is_err());
-    assert!(Queue::from_cuda_stream(&cpu, stream.clone()).is_err());
-    assert!(current().is_null());
-    drop(buffer);
-    assert!(current().is_null());
-    world.rig.synchronize().unwrap();
-    stream.synchronize().unwrap();
-    world.end();
-}
-
 /// Uses of a slice on other streams, which cudarc knows of, come before the column's.
 #[test]
 fn other_streams_that_wrote_a_slice() {
     for mode in MODES {
-        let world = World::new(mode);
+        let world = world(mode);
         let (rig, stream) = (&world.rig, &world.stream);
         let writer = world.context.new_stream().unwrap();
         let mut slice = stream.alloc_zeros::<i64>(500).unwrap();
@@ -330,7 +251,7 @@ fn other_streams_that_wrote_a_slice() {
 
 #[test]
 fn slices_that_are_refused() {
-    let world = World::new(0);
+    let world = world(0);
     let (rig, stream) = (&world.rig, &world.stream);
     // Nothing in it.
     let address = stream.clone_htod(&longs(1)).unwrap().leak();
@@ -370,11 +291,8 @@ fn slices_that_are_refused() {
 /// Every failure of the driver on the way: an error or a slice, and nothing is lost.
 #[test]
 fn failures_on_the_way() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for flags in [0, NO_POOLS] {
-        let world = World::new(flags);
+        let world = world(flags);
         let (rig, stream) = (&world.rig, &world.stream);
         for into in [true, false] {
             for n in 1.. {
@@ -424,7 +342,7 @@ fn failures_on_the_way() {
 #[test]
 fn events_of_cudarc() {
     for mode in MODES {
-        let world = World::new(mode);
+        let world = world(mode);
         let (rig, stream) = (&world.rig, &world.stream);
         let theirs = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
         let held = hold(&theirs);
@@ -460,90 +378,6 @@ fn events_of_cudarc() {
         // Released on a thread that never saw CUDA.
         std::thread::spawn(move || drop(event)).join().unwrap();
         stream.synchronize().unwrap();
-        world.end();
-    }
-}
-
-/// Loans are kernel arguments; the kernel's stream waits for what it reads, and the memory outlives
-/// the kernel.
-#[test]
-fn kernels() {
-    for mode in MODES {
-        for given in [true, false] {
-            let world = World::new(mode);
-            let rig = &world.rig;
-            let module = world.context.load_module(Ptx::from_src(PTX)).unwrap();
-            let product = module.load_function("product_f64").unwrap();
-            let queue = match given {
-                true => Queue::from_cuda_stream(&rig.device, world.stream.clone()).unwrap(),
-                false => rig.new_queue().unwrap(),
-            };
-            let a: Float64Array = (0..77)
-                .map(|i| (i % 4 > 0).then_some(f64::from(i)))
-                .collect();
-            let b: Float64Array = (0..77).map(|i| (i % 5 > 1).then_some(0.5)).collect();
-            let (a, b) = (a.slice(3, 70), b.slice(6, 70));
-            let held = hold(&rig.default_queue());
-            let (up_a, up_b) = (rig.upload_array(&a).unwrap(), rig.upload_array(&b).unwrap());
-            let mut values = DeviceBufferMut::allocate(&queue, 70 * 8).unwrap();
-            let mut mask = DeviceBufferMut::allocate(&queue, 70usize.div_ceil(8)).unwrap();
-            {
-                let stream = queue.cuda_stream().unwrap();
-                let a = up_a.values_on::<f64>(&queue).unwrap();
-                let b = up_b.values_on::<f64>(&queue).unwrap();
-                let a_mask = up_a.validity_on(&queue).unwrap().unwrap();
-                let b_mask = up_b.validity_on(&queue).unwrap().unwrap();
-                let (a_bit, b_bit, rows) = (a_mask.bit_offset(), b_mask.bit_offset(), a.len());
-                let mut launch = stream.launch_builder(&product);
-                launch.arg(&a).arg(&a_mask).arg(&a_bit);
-                launch.arg(&b).arg(&b_mask).arg(&b_bit);
-                launch.arg(&mut values).arg(&mut mask).arg(&rows);
-                // SAFETY: the arguments are the kernel's parameters, with memory for all of its
-                // rows.
-                unsafe { launch.launch(LaunchConfig::for_num_elems(9)) }.unwrap();
-            }
-            // Gone before the kernel runs.
-            drop((up_a, up_b));
-            let (values, mask) = (values.freeze().unwrap(), mask.freeze().unwrap());
-            let validity = Some(Validity::new(mask, 0, 70).unwrap());
-            let result = DeviceArray::from_values(DataType::Float64, 70, values, validity).unwrap();
-            drop(held);
-            let expected: Float64Array = a.iter().zip(&b).map(|(a, b)| Some(a? * b?)).collect();
-            assert_same(&expected, &result.to_host().unwrap(), "product");
-            drop((result, queue, product, module));
-            world.end();
-        }
-    }
-}
-
-/// A loan of a whole buffer.
-#[test]
-fn a_buffer_as_an_argument() {
-    for mode in MODES {
-        let world = World::new(mode);
-        let rig = &world.rig;
-        let module = world.context.load_module(Ptx::from_src(PTX)).unwrap();
-        let fill = module.load_function("fill_i64").unwrap();
-        let queue = rig.default_queue();
-        let memory = DeviceBufferMut::allocate(&queue, 80).unwrap();
-        let buffer = memory.freeze().unwrap();
-        {
-            let loan = buffer.on(&queue).unwrap();
-            let stream = queue.cuda_stream().unwrap();
-            let (value, n) = (42i64, 10usize);
-            let mut launch = stream.launch_builder(&fill);
-            launch.arg(&loan).arg(&value).arg(&n);
-            // SAFETY: the arguments are the kernel's parameters, with memory for all of its rows;
-            // nobody reads the buffer yet.
-            unsafe { launch.launch(LaunchConfig::for_num_elems(10)) }.unwrap();
-        }
-        let column = DeviceArray::from_values(DataType::Int64, 10, buffer, None).unwrap();
-        assert_same(
-            &Int64Array::from(vec![42; 10]),
-            &column.to_host().unwrap(),
-            "filled",
-        );
-        drop((column, queue, fill, module));
         world.end();
     }
 }

@@ -1,14 +1,11 @@
 //! Which library is the driver: in processes of their own.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use arrow_device::{Devices, Error};
 
+use crate::fake::child::{build, folder, with_libraries};
 use crate::support::{assert_same_batch, wide_batch};
-
-/// The folder with the libraries, in a process that is to find them.
-const CHILD: &str = "ARROW_DEVICE_TEST_LIBRARY";
 
 /// As the toolkit's: it has all functions, and each returns CUDA_ERROR_STUB_LIBRARY.
 const STUB: &str = "
@@ -28,12 +25,7 @@ STUB(cuGetErrorName) STUB(cuGetErrorString) STUB(cuMemGetAddressRange_v2)
 
 /// Puts the stub into a folder, as `libcuda.so`, with the SONAME that the toolkit's has.
 fn stub(folder: &Path) {
-    let source = folder.join("stub.c");
-    std::fs::write(&source, STUB).unwrap();
-    let mut compiler = Command::new("cc"); // rustc has it for its linker
-    compiler.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]);
-    let built = compiler.args([&folder.join("libcuda.so"), &source]);
-    assert!(built.status().unwrap().success());
+    build(folder, "libcuda.so", STUB, &["-Wl,-soname,libcuda.so.1"]);
 }
 
 /// Puts the stand-in into a folder, as the driver installs its library.
@@ -42,24 +34,6 @@ fn driver(folder: &Path) {
         .unwrap()
         .with_file_name("libcuda_fake.so");
     std::os::unix::fs::symlink(stand_in, folder.join("libcuda.so.1")).unwrap();
-}
-
-/// Runs one test of this program in a process that finds its libraries in `folder`.
-fn child(test: &str, folder: &Path) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--test-threads=1"]);
-    command.env(CHILD, folder).env("LD_LIBRARY_PATH", folder);
-    let output = command.output().unwrap();
-    let both = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&both);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
-}
-
-fn folder() -> Option<PathBuf> {
-    std::env::var_os(CHILD).map(Into::into)
 }
 
 /// Nothing is loaded yet: the name that the driver has comes first.
@@ -75,7 +49,7 @@ fn the_driver_is_found_beside_the_stub() {
     let both = tempfile::tempdir().unwrap();
     stub(both.path());
     driver(both.path());
-    child("loading::the_driver_is_found_beside_the_stub", both.path());
+    with_libraries("loading::the_driver_is_found_beside_the_stub", both.path());
 }
 
 /// What the process has loaded comes before what the path has.
@@ -95,7 +69,7 @@ fn the_library_that_is_loaded_comes_first() {
     let both = tempfile::tempdir().unwrap();
     stub(both.path());
     driver(both.path());
-    child(
+    with_libraries(
         "loading::the_library_that_is_loaded_comes_first",
         both.path(),
     );

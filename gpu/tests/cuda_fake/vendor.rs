@@ -1,9 +1,6 @@
 //! CUDA, for the suites that its stand-in goes through.
 
-use std::collections::BTreeMap;
-
-pub(crate) use arrow_device::cuda::{device_count, register};
-use arrow_device::{Device, Queue, Result};
+use arrow_device::Queue;
 use cudarc::driver::{LaunchConfig, sys};
 use cudarc::nvrtc::Ptx;
 
@@ -13,18 +10,14 @@ use crate::fake::{self, Group};
 mod suite;
 pub(crate) use suite::*;
 
-/// What its devices are called in texts.
-pub(crate) const NAME: &str = "CUDA";
-/// What they are called in names of devices, those with memory of their own first.
+/// What its kinds of memory are called in names of devices.
 pub(crate) const MEMORY_NAMES: [&str; 3] = ["cuda", "cuda-host", "cuda-managed"];
+/// Of all cases of every type each of so many is tested: the simulated device's own tests go through all
+/// of them. Prime: other cases for each type.
+pub(crate) const SHARE: usize = 11;
+
 /// What the names of all its calls start with.
 pub(crate) const CALLS: &str = "cu";
-
-/// How many questions of the driver the class of an allocation takes.
-pub(crate) const LOOKUPS: u64 = 1;
-
-/// Leaves out calls of the driver that the library makes for reasons of its own: there are none.
-pub(crate) fn without_their_own(_: &mut BTreeMap<String, u64>) {}
 
 /// Loads its library.
 pub(crate) fn load() {
@@ -33,11 +26,6 @@ pub(crate) fn load() {
 
 /// Lets go of what its library keeps of a group that is not in use any more.
 pub(crate) fn let_go(_: Group) {}
-
-/// What an error names where this call of the stand-in has failed.
-pub(crate) fn operation(call: &str) -> &str {
-    call
-}
 
 /// What an error says about a code.
 pub(crate) fn error_text(code: i32) -> &'static str {
@@ -51,11 +39,6 @@ pub(crate) fn error_text(code: i32) -> &'static str {
         12345 => "does not name",
         _ => panic!("no test expects code {code}"),
     }
-}
-
-/// Its part of a device.
-pub(crate) fn backend(device: &Device) -> Result<()> {
-    device.as_cuda().map(drop)
 }
 
 /// Asserts that this thread is as a new one is: no context is current.

@@ -13,12 +13,12 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, sys};
 use libloading::Library;
 
+use crate::gpu_suite::everywhere;
 use crate::gpu_suite::hold::hold;
-use crate::gpu_suite::{Place, everywhere};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
 use crate::vendor::MEMORIES;
 
-fn current() -> sys::CUcontext {
+pub(crate) fn current() -> sys::CUcontext {
     let mut raw = null_mut();
     // SAFETY: `raw` is valid for the write of a handle.
     unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
@@ -26,7 +26,7 @@ fn current() -> sys::CUcontext {
 }
 
 /// A context that is not the primary one.
-fn another_context(place: &Place) -> Arc<CudaContext> {
+pub(crate) fn another_context(ordinal: usize) -> Arc<CudaContext> {
     type Create = unsafe extern "C" fn(*mut sys::CUcontext, c_uint, sys::CUdevice) -> i32;
     let names = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
     // Not all bindings have this function; all drivers have.
@@ -43,13 +43,10 @@ fn another_context(place: &Place) -> Arc<CudaContext> {
     // cudarc owns it from then on, and sets it.
     unsafe {
         let create = library.get::<Create>("cuCtxCreate_v2").unwrap();
-        assert_eq!(
-            sys::cuDeviceGet(&raw mut device, place.ordinal as i32) as i32,
-            0
-        );
+        assert_eq!(sys::cuDeviceGet(&raw mut device, ordinal as i32) as i32, 0);
         assert_eq!(create(&raw mut raw, 0, device), 0);
         assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut raw) as i32, 0);
-        let context = CudaContext::from_raw_context(place.ordinal, device, raw).unwrap();
+        let context = CudaContext::from_raw_context(ordinal, device, raw).unwrap();
         assert_eq!(sys::cuCtxSetCurrent(before) as i32, 0);
         context
     }
@@ -64,7 +61,7 @@ fn two_contexts_of_one_device() {
             if memory == CudaMemory::Device && !place.pools {
                 continue;
             }
-            let given = another_context(place);
+            let given = another_context(place.ordinal);
             let config = CudaConfig::new(place.ordinal).with_memory(memory);
             let (one, two) = (
                 place.open(memory),

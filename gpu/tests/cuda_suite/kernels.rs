@@ -15,6 +15,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::example;
 use crate::gpu_suite::everywhere;
+use crate::kernel_suite::{self, Kernels};
 use crate::support::assert_same;
 use crate::vendor::MEMORIES;
 
@@ -140,14 +141,29 @@ fn batch(columns: [(&str, ArrayRef); 3]) -> RecordBatch {
     RecordBatch::try_from_iter(columns).unwrap()
 }
 
+/// On columns of every shape.
 #[test]
 fn the_other_kernels_of_the_example() {
     everywhere(|place| {
         for memory in MEMORIES {
             let device = place.open(memory);
             example::double_and_filter(&device).unwrap_or_else(|e| panic!("{memory:?}: {e}"));
+            with_kernels(&device, |kernels| kernel_suite::check(&device, kernels));
             device.assert_done();
         }
+    });
+}
+
+/// Works with the example's kernels on a device.
+pub(crate) fn with_kernels(device: &Device, work: impl FnOnce(&Kernels<'_>)) {
+    let load = |name| example::load(device, name).unwrap();
+    let (double, product) = (load("double_f64"), load("product_f64"));
+    let above = example::load_above(device).unwrap();
+    let queue = device.new_queue().unwrap();
+    work(&Kernels {
+        double: &|column| example::double(&double, column, &queue).unwrap(),
+        product: &|a, b| example::product(&product, a, b, &queue).unwrap(),
+        above: &|column, limit| example::above(&above, column, limit, &queue).unwrap(),
     });
 }
 
@@ -188,6 +204,35 @@ fn upload_kernel_download_again_and_again() {
             drop((up, work, kernel));
             device.assert_done();
         }
+    });
+}
+
+/// Loans are arguments: of a whole buffer, and of bits, which are their address.
+#[test]
+fn loans_as_arguments() {
+    everywhere(|place| {
+        let device = place.open(CudaMemory::Device);
+        let (kernel, queue) = (fill_kernel(&device), device.default_queue());
+        let input: Int64Array = (0..20).map(|i| (i % 7 != 3).then_some(i)).collect();
+        let up = device.upload_array(&input).unwrap();
+        let values = DeviceBufferMut::allocate(&queue, 80).unwrap();
+        let values = values.freeze().unwrap();
+        let address = {
+            let out = values.on(&queue).unwrap();
+            let bits = up.validity_on(&queue).unwrap().unwrap();
+            let (stream, n) = (queue.cuda_stream().unwrap(), 10usize);
+            let mut launch = stream.launch_builder(&kernel);
+            launch.arg(&out).arg(&bits).arg(&n);
+            // SAFETY: the arguments are the kernel's parameters, with memory for all of its rows; nobody
+            // reads the buffer yet.
+            unsafe { launch.launch(LaunchConfig::for_num_elems(10)) }.unwrap();
+            bits.address().address() as i64
+        };
+        let filled = DeviceArray::from_values(DataType::Int64, 10, values, None).unwrap();
+        let expected = Int64Array::from(vec![address; 10]);
+        assert_same(&expected, &filled.to_host().unwrap(), "filled");
+        drop((up, filled, queue, kernel));
+        device.assert_done();
     });
 }
 

@@ -2,6 +2,6 @@
 
 #[path = "../../../examples/cuda_kernel/work.rs"]
 pub(crate) mod example;
-mod interop;
+pub(crate) mod interop;
 pub(crate) mod kernels;
 mod managed;

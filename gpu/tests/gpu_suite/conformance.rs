@@ -18,8 +18,11 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
             config.open().unwrap()
         });
     }
-    // A driver may wait for the device when it copies managed memory: then nothing opens the hold.
-    if Some(memory) != MANAGED {
+    if let Some(balance) = place.balance.clone() {
+        subject = subject.with_balance(move || balance());
+    }
+    // A real driver may wait for the device when it copies managed memory: then nothing opens the hold.
+    if Some(memory) != MANAGED || place.balance.is_some() {
         subject = subject.with_hold(hold);
     }
     if place.lazy {

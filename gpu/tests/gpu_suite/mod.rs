@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_device::{Device, Devices, ImportOptions};
@@ -37,6 +38,8 @@ pub(crate) struct Place {
     pub pools: bool,
     /// Of all cases of every type each `share`th is tested.
     pub share: usize,
+    /// Fails while memory is not given back, or after something was done wrong. A real driver does not tell.
+    pub balance: Option<Arc<dyn Fn() -> Result<(), String> + Send + Sync>>,
     /// What was not given back, or done wrong, now that everything was dropped; `None` if nothing, or
     /// if the driver does not tell.
     pub unclean: Box<dyn Fn() -> Option<String>>,
@@ -48,7 +51,13 @@ pub(crate) struct Place {
 /// Runs a test at every place there is.
 #[track_caller]
 pub(crate) fn everywhere(test: impl Fn(&Place)) {
-    for place in crate::places::places() {
+    at(crate::places::places(), test);
+}
+
+/// Runs a test at some places.
+#[track_caller]
+pub(crate) fn at(places: Vec<Place>, test: impl Fn(&Place)) {
+    for place in places {
         test(&place);
         unset_context();
         let mut left = None;

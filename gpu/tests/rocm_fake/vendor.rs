@@ -1,14 +1,11 @@
 //! ROCm, for the suites that every vendor's devices go through.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use arrow_device::rocm::RocmQueue;
-pub(crate) use arrow_device::rocm::{
-    RocmConfig as Config, RocmMemory as Memory, device_count, register,
-};
-use arrow_device::{Device, Queue, Result};
+pub(crate) use arrow_device::rocm::{RocmConfig as Config, RocmMemory as Memory};
+use arrow_device::{Device, Queue};
 
 use crate::fake::Group;
 use crate::hip::{self, Ptr, current_device, made};
@@ -17,39 +14,29 @@ use crate::hip::{self, Ptr, current_device, made};
 pub(crate) const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
 /// The managed one, if it is among them.
 pub(crate) const MANAGED: Option<Memory> = None;
-/// What its devices are called in texts.
-pub(crate) const NAME: &str = "ROCm";
-/// What they are called in names of devices, those with memory of their own first.
-pub(crate) const MEMORY_NAMES: [&str; 2] = ["rocm", "rocm-host"];
+/// Of all cases of every type each of so many is tested: `cuda_fake` tests more of them on the same engine.
+pub(crate) const SHARE: usize = 23;
+
 /// What the names of all its calls start with.
 pub(crate) const CALLS: &str = "hip";
 
-/// How many questions of the driver the class of an allocation takes: HIP reports its range in a call
-/// of its own, of whose end it is asked.
-pub(crate) const LOOKUPS: u64 = 2;
-
-/// Leaves out calls of the driver that the library makes for reasons of its own: the stand-in for
-/// HIP enters a context in each of its calls, and checks a device's number when it becomes current.
-pub(crate) fn without_their_own(calls: &mut BTreeMap<String, u64>) {
-    calls.retain(|name, _| !name.starts_with("cuCtxP") && name != "cuDeviceGetCount");
+/// What an error says about a code.
+pub(crate) fn error_text(code: i32) -> &'static str {
+    match code {
+        1 => "hipErrorInvalidValue",
+        2 => "hipErrorOutOfMemory",
+        _ => "hipErrorUnknown",
+    }
 }
 
 /// Loads its library.
 pub(crate) fn load() {
-    hip::library(false);
+    hip::library();
 }
 
 /// Lets go of what its library keeps of a group that is not in use any more: a context of each device.
 pub(crate) fn let_go(group: Group) {
-    let uses = [
-        "device",
-        "pinned",
-        "managed",
-        "registered",
-        "events",
-        "streams",
-        "pools",
-    ];
+    let uses = ["device", "pinned", "managed", "events", "streams", "pools"];
     if uses.iter().any(|what| group.live(what) > 0) {
         return;
     }
@@ -59,46 +46,10 @@ pub(crate) fn let_go(group: Group) {
     }
 }
 
-/// What an error names where this call of the stand-in has failed.
-pub(crate) fn operation(call: &str) -> &str {
-    match call {
-        "cuMemAlloc" => "hipMalloc",
-        "cuMemAllocFromPoolAsync" => "hipMallocFromPoolAsync",
-        // Any call may be the first.
-        "cuInit" | "cuDevicePrimaryCtxRetain" => CALLS,
-        _ => panic!("no test expects a failure of {call}"),
-    }
-}
-
-/// What an error says about a code.
-pub(crate) fn error_text(code: i32) -> &'static str {
-    match code {
-        1 => "hipErrorInvalidValue",
-        2 => "hipErrorOutOfMemory",
-        100 => "hipErrorNoDevice",
-        400 => "hipErrorInvalidHandle",
-        700 => "hipErrorIllegalAddress",
-        719 => "hipErrorLaunchFailure",
-        12345 => "hipErrorUnknown",
-        _ => panic!("no test expects code {code}"),
-    }
-}
-
-/// Its part of a device.
-pub(crate) fn backend(device: &Device) -> Result<()> {
-    device.as_rocm().map(drop)
-}
-
-/// Asserts that this thread is as a new one is: the first device is current, which no test opens.
-#[track_caller]
-pub(crate) fn assert_untouched() {
-    assert_eq!(current_device(), 0);
-}
-
-/// There are no contexts, and nobody leaves another device current.
+/// There are no contexts, and nobody leaves another device than the first one current, which no test opens.
 #[track_caller]
 pub(crate) fn unset_context() {
-    assert_untouched();
+    assert_eq!(current_device(), 0);
 }
 
 /// Runs calls of HIP with a device current.

@@ -1,19 +1,17 @@
 //! Arrays and batches of columns, made by safe constructors.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{
-    Array, ArrayRef, FixedSizeListArray, Int32Array, NullArray, RecordBatch, RecordBatchOptions,
-    StringArray, StructArray, record_batch,
+    Array, ArrayRef, FixedSizeListArray, Int32Array, NullArray, StringArray, StructArray,
 };
 use arrow_device::device::sim::SimMode;
-use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, SyncPolicy, TransferStats};
-use arrow_schema::{DataType, Field, Fields, Schema};
+use arrow_device::{DeviceArray, Devices, SyncPolicy, TransferStats};
+use arrow_schema::{DataType, Field, Fields};
 
 use crate::arrays::{batch_of, counted, refused};
+use crate::support::assert_same;
 use crate::support::types::{self, required};
-use crate::support::{assert_same, assert_same_batch};
 use crate::support_c::sim::{places, simulated};
 
 #[test]
@@ -239,26 +237,5 @@ fn fixed_size_lists() {
         refused(new(&item, 6, 10, nulls.validity()), &["30 rows", "10 rows"]);
         drop((values, nulls, none, made));
         place.assert_clean();
-    }
-}
-
-#[test]
-fn batches_of_any_number_of_columns() {
-    for place in places() {
-        let device = &place.device;
-        let metadata = HashMap::from([("k".to_owned(), "v".to_owned())]);
-        let schema = Arc::new(Schema::empty().with_metadata(metadata));
-        let batch = DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &[], 7).unwrap();
-        let options = RecordBatchOptions::new().with_row_count(Some(7));
-        let expected = RecordBatch::try_new_with_options(schema, vec![], &options).unwrap();
-        assert_same_batch(&expected, &batch.to_host().unwrap(), "no columns");
-        let up = device
-            .upload(&record_batch!(("a", Int32, [1, 2, 3])).unwrap())
-            .unwrap();
-        let none = up.project(&[]).unwrap();
-        assert_eq!((none.num_rows(), none.num_columns()), (3, 0));
-        let again =
-            DeviceRecordBatch::try_new_with_rows(device, up.schema(), &[up.column(0).unwrap()], 3);
-        assert_eq!(again.unwrap().to_host().unwrap(), up.to_host().unwrap());
     }
 }

@@ -1,43 +1,15 @@
 //! What kernels borrow.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, DictionaryArray, FixedSizeBinaryArray, Int32Array, StringArray};
 use arrow_device::Devices;
 use arrow_device::device::sim::SimMode;
 use arrow_schema::DataType;
 
-use crate::arrays::{counted, refused, strings, text};
-use crate::simkit::{Sim, launch};
+use crate::arrays::{counted, refused, strings};
+use crate::simkit::Sim;
 use crate::support::{Nulls, all_types, array, assert_same};
-use crate::support_c::sim::{places, simulated};
-
-/// The size is read on the queue that was named: what others have to do stays undone.
-#[test]
-fn bytes_are_lent_without_the_default_queue() {
-    let Some(place) = simulated(SimMode::Deferred) else {
-        return;
-    };
-    let column = text(&place);
-    let queue = place.device.new_queue().unwrap();
-    let ran = Arc::new(AtomicBool::new(false));
-    let other = ran.clone();
-    launch(&place.device.default_queue(), move |_| {
-        other.store(true, Ordering::Relaxed);
-        Ok(())
-    })
-    .unwrap();
-    let (bytes, stats) = counted(&place.device, || column.bytes_on(&queue).unwrap());
-    assert_eq!((bytes.len(), stats.host_waits), (8, 1));
-    assert!(bytes.queue().same_as(&queue));
-    assert!(!ran.load(Ordering::Relaxed), "used the default queue");
-    drop(bytes);
-    drop(column);
-    place.assert_clean();
-    assert!(ran.load(Ordering::Relaxed));
-}
+use crate::support_c::sim::places;
 
 /// What kernels borrow of text, fixed-size binary, dictionaries and lists, slices included.
 #[test]

@@ -10,7 +10,7 @@ use arrow_device::{
 };
 use arrow_schema::{DataType, Fields};
 
-use crate::arrays::{MIB, batch_of, counted, strings, text};
+use crate::arrays::{ROWS, batch_of, counted, strings, text};
 use crate::simkit::{MODES, Sim, watched};
 use crate::support::{alloc, assert_same, types};
 use crate::support_c::sim::places;
@@ -33,10 +33,7 @@ fn assert_live(sim: &Sim, bytes: usize) {
 /// Columns of separate allocations: who keeps one keeps its memory only, however it was taken.
 #[test]
 fn a_column_keeps_only_its_own_memory() {
-    if cfg!(miri) {
-        return;
-    }
-    let longs = Int64Array::from(vec![7; MIB]);
+    let longs = Int64Array::from(vec![7; ROWS]);
     type Take = fn(DeviceRecordBatch) -> DeviceArray;
     let takes: [Take; 6] = [
         |batch| batch.column(1).unwrap(),
@@ -51,16 +48,16 @@ fn a_column_keeps_only_its_own_memory() {
             let sim = Sim::new(mode);
             let column = || sim.upload_array(&longs).unwrap();
             let batch = batch_of(&[column(), column()]);
-            assert_live(&sim, 16 * MIB);
-            assert_eq!(batch.get_array_memory_size(), 16 * MIB);
+            assert_live(&sim, 16 * ROWS);
+            assert_eq!(batch.get_array_memory_size(), 16 * ROWS);
             let (kept, stats) = counted(&sim, || take(batch));
             assert_eq!(
                 (stats.allocations, stats.copies, stats.host_waits),
                 (0, 0, 0),
                 "{i}"
             );
-            assert_live(&sim, 8 * MIB);
-            assert_eq!(kept.get_array_memory_size(), 8 * MIB, "{i}");
+            assert_live(&sim, 8 * ROWS);
+            assert_eq!(kept.get_array_memory_size(), 8 * ROWS, "{i}");
             assert_same(&longs.slice(0, kept.len()), &kept.to_host().unwrap(), "{i}");
             drop(kept);
             sim.assert_done();
@@ -71,21 +68,18 @@ fn a_column_keeps_only_its_own_memory() {
 /// What came in one allocation stays together until it is copied.
 #[test]
 fn a_column_of_an_upload_keeps_the_upload() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Async);
-    let long = || -> ArrayRef { Arc::new(Int64Array::from(vec![7; MIB])) };
+    let long = || -> ArrayRef { Arc::new(Int64Array::from(vec![7; ROWS])) };
     let host = RecordBatch::try_from_iter([("a", long()), ("b", long())]).unwrap();
     let up = sim.upload(&host).unwrap();
     let column = up.column(1).unwrap();
     drop(up);
-    assert_live(&sim, 16 * MIB);
-    assert_eq!(column.get_array_memory_size(), 16 * MIB);
-    assert_eq!(column.get_slice_memory_size().unwrap(), 8 * MIB);
+    assert_live(&sim, 16 * ROWS);
+    assert_eq!(column.get_array_memory_size(), 16 * ROWS);
+    assert_eq!(column.get_slice_memory_size().unwrap(), 8 * ROWS);
     let own = column.compact().unwrap();
     drop(column);
-    assert_live(&sim, 8 * MIB);
+    assert_live(&sim, 8 * ROWS);
     assert_same(&long(), &own.to_host().unwrap(), "compact");
     drop(own);
     sim.assert_done();
@@ -141,7 +135,7 @@ fn children_of_separate_memory() {
 /// The export of one column of many with an owner each is as large as that of a single one, and keeps one owner.
 #[test]
 fn exporting_one_column_costs_its_own_owners() {
-    let columns = if cfg!(miri) { 20 } else { 8000 };
+    let columns = 2000;
     let (arrays, watches): (Vec<_>, Vec<_>) = (0..columns)
         .map(|_| {
             let (array, watch) = watched(4);

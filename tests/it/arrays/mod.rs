@@ -14,7 +14,8 @@ use arrow_device::{
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-const MIB: usize = 1 << 20;
+/// Rows of a column that is copied from where it is.
+const ROWS: usize = 1 << 17;
 
 fn counted<T>(device: &Device, work: impl FnOnce() -> T) -> (T, TransferStats) {
     let before = device.stats();
@@ -23,7 +24,7 @@ fn counted<T>(device: &Device, work: impl FnOnce() -> T) -> (T, TransferStats) {
 }
 
 #[track_caller]
-fn refused<T>(result: Result<T, Error>, words: &[&str]) {
+pub(crate) fn refused<T>(result: Result<T, Error>, words: &[&str]) {
     match result {
         Err(Error::InvalidArgument(text)) => {
             let missing: Vec<_> = words.iter().filter(|word| !text.contains(**word)).collect();

@@ -1,16 +1,17 @@
-//! What brings batches up and down without waiting in a poll.
+//! What brings batches up, down and to other devices without waiting in a poll.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 
 use arrow_array::nonblocking::RecordBatchStream;
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_device::async_stream::{
-    DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, HostRecordBatchStream, UploadingStream,
+    DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, MovingStream, UploadingStream,
 };
 use arrow_device::device::Backend;
-use arrow_device::device::sim::{FaultOp, SimMode};
+use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
 };
@@ -23,7 +24,278 @@ use crate::async_stream::readers::counting;
 use crate::simkit::{MODES, Sim, launch};
 use crate::support::{Nulls, all_types, assert_same_batch};
 
-// ---- UploadingStream
+/// A device that copies from others directly.
+pub(crate) fn peer(mode: SimMode) -> Sim {
+    Sim::with(SimConfig::default().with_mode(mode).with_peer_access(true))
+}
+
+/// Two devices, which copy from each other directly or not.
+pub(crate) fn pair(mode: SimMode, direct: bool) -> [Sim; 2] {
+    match direct {
+        true => [peer(mode), peer(mode)],
+        false => [Sim::new(mode), Sim::new(mode)],
+    }
+}
+
+/// A stream of these items, and how often it was asked.
+pub(crate) fn given(
+    schema: SchemaRef,
+    items: Vec<Result<DeviceRecordBatch>>,
+) -> (
+    impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Unpin + Send + 'static,
+    Arc<AtomicUsize>,
+) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (count, mut items) = (asked.clone(), items.into_iter());
+    let items = stream::poll_fn(move |_| {
+        count.fetch_add(1, SeqCst);
+        Poll::Ready(items.next())
+    });
+    let device_type = ArrowDeviceType::EXT_DEV;
+    let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
+    (stream, asked)
+}
+
+/// What comes, and how often the devices had to be told to run. Polls do not wait, nor run the devices' work.
+#[track_caller]
+pub(crate) fn told<S: Stream>(stream: S, mode: SimMode, sims: &[&Sim]) -> (Vec<S::Item>, usize) {
+    let state = |sim: &&Sim| (sim.stats().host_waits, sim.sim.report().pending_operations);
+    let (mut items, mut pauses) = (Vec::new(), 0);
+    let mut stream = Box::pin(stream);
+    loop {
+        let before: Vec<_> = sims.iter().map(state).collect();
+        let (wakes, waker) = Wakes::new();
+        let polled = poll_next_with(&mut stream, &waker);
+        for (sim, before) in sims.iter().zip(before) {
+            let after = state(sim);
+            assert_eq!(before.0, after.0, "a host wait within a poll");
+            let deferred = mode == SimMode::Deferred;
+            assert!(!deferred || after.1 >= before.1, "work ran within a poll");
+        }
+        match polled {
+            Poll::Ready(None) => return (items, pauses),
+            Poll::Ready(Some(item)) => items.push(item),
+            Poll::Pending => {
+                pauses += 1;
+                assert!(pauses < 1000, "gets nowhere");
+                sims.iter().for_each(|sim| _ = sim.sim.synchronize());
+                wakes.wait();
+            }
+        }
+    }
+}
+
+/// Out and in again: what only the device knows is unknown.
+pub(crate) fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
+    let (array, schema) = batch.export(SyncPolicy::Event).unwrap();
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
+    unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap()
+}
+
+// ---- Every stream that brings batches somewhere
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Up,
+    Down,
+    /// Each column in memory of its own.
+    Separate,
+    /// To another device, through the host.
+    Through,
+    /// To another device, directly.
+    Direct,
+}
+
+const WAYS: [Way; 5] = [Way::Up, Way::Down, Way::Separate, Way::Through, Way::Direct];
+
+/// A batch of the host, and which of its rows.
+type Part = (RecordBatch, usize, usize);
+type Brought = Pin<Box<dyn Stream<Item = Result<DeviceRecordBatch>> + Send>>;
+
+impl Way {
+    fn devices(self, mode: SimMode) -> [Sim; 2] {
+        pair(mode, self == Self::Direct)
+    }
+
+    /// Brings parts, cut where they are. What comes to the host is on the CPU.
+    fn bring(self, [from, to]: &[Sim; 2], parts: Vec<Result<Part>>) -> (Brought, Arc<AtomicUsize>) {
+        let schema = parts.iter().flatten().next().unwrap().0.schema();
+        if self == Self::Up {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let items = parts.into_iter().map(move |part| {
+                count.fetch_add(1, SeqCst);
+                part.map(|(batch, at, rows)| batch.slice(at, rows))
+                    .map_err(ArrowError::from)
+            });
+            let up = UploadingStream::new(Host(stream::iter(items), schema), to);
+            return (Box::pin(up), asked);
+        }
+        let items = parts.into_iter().map(|part| {
+            let (batch, at, rows) = part?;
+            forgotten(&from.upload(&batch)?, &options_of(from)).slice(at, rows)
+        });
+        let (items, asked) = given(schema, items.collect());
+        let down = |batch: std::result::Result<RecordBatch, ArrowError>| {
+            let batch = batch?;
+            batch
+                .columns()
+                .iter()
+                .for_each(|column| column.to_data().validate_full().unwrap());
+            Devices::cpu().upload(&batch)
+        };
+        let brought: Brought = match self {
+            Self::Down => Box::pin(items.into_host_stream().with_prefetch(3).map(down)),
+            Self::Separate => Box::pin(items.into_host_stream().with_separate_columns().map(down)),
+            _ => Box::pin(MovingStream::new(items, to)),
+        };
+        (brought, asked)
+    }
+}
+
+fn whole(batch: RecordBatch) -> Result<Part> {
+    let rows = batch.num_rows();
+    Ok((batch, 0, rows))
+}
+
+/// Text, nested types, dictionaries: what only the device knows is read without a wait. Enough rows for memory of each column's own,
+/// beside few that share theirs.
+#[test]
+fn every_type_comes_without_a_wait() {
+    for (name, data_type) in all_types() {
+        let types = [data_type, DataType::Int32];
+        for way in WAYS {
+            let rows = if way == Way::Separate { 2200 } else { 40 };
+            let all = crate::support::batch(&types, rows, Nulls::Some, 5);
+            let cuts = [
+                (0, rows),
+                (3, rows - 10),
+                (0, 0),
+                (7, 11),
+                (8, 16),
+                (rows - 1, 1),
+            ];
+            let parts = || {
+                let parts = cuts.map(|(at, n)| Ok((all.clone(), at, n)));
+                // One that was cut before.
+                parts.into_iter().chain([whole(all.slice(3, 5))])
+            };
+            for mode in MODES {
+                let context = format!("{name}, {way:?}, {mode:?}");
+                let devices = way.devices(mode);
+                let [from, to] = &devices;
+                let (brought, _) = way.bring(&devices, parts().collect());
+                let (found, pauses) = told(brought, mode, &[from, to]);
+                assert_eq!(found.len(), 7, "{context}");
+                let must_be_told = mode == SimMode::Deferred && way != Way::Up;
+                assert!(
+                    pauses > 0 || !must_be_told,
+                    "{context}: nobody told the device"
+                );
+                for (part, found) in parts().zip(found) {
+                    let ((batch, at, n), found) = (part.unwrap(), found.unwrap());
+                    let there = found.device() == &to.device;
+                    assert_eq!(there, !matches!(way, Way::Down | Way::Separate));
+                    assert_same_batch(&batch.slice(at, n), &found.to_host().unwrap(), &context);
+                }
+                to.assert_done();
+                from.assert_done();
+            }
+        }
+    }
+}
+
+/// An error comes after the batches before it, and is the end, whatever the stream would still give.
+#[test]
+fn errors_keep_their_place_and_are_the_end() {
+    let good = |i: i64| whole(numbers(i * 100, 5));
+    let other = || whole(numbers(0, 5).project(&[]).unwrap());
+    let line = || Err(ArrowError::ParseError("line 7".into()).into());
+    for (way, mode) in WAYS
+        .into_iter()
+        .flat_map(|way| MODES.map(|mode| (way, mode)))
+    {
+        let devices = way.devices(mode);
+        for (bad, text) in [(line(), "line 7"), (other(), "schema")] {
+            if text == "schema" && way != Way::Down {
+                continue;
+            }
+            let (brought, asked) = way.bring(&devices, vec![good(0), good(1), bad, good(2)]);
+            let (mut found, _) = told(brought, mode, &[&devices[0], &devices[1]]);
+            assert_eq!(found.len(), 3, "{way:?}, {mode:?}");
+            let e = found.pop().unwrap().unwrap_err();
+            assert!(e.to_string().contains(text), "{e}");
+            assert!(asked.load(SeqCst) <= 4);
+            for (i, found) in found.into_iter().enumerate() {
+                assert_eq!(number_of(&found.unwrap()), i as i64);
+            }
+        }
+        devices.iter().rev().for_each(Sim::assert_done);
+    }
+}
+
+#[test]
+fn failures_of_both_sides_are_errors_and_the_end() {
+    let mut fired = 0;
+    for way in WAYS {
+        for op in [
+            FaultOp::Copy,
+            FaultOp::Record,
+            FaultOp::NewQueue,
+            FaultOp::Allocate,
+        ] {
+            for side in [0, 1] {
+                let devices = way.devices(SimMode::Deferred);
+                let parts = (0..4).map(|i| whole(numbers(i * 100, 5))).collect();
+                let (brought, asked) = way.bring(&devices, parts);
+                let failing = &devices[side];
+                failing.faults().fail_nth(op, 1);
+                let (found, _) = told(brought, SimMode::Deferred, &[&devices[0], &devices[1]]);
+                let context = format!("{op:?}, {way:?}, side {side}");
+                if failing.faults().fired() == 0 {
+                    assert!(
+                        found.iter().all(Result::is_ok) && found.len() == 4,
+                        "{context}"
+                    );
+                    drop(found);
+                } else {
+                    fired += 1;
+                    assert_eq!(found.len(), 1, "{context}");
+                    let e = found.into_iter().next().unwrap().unwrap_err();
+                    assert!(
+                        matches!(e, Error::Device { .. } | Error::OutOfMemory { .. }),
+                        "{context}: {e:?}"
+                    );
+                    assert!(asked.load(SeqCst) <= 4, "{context}");
+                }
+                failing.faults().clear();
+                devices.iter().rev().for_each(Sim::assert_done);
+            }
+        }
+    }
+    assert!(fired > 15, "{fired}");
+}
+
+#[test]
+fn a_stream_dropped_in_the_middle_leaves_nothing() {
+    for (way, mode) in WAYS
+        .into_iter()
+        .flat_map(|way| MODES.map(|mode| (way, mode)))
+    {
+        for polls in 0..5 {
+            let devices = way.devices(mode);
+            let parts = (0..5).map(|i| whole(numbers(i * 100, 5))).collect();
+            let (mut brought, _) = way.bring(&devices, parts);
+            for _ in 0..polls {
+                drop(poll_next(&mut brought));
+                let _ = devices[0].sim.synchronize();
+            }
+            drop(brought);
+            devices.iter().rev().for_each(Sim::assert_done);
+        }
+    }
+}
 
 /// Any stream as one of host batches.
 struct Host<S>(S, SchemaRef);
@@ -51,66 +323,6 @@ fn host(items: Vec<Result<RecordBatch, ArrowError>>) -> impl RecordBatchStream +
 }
 
 #[test]
-fn uploads_do_not_wait() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let sent: Vec<_> = (0..10).map(|i| numbers(i * 100, 5)).collect();
-    let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
-    assert_eq!(
-        (up.schema(), up.device_type()),
-        (sent[0].schema(), ArrowDeviceType::EXT_DEV)
-    );
-    let mut up = Box::pin(up);
-    for sent in &sent {
-        let batch = ready(poll_next(&mut up)).unwrap().unwrap();
-        assert!(!batch.is_ready().unwrap());
-        assert_eq!(sim.stats().host_waits, 0);
-        drop((batch, sent));
-    }
-    assert!(ready(poll_next(&mut up)).is_none());
-    drop(up);
-    sim.assert_done();
-}
-
-#[test]
-fn errors_of_the_host_stream_keep_their_place() {
-    let items = vec![
-        Ok(numbers(0, 5)),
-        Err(ArrowError::ParseError("line 7".into())),
-        Ok(numbers(100, 5)),
-    ];
-    let mut up = Box::pin(UploadingStream::new(host(items), &Devices::cpu()));
-    assert_eq!(number_of(&next(&mut up).unwrap().unwrap()), 0);
-    assert!(
-        next(&mut up)
-            .unwrap()
-            .unwrap_err()
-            .to_string()
-            .contains("line 7")
-    );
-    // An error is the end, whatever the stream would still give.
-    assert!(next(&mut up).is_none() && next(&mut up).is_none());
-}
-
-#[test]
-fn a_failed_upload_is_an_error_and_the_end() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Async);
-    let items = (0..3).map(|i| Ok(numbers(i * 100, 5))).collect();
-    let mut up = Box::pin(UploadingStream::new(host(items), &sim));
-    assert!(next(&mut up).unwrap().is_ok());
-    sim.faults().fail_nth(FaultOp::Allocate, 1);
-    assert!(next(&mut up).unwrap().is_err());
-    assert!(next(&mut up).is_none() && next(&mut up).is_none());
-    drop(up);
-    sim.assert_done();
-}
-
-#[test]
 fn an_adapted_stream_ends_with_an_error() {
     let error = || Err(Error::InvalidArgument("line 7".into()));
     let items = vec![Ok(batch(0)), error(), Ok(batch(1))];
@@ -125,9 +337,6 @@ fn an_adapted_stream_ends_with_an_error() {
 /// A stream that is faster than its device is held up by `Pending`, not by a wait.
 #[test]
 fn uploads_ahead_are_bounded_without_a_wait() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let columns = (0..10).map(|i| {
         let values = Int64Array::from_iter_values(0..(1 << 17) - 8);
@@ -160,80 +369,13 @@ fn uploads_ahead_are_bounded_without_a_wait() {
     sim.assert_done();
 }
 
-// ---- HostRecordBatchStream
-
-/// Out and in again: what only the device knows is unknown.
-pub(crate) fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
-    let (array, schema) = batch.export(SyncPolicy::Event).unwrap();
-    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
-    // is the exported one.
-    unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap()
-}
-
-/// Items that go up when they are asked for, each behind what tells of waits.
-fn on_device(
-    sim: &Sim,
-    items: Vec<Result<RecordBatch>>,
-    mut asked: impl FnMut() + Unpin + Send + 'static,
-) -> impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Unpin + Send + 'static {
-    let (options, device) = (options_of(sim), sim.device.clone());
-    let schema = items.iter().flatten().next().unwrap().schema();
-    let mut items = items.into_iter();
-    let up = stream::poll_fn(move |_| {
-        asked();
-        let up = items.next().map(|item| {
-            forbid_waits(&device);
-            Ok(forgotten(&device.upload(&item?)?, &options))
-        });
-        Poll::Ready(up)
-    });
-    DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, up)
-}
-
-/// Reads a stream on a device whose work runs only when told. How often it had to be told.
-#[track_caller]
-pub(crate) fn told<S: DeviceRecordBatchStream + Unpin>(
-    mut stream: HostRecordBatchStream<S>,
-    sim: &Sim,
-) -> (Vec<Result<RecordBatch, ArrowError>>, usize) {
-    let (mut items, mut pauses) = (Vec::new(), 0);
-    let before = sim.stats();
-    loop {
-        let (wakes, waker) = Wakes::new();
-        assert_eq!(sim.stats().since(&before).host_waits, 0);
-        match in_poll(|| poll_next_with(&mut stream, &waker)) {
-            Poll::Ready(None) => return (items, pauses),
-            Poll::Ready(Some(item)) => items.push(item),
-            Poll::Pending => {
-                pauses += 1;
-                assert!(pauses < 1000, "gets nowhere");
-                let _ = sim.sim.synchronize();
-                wakes.wait();
-            }
-        }
-    }
-}
-
-/// A poll that waits would be seen.
-#[test]
-fn the_kernels_see_waits() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let mut items = on_device(&sim, vec![Ok(numbers(0, 5))], || ());
-    let up = ready(poll_next(&mut items)).unwrap().unwrap();
-    assert!(in_poll(|| up.to_host()).is_err());
-}
-
 #[test]
 fn a_download_is_pending_until_the_device_is_done() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let sent = numbers(0, 5);
-    let mut down = on_device(&sim, vec![Ok(sent.clone())], || ()).into_host_stream();
+    let mut down = given(sent.schema(), vec![sim.upload(&sent)])
+        .0
+        .into_host_stream();
     assert_eq!(*down.schema(), sent.schema());
     let before = sim.stats();
     let (wakes, waker) = Wakes::new();
@@ -243,7 +385,7 @@ fn a_download_is_pending_until_the_device_is_done() {
     assert_eq!(sim.stats().since(&before).host_waits, 0);
     std::thread::sleep(SHORT);
     assert_eq!(wakes.count(), 0, "nothing has happened");
-    let (items, _) = told(down, &sim);
+    let (items, _) = told(down, SimMode::Deferred, &[&sim]);
     assert_eq!(
         items.into_iter().map(|b| b.unwrap()).collect::<Vec<_>>(),
         [sent]
@@ -252,132 +394,50 @@ fn a_download_is_pending_until_the_device_is_done() {
 }
 
 #[test]
-fn every_type_comes_down_without_a_wait() {
-    if cfg!(miri) {
-        return;
-    }
-    for mode in MODES {
-        for (name, data_type) in all_types() {
-            let sim = Sim::new(mode);
-            let types = [data_type.clone(), DataType::Int32];
-            let whole = crate::support::batch(&types, 40, Nulls::Some, 5);
-            let slices = [(0, 40), (3, 5), (0, 0), (7, 11), (39, 1)];
-            let sent = slices.map(|(first, rows)| whole.slice(first, rows));
-            let items = sent.iter().cloned().map(Ok).collect();
-            let down = on_device(&sim, items, || ());
-            let (items, pauses) = told(down.into_host_stream(), &sim);
-            assert_eq!(items.len(), sent.len(), "{name}, {mode:?}");
-            if mode == SimMode::Deferred {
-                assert!(
-                    pauses > 0,
-                    "{name} came down with nobody to tell the device"
-                );
-            }
-            for (sent, back) in sent.iter().zip(items) {
-                assert_same_batch(sent, &back.unwrap(), &name);
-            }
-            sim.assert_done();
-        }
-    }
-}
-
-#[test]
 fn a_host_stream_asks_ahead_as_far_as_it_was_told() {
-    if cfg!(miri) {
-        return;
-    }
-    for mode in MODES {
-        for prefetch in [None, Some(0), Some(1), Some(3)] {
-            let sim = Sim::new(mode);
-            let asked = Arc::new(AtomicUsize::new(0));
-            let count = asked.clone();
-            let items = (0..8).map(|i| Ok(numbers(i * 100, 5))).collect();
-            let counted = on_device(&sim, items, move || {
-                count.fetch_add(1, SeqCst);
-            });
-            let mut down = counted.into_host_stream();
-            if let Some(prefetch) = prefetch {
-                down = down.with_prefetch(prefetch);
-            }
-            assert_eq!(
-                asked.load(SeqCst),
-                0,
-                "nothing is asked before the consumer does"
-            );
-            let ahead = prefetch.unwrap_or(1);
-            for taken in 1..=8 {
-                let item = loop {
-                    let (wakes, waker) = Wakes::new();
-                    if let Poll::Ready(item) = poll_next_with(&mut down, &waker) {
-                        break item;
-                    }
-                    sim.sim.synchronize().unwrap();
-                    wakes.wait();
-                };
-                assert_eq!(item.unwrap().unwrap(), numbers((taken as i64 - 1) * 100, 5));
-                // The end is asked for too.
-                let wanted = (taken + ahead).min(9);
-                assert_eq!(asked.load(SeqCst), wanted, "{taken}, {prefetch:?}");
-            }
-            assert_eq!(told(down, &sim).0.len(), 0);
-            sim.assert_done();
+    for (mode, prefetch) in MODES
+        .into_iter()
+        .flat_map(|mode| [None, Some(0), Some(1), Some(3)].map(|prefetch| (mode, prefetch)))
+    {
+        let sim = Sim::new(mode);
+        let items = (0..8).map(|i| sim.upload(&numbers(i * 100, 5))).collect();
+        let (items, asked) = given(numbers(0, 5).schema(), items);
+        let mut down = items.into_host_stream();
+        if let Some(prefetch) = prefetch {
+            down = down.with_prefetch(prefetch);
         }
-    }
-}
-
-#[test]
-fn errors_come_down_after_the_batches_before_them() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let error = ArrowError::ParseError("line 7".into());
-    let other = numbers(0, 5).project(&[]).unwrap();
-    for (text, bad) in [("line 7", Err(error.into())), ("schema differs", Ok(other))] {
-        let items = vec![
-            Ok(numbers(0, 5)),
-            Ok(numbers(100, 5)),
-            bad,
-            Ok(numbers(200, 5)),
-        ];
-        let down = on_device(&sim, items, || ())
-            .into_host_stream()
-            .with_prefetch(3);
-        let (mut items, _) = told(down, &sim);
-        assert_eq!(items.len(), 3, "ends with the error");
-        let e = items.pop().unwrap().unwrap_err();
-        assert!(e.to_string().contains(text), "{e}");
-        assert!(items.iter().all(|item| item.is_ok()));
-    }
-    sim.assert_done();
-}
-
-#[test]
-fn failed_copies_are_errors_and_the_end() {
-    if cfg!(miri) {
-        return;
-    }
-    for op in [FaultOp::Copy, FaultOp::Record, FaultOp::NewQueue] {
-        let sim = Sim::new(SimMode::Deferred);
-        let items = (0..4).map(|i| Ok(numbers(i * 100, 5))).collect();
-        let down = on_device(&sim, items, || ()).into_host_stream();
-        sim.faults().fail_nth(op, 1);
-        let (items, _) = told(down, &sim);
-        assert_eq!((items.len(), sim.faults().fired()), (1, 1), "{op:?}");
-        let e = Error::from(items.into_iter().next().unwrap().unwrap_err());
-        assert!(matches!(e, Error::Device { code: 1, .. }), "{op:?}: {e:?}");
-        sim.faults().clear();
+        assert_eq!(
+            asked.load(SeqCst),
+            0,
+            "nothing is asked before the consumer does"
+        );
+        let ahead = prefetch.unwrap_or(1);
+        for taken in 1..=8 {
+            let item = loop {
+                let (wakes, waker) = Wakes::new();
+                if let Poll::Ready(item) = poll_next_with(&mut down, &waker) {
+                    break item;
+                }
+                sim.sim.synchronize().unwrap();
+                wakes.wait();
+            };
+            assert_eq!(item.unwrap().unwrap(), numbers((taken as i64 - 1) * 100, 5));
+            // The end is asked for too.
+            let wanted = (taken + ahead).min(9);
+            assert_eq!(asked.load(SeqCst), wanted, "{taken}, {prefetch:?}");
+        }
+        assert_eq!(told(down, mode, &[&sim]).0.len(), 0);
         sim.assert_done();
     }
 }
 
 #[test]
 fn a_device_that_fails_wakes_and_is_an_error() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
-    let mut down = on_device(&sim, vec![Ok(numbers(0, 5))], || ()).into_host_stream();
+    let batch = numbers(0, 5);
+    let mut down = given(batch.schema(), vec![sim.upload(&batch)])
+        .0
+        .into_host_stream();
     let (wakes, waker) = Wakes::new();
     assert!(poll_next_with(&mut down, &waker).is_pending());
     let queue = sim.default_queue();
@@ -386,27 +446,6 @@ fn a_device_that_fails_wakes_and_is_an_error() {
     wakes.wait();
     // The copy may have run before the kernel.
     assert_eq!(all(down).len(), 1);
-}
-
-#[test]
-fn a_host_stream_dropped_in_the_middle_leaves_nothing() {
-    if cfg!(miri) {
-        return;
-    }
-    for mode in MODES {
-        for polls in 0..4 {
-            let sim = Sim::new(mode);
-            let items = (0..5).map(|i| Ok(numbers(i * 100, 5))).collect();
-            let mut down = on_device(&sim, items, || ())
-                .into_host_stream()
-                .with_prefetch(2);
-            for _ in 0..polls {
-                drop(poll_next(&mut down));
-            }
-            drop(down);
-            sim.assert_done();
-        }
-    }
 }
 
 #[test]
@@ -431,28 +470,28 @@ fn memory_of_the_host_is_given_out_at_once() {
     assert!(ready(poll_next(&mut down)).is_none());
 }
 
-/// Up, across the C structs and down again, without one wait.
+/// Up, across the C structs and down again, without one wait; where batches go out only once they are ready, too.
 #[test]
 fn the_whole_way_on_one_thread() {
     use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, ProduceOptions, produce};
-    if cfg!(miri) {
-        return;
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        let sim = Sim::new(SimMode::Async);
+        let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
+        let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
+        let import = options_of(&sim);
+        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
+        let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, import) };
+        let options = ProduceOptions::new(arrow_device::ExportOptions::new(sync));
+        let produce = produce(up, handler.into_ffi(), options);
+        let read = async {
+            let down = opening.await.unwrap().into_batches().into_host_stream();
+            down.map(|batch| batch.unwrap()).collect::<Vec<_>>().await
+        };
+        let (outcome, back) = futures::executor::block_on(futures::future::join(produce, read));
+        crate::async_stream::producer::completed(outcome);
+        assert_eq!(sim.stats().host_waits, 0);
+        assert_eq!(back, sent);
+        drop(back);
+        sim.assert_done();
     }
-    let sim = Sim::new(SimMode::Async);
-    let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
-    let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
-    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
-    let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options_of(&sim)) };
-    let options = ProduceOptions::new(arrow_device::ExportOptions::new(SyncPolicy::Event));
-    let produce = produce(up, handler.into_ffi(), options);
-    let read = async {
-        let down = opening.await.unwrap().into_batches().into_host_stream();
-        down.map(|batch| batch.unwrap()).collect::<Vec<_>>().await
-    };
-    let (outcome, back) = futures::executor::block_on(futures::future::join(produce, read));
-    crate::async_stream::producer::completed(outcome);
-    assert_eq!(sim.stats().host_waits, 0);
-    assert_eq!(back, sent);
-    drop(back);
-    sim.assert_done();
 }

@@ -1,13 +1,11 @@
 //! Our producer and our consumer, with each other.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
-    Outcome, ProduceOptions, produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, ProduceOptions, produce,
+    produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -18,7 +16,7 @@ use futures::executor::block_on;
 use futures::future::join;
 use futures::{Stream, StreamExt, stream};
 
-use crate::async_stream::kit::{LONG, batch, eventually, map, number_of, numbers};
+use crate::async_stream::kit::{LONG, batch, eventually, number_of, numbers};
 use crate::async_stream::producer::{Running, adapted, cancelled, completed, options};
 use crate::simkit::{MODES, Sim};
 use crate::support::{Nulls, Rng, all_types, assert_same_batch, zero_column_batch};
@@ -118,47 +116,29 @@ fn batches_may_be_on_several_devices() {
     if cfg!(miri) {
         return;
     }
-    for mode in MODES {
-        let sims = [Sim::new(mode), Sim::new(mode)];
-        let devices = Devices::new();
-        for sim in &sims {
-            devices.add(sim.device.clone()).unwrap();
-        }
-        let import = ImportOptions::default().with_devices(devices);
-        let sent: Vec<_> = (0..6).map(|i| numbers(i * 100, 5)).collect();
-        let schema = sent[0].schema();
-        for staged in [false, true] {
-            if staged && mode == SimMode::Deferred {
-                // Its copies run only for who waits, which a host stream does not.
-                continue;
-            }
-            // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
-            let (handler, opening) =
-                unsafe { AsyncDeviceRecordBatchStream::handler(3, import.clone()) };
-            let up = sent.iter().zip(sims.iter().cycle());
-            let up: Vec<_> = up.map(|(batch, sim)| sim.upload(batch)).collect();
-            let device_type = sims[0].id().device_type;
-            let batches =
-                DeviceRecordBatchStreamAdapter::new(schema.clone(), device_type, stream::iter(up));
-            let produce = produce(batches, handler.into_ffi(), options());
-            let read = async {
-                let stream = opening.await.unwrap();
-                if staged {
-                    let host = stream.into_host_stream().with_prefetch(2);
-                    let host: Vec<RecordBatch> = host.map(|batch| batch.unwrap()).collect().await;
-                    assert_eq!(host, sent);
-                    return;
-                }
-                let ids = stream.map(|item| item.unwrap().batch.device().id());
-                let ids: Vec<_> = ids.collect().await;
-                let expected = sims.iter().map(|sim| sim.id()).cycle().take(6);
-                assert_eq!(ids, expected.collect::<Vec<_>>());
-            };
-            let (outcome, ()) = block_on(join(produce, read));
-            completed(outcome);
-        }
-        sims.iter().for_each(Sim::assert_done);
+    let sims = [SimMode::Async, SimMode::Deferred].map(Sim::new);
+    let devices = Devices::new();
+    for sim in &sims {
+        devices.add(sim.device.clone()).unwrap();
     }
+    let import = ImportOptions::default().with_devices(devices);
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
+    let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(3, import) };
+    let up = (0..6)
+        .zip(sims.iter().cycle())
+        .map(|(i, sim)| sim.upload(&numbers(i * 100, 5)));
+    let (up, schema) = (stream::iter(up.collect::<Vec<_>>()), numbers(0, 5).schema());
+    let batches = DeviceRecordBatchStreamAdapter::new(schema, sims[0].id().device_type, up);
+    let produce = produce(batches, handler.into_ffi(), options());
+    let read = async { opening.await.unwrap().collect::<Vec<_>>().await };
+    let (outcome, found) = block_on(join(produce, read));
+    completed(outcome);
+    assert_eq!(found.len(), 6);
+    for ((i, sim), item) in (0..).zip(sims.iter().cycle()).zip(found) {
+        let batch = item.unwrap().batch;
+        assert_eq!((batch.device().id(), number_of(&batch)), (sim.id(), i));
+    }
+    sims.iter().for_each(Sim::assert_done);
 }
 
 #[test]
@@ -174,31 +154,6 @@ fn batches_without_columns_come_through() {
     let (outcome, rows) = block_on(join(produce, read));
     completed(outcome);
     assert_eq!(rows, [0, 1, 1000]);
-}
-
-/// Where a batch goes out only once it is ready, one thread still serves both ends.
-#[test]
-fn waiting_for_the_device_holds_up_no_thread() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Async);
-    let sent: Vec<_> = (0..50).map(|i| numbers(i * 100, 5)).collect();
-    let before = sim.stats();
-    let (produce, opening) = pipe_on(&sim, sent[0].schema(), sent, SyncPolicy::Wait);
-    let read = async {
-        let mut stream = opening.await.unwrap();
-        let mut n = 0;
-        while let Some(item) = stream.next().await {
-            assert!(item.unwrap().batch.is_ready().unwrap());
-            n += 1;
-        }
-        n
-    };
-    let (outcome, n) = block_on(join(produce, read));
-    completed(outcome);
-    assert_eq!((n, sim.stats().since(&before).host_waits), (50, 0));
-    sim.assert_done();
 }
 
 #[test]
@@ -217,145 +172,24 @@ fn one_thread_does_not_deadlock() {
 }
 
 #[test]
-fn tokio_current_thread() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let (produce, opening) = pipe(some(1000), 4);
-        let produce = tokio::spawn(produce);
-        let read = tokio::spawn(numbers_of(opening));
-        assert_eq!(read.await.unwrap(), (0..1000).collect::<Vec<_>>());
-        completed(produce.await.unwrap());
-    });
-}
-
-#[test]
-fn tokio_multi_thread() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(4)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let pairs = (0..8).map(|_| {
-            let (produce, opening) = pipe(some(500), 4);
-            (tokio::spawn(produce), tokio::spawn(numbers_of(opening)))
-        });
-        let pairs: Vec<_> = pairs.collect();
-        for (produce, read) in pairs {
-            assert_eq!(read.await.unwrap(), (0..500).collect::<Vec<_>>());
-            completed(produce.await.unwrap());
-        }
-    });
-}
-
-#[test]
-fn ten_thousand_batches() {
-    let (produce, opening) = pipe(some(10_000), 16);
-    let produce = std::thread::spawn(move || block_on(produce));
-    let found = block_on(numbers_of(opening));
-    assert_eq!(found, (0..10_000).collect::<Vec<_>>());
-    completed(produce.join().unwrap());
-}
-
-#[test]
-fn a_slow_consumer_bounds_what_lives() {
-    for depth in [1, 4] {
-        let made = Arc::new(AtomicUsize::new(0));
-        let count = made.clone();
-        let batches = some(200).inspect(move |_| {
-            count.fetch_add(1, SeqCst);
-        });
-        let (produce, opening) = pipe(batches, depth);
-        let produce = std::thread::spawn(move || block_on(produce));
-        block_on(async {
-            let mut stream = opening.await.unwrap();
-            let mut taken = 0;
-            while let Some(item) = stream.next().await {
-                drop(item.unwrap());
-                taken += 1;
-                if taken % 10 == 0 {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                let live = made.load(SeqCst) - taken;
-                assert!(live <= depth + 2, "{live} beside the consumer's");
+fn tokio_of_one_and_of_several_threads() {
+    let mut builders = [
+        tokio::runtime::Builder::new_current_thread(),
+        tokio::runtime::Builder::new_multi_thread(),
+    ];
+    for builder in &mut builders {
+        let runtime = builder.worker_threads(4).build().unwrap();
+        runtime.block_on(async {
+            let pairs = (0..8).map(|_| {
+                let (produce, opening) = pipe(some(500), 4);
+                (tokio::spawn(produce), tokio::spawn(numbers_of(opening)))
+            });
+            for (produce, read) in pairs.collect::<Vec<_>>() {
+                assert_eq!(read.await.unwrap(), (0..500).collect::<Vec<_>>());
+                completed(produce.await.unwrap());
             }
-            assert_eq!(taken, 200);
         });
-        completed(produce.join().unwrap());
     }
-}
-
-#[test]
-fn errors_come_across_after_the_batches_before_them() {
-    let error = Error::AsyncProducer {
-        errno: 28,
-        message: "the disk is full".into(),
-        metadata: map(&[("disk", "3")]),
-    };
-    let items = stream::iter([Ok(batch(0)), Ok(batch(1)), Err(error), Ok(batch(2))]);
-    let (produce, opening) = pipe(items, 8);
-    let read = async { opening.await.unwrap().collect::<Vec<_>>().await };
-    let (outcome, items) = block_on(join(produce, read));
-    assert_eq!(outcome.unwrap_err().errno(), 28);
-    let [Ok(_), Ok(_), Err(e)] = items.as_slice() else {
-        panic!("{items:?}");
-    };
-    let Error::AsyncProducer {
-        errno,
-        message,
-        metadata,
-    } = e
-    else {
-        panic!("{e:?}");
-    };
-    assert_eq!((*errno, metadata), (28, &map(&[("disk", "3")])));
-    assert!(message.contains("the disk is full"), "{message}");
-}
-
-#[test]
-fn a_reader_that_stops_cancels_the_producer() {
-    for taken in [0, 1, 5] {
-        let (produce, opening) = pipe(some(i64::MAX), 3);
-        let read = async {
-            let mut stream = opening.await.unwrap();
-            for i in 0..taken {
-                assert_eq!(number_of(&stream.next().await.unwrap().unwrap().batch), i);
-            }
-        };
-        let (outcome, ()) = block_on(join(produce, read));
-        cancelled(outcome);
-    }
-    let (produce, opening) = pipe(some(5), 3);
-    drop(opening);
-    let outcome = block_on(produce);
-    assert!(
-        matches!(
-            outcome,
-            Ok(Outcome::Refused {
-                errno: libc::ECANCELED
-            })
-        ),
-        "{outcome:?}"
-    );
-}
-
-#[test]
-fn a_producer_that_is_dropped_is_an_error_of_the_reader() {
-    // Never polled.
-    let (produce, opening) = pipe(some(5), 3);
-    drop(produce);
-    let e = block_on(opening).map(|_| ()).unwrap_err();
-    assert_eq!(e.errno(), libc::ECANCELED, "{e}");
-    // In the middle.
-    let (mut produce, opening) = pipe(some(5), 3);
-    assert!(crate::async_stream::kit::poll(&mut produce).is_pending());
-    drop(produce);
-    let items = block_on(async { opening.await.unwrap().collect::<Vec<_>>().await });
-    let good = items.iter().filter(|item| item.is_ok()).count();
-    assert_eq!((good, items.len()), (3, 4));
-    let e = items.into_iter().next_back().unwrap().unwrap_err();
-    assert_eq!(e.errno(), libc::ECANCELED, "{e}");
 }
 
 /// Memory of the handler's own, used where it is; the reader goes before the producer, or after.

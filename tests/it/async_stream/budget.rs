@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::async_stream::{
     DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, MovingStream, UploadingStream,
 };
@@ -15,8 +15,8 @@ use futures::stream;
 
 use crate::async_stream::adapters::forgotten;
 use crate::async_stream::kit::*;
-use crate::simkit::{MODES, Sim};
-use crate::support::{Nulls, all_types, assert_same_batch};
+use crate::simkit::Sim;
+use crate::support::{Nulls, all_types};
 
 /// Bytes that were asked for, at most so many.
 #[derive(Debug, Default)]
@@ -82,9 +82,6 @@ fn batches(n: i64) -> Vec<RecordBatch> {
 
 #[test]
 fn uploads_ask_for_exactly_what_they_allocate() {
-    if cfg!(miri) {
-        return;
-    }
     for (name, data_type) in all_types() {
         let sim = Sim::new(SimMode::Async);
         let batch = crate::support::batch(&[data_type, DataType::Int32], 40, Nulls::Some, 5);
@@ -108,36 +105,42 @@ fn uploads_ask_for_exactly_what_they_allocate() {
 
 #[test]
 fn a_refusal_is_an_error_before_anything_is_allocated() {
-    if cfg!(miri) {
-        return;
-    }
     let (sim, other) = (Sim::new(SimMode::Async), Sim::new(SimMode::Async));
     let schema = batches(1)[0].schema();
-    for most in [0, 127] {
+    // For a move, enough to bring the batch to the host, and not to the other device.
+    for (way, most) in [
+        ("up", 0),
+        ("up", 127),
+        ("down", 0),
+        ("down", 127),
+        ("moved", 127),
+        ("moved", 255),
+    ] {
         let budget = Budget::of(most);
-        let up = UploadingStream::new_on(schema.clone(), given(&batches(3)), sim.default_queue());
-        let up = all(up.with_budget(budget.clone()));
-        let stats = sim.stats();
-        assert_eq!((up.len(), stats.allocations), (1, 0));
-        let e = up[0].as_ref().unwrap_err().to_string();
-        assert!(e.contains("no 128 bytes"), "{e}");
-        assert_eq!(budget.bytes(), 0);
-
-        let down = on(&other, &batches(3)).into_host_stream();
+        let with = budget.clone();
+        let source = on(&other, &batches(3));
         let before = other.stats();
-        let down = all(down.with_budget(budget.clone()));
-        assert_eq!((down.len(), other.stats().since(&before).copies), (1, 0));
-        let e = down[0].as_ref().unwrap_err().to_string();
-        assert!(e.contains("no 128 bytes"), "{e}");
-        assert_eq!(budget.bytes(), 0);
-    }
-    // Enough to bring the batch to the host, and not to the other device.
-    for most in [127, 255] {
-        let budget = Budget::of(most);
-        let moving = MovingStream::new(on(&other, &batches(3)), &sim);
-        let moved = all(moving.with_budget(budget.clone()));
-        assert_eq!((moved.len(), sim.stats().allocations), (1, 0));
-        let e = moved[0].as_ref().unwrap_err().to_string();
+        let refused: Vec<Error> = match way {
+            "up" => {
+                let queue = sim.default_queue();
+                let up = UploadingStream::new_on(schema.clone(), given(&batches(3)), queue);
+                all(up.with_budget(with))
+                    .into_iter()
+                    .map(|e| e.unwrap_err())
+                    .collect()
+            }
+            "down" => {
+                let down = all(source.into_host_stream().with_budget(with));
+                assert_eq!(other.stats().since(&before).copies, 0);
+                down.into_iter().map(|e| e.unwrap_err().into()).collect()
+            }
+            _ => {
+                let moved = all(MovingStream::new(source, &sim).with_budget(with));
+                moved.into_iter().map(|e| e.unwrap_err()).collect()
+            }
+        };
+        assert_eq!((refused.len(), sim.stats().allocations), (1, 0), "{way}");
+        let e = refused[0].to_string();
         assert!(e.contains("no 128 bytes"), "{e}");
         assert_eq!(budget.bytes(), 0);
     }
@@ -148,9 +151,6 @@ fn a_refusal_is_an_error_before_anything_is_allocated() {
 /// The one that the reader has, and the one ahead.
 #[test]
 fn batches_ahead_count_until_the_reader_asks_again() {
-    if cfg!(miri) {
-        return;
-    }
     let (a, b) = (Sim::new(SimMode::Async), Sim::new(SimMode::Async));
     let budget = Budget::of(usize::MAX);
     let down = on(&a, &batches(3)).into_host_stream();
@@ -214,9 +214,6 @@ fn settle(sim: &Sim) {
 
 #[test]
 fn a_kept_column_keeps_itself_only() {
-    if cfg!(miri) {
-        return;
-    }
     // 80,000 bytes, in blocks of 64 KiB.
     const COLUMN: usize = 128 << 10;
     let whole = wide(20, 10_000);
@@ -250,75 +247,5 @@ fn a_kept_column_keeps_itself_only() {
         drop(kept);
         assert_eq!(live(&sim), 0);
         sim.assert_done();
-    }
-}
-
-#[test]
-fn small_columns_share_their_memory() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Async);
-    let large = wide(2, 5000);
-    let small = wide(30, 10);
-    // Two columns of 8,000 bytes have less than 16 KiB, and three have more.
-    let medium = wide(9, 1000);
-    // 1/64 of it is more than three columns of 20,000 bytes, so that four share a slab.
-    let many = wide(200, 2500);
-    let cases = [
-        (&small, 1, 1),
-        (&large, 2, 2),
-        (&medium, 3, 3),
-        (&many, 50, 50),
-    ];
-    for (batch, slabs, copies) in cases {
-        let items = on(&sim, std::slice::from_ref(batch));
-        settle(&sim);
-        let before = sim.stats();
-        let mut down = items.into_host_stream().with_separate_columns();
-        assert_eq!(next(&mut down).unwrap().unwrap(), *batch);
-        let cost = sim.stats().since(&before);
-        assert_eq!(cost.host_allocations, slabs);
-        assert!(cost.copies >= copies, "{}", cost.copies);
-    }
-}
-
-#[test]
-fn every_type_with_memory_of_its_own() {
-    if cfg!(miri) {
-        return;
-    }
-    for mode in MODES {
-        for (name, data_type) in all_types() {
-            let sim = Sim::new(mode);
-            // Large enough for slabs of their own, beside a small one.
-            let types = [
-                data_type.clone(),
-                DataType::Int64,
-                DataType::Boolean,
-                data_type,
-            ];
-            let whole = crate::support::batch(&types, 3000, Nulls::Some, 5);
-            let sent = [(0, 3000), (3, 2900), (0, 0), (700, 11)]
-                .map(|(first, rows)| whole.slice(first, rows));
-            let uploaded = forgotten(&sim.upload(&whole).unwrap(), &options_of(&sim));
-            let mut items: Vec<_> = sent.iter().map(|b| Ok(sim.upload(b).unwrap())).collect();
-            items.push(uploaded.slice(3, 2900));
-            items.push(Ok(uploaded));
-            let device_type = ArrowDeviceType::EXT_DEV;
-            let items = stream::iter(items);
-            let items = DeviceRecordBatchStreamAdapter::new(whole.schema(), device_type, items);
-            let down = items.into_host_stream().with_separate_columns();
-            let (found, _) = crate::async_stream::adapters::told(down, &sim);
-            assert_eq!(found.len(), sent.len() + 2, "{name}");
-            for (sent, found) in sent.iter().chain([&sent[1], &sent[0]]).zip(found) {
-                let found = found.unwrap();
-                assert_same_batch(sent, &found, &name);
-                for column in found.columns() {
-                    column.to_data().validate_full().unwrap();
-                }
-            }
-            sim.assert_done();
-        }
     }
 }

@@ -1,14 +1,20 @@
-//! What the consumer does with a producer that keeps to the rules, and with schemas and tasks that do not.
+//! What the consumer does with a producer that keeps to the rules, and with ones that break them.
 
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use arrow_device::async_stream::{AsyncBatch, AsyncDeviceRecordBatchStream};
-use arrow_device::{ArrowDeviceType, Error, ImportOptions, Result};
+use arrow_device::{ArrowDeviceType, Devices, Error, FFI_ArrowDeviceArray, ImportOptions, Result};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
-use libc::{ECANCELED, EINVAL};
+use libc::{ECANCELED, EINVAL, EIO, EPIPE};
 
 use crate::async_stream::kit::*;
+use crate::support::producer::{counted, ints};
 
 /// A producer, and the stream that it opened.
 pub(crate) fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
@@ -16,15 +22,6 @@ pub(crate) fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStrea
     assert!(poll(&mut opening).is_pending());
     assert_eq!(producer.schema(), 0);
     (producer, ready(poll(&mut opening)).unwrap())
-}
-
-#[track_caller]
-pub(crate) fn invalid<T>(outcome: Result<T>) -> String {
-    match outcome {
-        Err(e @ Error::InvalidInput { .. }) => e.to_string(),
-        Err(e) => panic!("{e:?} is not InvalidInput"),
-        Ok(_) => panic!("is not an error"),
-    }
 }
 
 #[track_caller]
@@ -62,71 +59,33 @@ fn a_good_stream_comes_as_it_was_sent() {
         assert_eq!(good(next(&mut stream)), i);
     }
     assert_eq!(producer.end(), 0);
+    assert!(ready(poll_next(&mut stream)).is_none(), "needs no release");
     producer.release();
-    assert!(next(&mut stream).is_none());
     assert!(next(&mut stream).is_none(), "the end stays");
     drop(stream);
     assert_eq!(producer.cancels(), 0);
     producer.assert_balanced();
 }
 
-#[test]
-fn the_end_wakes_and_may_come_before_the_release() {
-    let (producer, mut stream) = opened(1);
-    let (wakes, waker) = Wakes::new();
-    assert!(poll_next_with(&mut stream, &waker).is_pending());
-    assert_eq!(producer.end(), 0);
-    assert!(wakes.count() > 0);
-    assert!(ready(poll_next(&mut stream)).is_none());
-    producer.release();
-    producer.assert_balanced();
-}
-
-#[test]
-fn schema_tasks_and_errors_wake() {
-    let (producer, mut opening) = FakeProducer::open(2);
-    let (wakes, waker) = Wakes::new();
-    assert!(poll_with(&mut opening, &waker).is_pending());
-    producer.schema();
-    assert!(wakes.count() > 0);
-    let mut stream = ready(poll(&mut opening)).unwrap();
-    for what in 0..2 {
-        let (wakes, waker) = Wakes::new();
-        assert!(poll_next_with(&mut stream, &waker).is_pending());
-        match what {
-            0 => assert_eq!(producer.task(&batch(0)), 0),
-            _ => producer.error(5, None, None),
-        }
-        assert!(wakes.count() > 0, "{what}");
-        assert!(poll_next(&mut stream).is_ready());
-    }
-}
-
 /// A stream that moves between tasks wakes the last one that asked.
 #[test]
-fn the_last_waker_is_woken() {
-    let (producer, mut stream) = opened(1);
-    let ((_, first), (second, waker)) = (Wakes::new(), Wakes::new());
-    assert!(poll_next_with(&mut stream, &first).is_pending());
-    assert!(poll_next_with(&mut stream, &waker).is_pending());
-    assert_eq!(producer.task(&batch(0)), 0);
-    assert!(second.count() > 0);
-}
-
-#[test]
-fn memory_of_into_raw_is_given_back_after_release() {
-    let options = ImportOptions::default();
-    // SAFETY: the handler goes to `FakeProducer`, which keeps to the interface.
-    let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options) };
-    let producer = FakeProducer::with_pointer(handler.into_raw(), false, ArrowDeviceType::CPU);
-    producer.schema();
-    let mut stream = block_on(opening).unwrap();
-    producer.task(&batch(4));
-    producer.end();
-    producer.release();
-    assert_eq!(good(next(&mut stream)), 4);
-    assert!(next(&mut stream).is_none());
-    producer.assert_balanced();
+fn whatever_comes_wakes_the_last_task_that_asked() {
+    let acts: [fn(&FakeProducer); 5] = [
+        |producer| _ = producer.task(&batch(0)),
+        |producer| _ = producer.end(),
+        |producer| _ = producer.schema(),
+        |producer| producer.error(5, None, None),
+        FakeProducer::release,
+    ];
+    for (i, act) in acts.into_iter().enumerate() {
+        let (producer, mut stream) = opened(1);
+        let ((_, first), (second, waker)) = (Wakes::new(), Wakes::new());
+        assert!(poll_next_with(&mut stream, &first).is_pending());
+        assert!(poll_next_with(&mut stream, &waker).is_pending());
+        act(&producer);
+        assert!(second.count() > 0, "{i}");
+        assert!(poll_next(&mut stream).is_ready(), "{i}");
+    }
 }
 
 #[test]
@@ -162,113 +121,311 @@ fn metadata_of_the_stream_and_of_batches_is_copied() {
     assert_eq!(found, expected);
 }
 
-// ---- on_schema
-
 #[test]
-fn a_schema_without_a_producer_is_refused() {
+fn a_schema_of_no_columns_is_good() {
     let (producer, opening) = FakeProducer::open(1);
-    let schema = FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap();
-    assert_eq!(producer.give(CountedSchema::of(schema)), EINVAL);
+    assert_eq!(producer.schema_of(&Schema::empty()), 0);
+    assert_eq!(block_on(opening).unwrap().schema().fields().len(), 0);
     producer.release();
-    invalid(block_on(opening));
-    producer.assert_balanced();
+}
+
+fn schema() -> FFI_ArrowSchema {
+    FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap()
+}
+
+/// What a producer does, and what it is told.
+pub(crate) fn act(p: &FakeProducer, what: &str) -> c_int {
+    let error = |code| p.error(code, Some(c"as it is"), None);
+    let connected = |schema| {
+        p.connect();
+        p.give(CountedSchema::of(schema))
+    };
+    match what {
+        "no producer" => return p.give(CountedSchema::of(schema())),
+        "no request" => p.without_callback(1),
+        "no cancel" => p.without_callback(2),
+        "no format" => {
+            return connected(FFI_ArrowSchema::try_new(what, vec![], None).unwrap());
+        }
+        "no struct" => {
+            let int = Field::new("i", DataType::Int32, true);
+            return connected(FFI_ArrowSchema::try_from(&int).unwrap());
+        }
+        "null" => {
+            p.connect();
+            // SAFETY: null is refused before it is followed, which is what is tested.
+            return unsafe { p.raw_schema(ptr::null_mut()) };
+        }
+        "a released schema" => {
+            let mut schema = FFI_ArrowSchema::empty();
+            p.connect();
+            // SAFETY: the struct is an initialized one that nothing else uses.
+            return unsafe { p.raw_schema(&raw mut schema) };
+        }
+        "a schema" => {}
+        "a task" => return p.task(&batch(2)),
+        "two tasks" => return (p.task(&batch(2)), p.task(&batch(3))).1,
+        "a task without extract_data" => {
+            // SAFETY: zero is a value of every member: an optional function and a pointer.
+            let mut task = unsafe { MaybeUninit::zeroed().assume_init() };
+            return p.raw_task(&raw mut task, None);
+        }
+        "an array of other columns" => {
+            let values: ArrayRef = Arc::new(StringArray::from(vec!["x"]));
+            let text = RecordBatch::try_from_iter([("t", values)]).unwrap();
+            return p.task(&Devices::cpu().upload(&text).unwrap());
+        }
+        "the end" => return p.end(),
+        "an error" => return (error(7), 0).1,
+        "another error" => return (error(8), 0).1,
+        "a release" => return (p.release(), 0).1,
+        "a negative count" => return p.task_with(&batch(2), Some(&(-1i32).to_ne_bytes())),
+        "a negative length" => {
+            let metadata = [1i32, -5].map(i32::to_ne_bytes).concat();
+            return p.task_with(&batch(2), Some(&metadata));
+        }
+        "a bad key" => return p.task_with(&batch(2), Some(&encode(&[(b"\xff", b"x")]))),
+        "a bad value" => return p.task_with(&batch(2), Some(&encode(&[(b"x", b"\xff")]))),
+        _ => unreachable!("{what}"),
+    }
+    p.schema()
+}
+
+/// What comes before there is a stream: the code of the last call, and the opening's error. The producer is not called.
+#[test]
+fn what_ends_an_opening() {
+    let cases: [(&[&str], c_int, c_int); 12] = [
+        (&["no producer"], EINVAL, EINVAL),
+        (&["no request"], EINVAL, EINVAL),
+        (&["no cancel"], EINVAL, EINVAL),
+        (&["no format"], EINVAL, EINVAL),
+        (&["no struct"], EINVAL, EINVAL),
+        (&["null"], EINVAL, EINVAL),
+        (&["a released schema"], EINVAL, EINVAL),
+        (&["a task"], EINVAL, EINVAL),
+        (&["the end"], EINVAL, EINVAL),
+        (&["an error"], 0, 7),
+        (&["an error", "a schema"], EINVAL, 7),
+        (&["a release"], 0, EPIPE),
+    ];
+    for (acts, answer, errno) in cases {
+        let (producer, mut opening) = FakeProducer::open(1);
+        let (wakes, waker) = Wakes::new();
+        assert!(poll_with(&mut opening, &waker).is_pending());
+        let answers: Vec<_> = acts.iter().map(|what| act(&producer, what)).collect();
+        assert_eq!(answers.last(), Some(&answer), "{acts:?}");
+        assert!(wakes.count() > 0, "{acts:?}");
+        let e = ready(poll(&mut opening)).map(|_| ()).unwrap_err();
+        assert_eq!(e.errno(), errno, "{acts:?}: {e}");
+        producer.release();
+        let called = (producer.requested(), producer.cancels());
+        assert_eq!(called, (0, 0), "{acts:?}");
+        assert_eq!(producer.tasks().1, 0, "{acts:?}");
+        producer.assert_balanced();
+    }
+}
+
+/// What comes after the schema and two batches: the code of the last call, and the error of the reader's last item, or none. What
+/// a producer does wrong is refused, as is all that comes later; what came before it is good.
+#[test]
+fn what_ends_a_stream() {
+    let cases: [(&[&str], c_int, c_int); 17] = [
+        (&["a schema"], EINVAL, EINVAL),
+        (&["two tasks"], EINVAL, EINVAL),
+        (&["a task without extract_data"], EINVAL, EINVAL),
+        (&["a negative count"], EINVAL, EINVAL),
+        (&["a negative length"], EINVAL, EINVAL),
+        (&["a bad key"], EINVAL, EINVAL),
+        (&["a bad value"], EINVAL, EINVAL),
+        (&["an array of other columns"], 0, EINVAL),
+        (&["the end"], 0, 0),
+        (&["the end", "a task"], EINVAL, 0),
+        (&["the end", "a schema"], EINVAL, 0),
+        (&["the end", "an error"], 0, 0),
+        (&["an error"], 0, 7),
+        (&["an error", "another error"], 0, 7),
+        (&["an error", "the end"], 0, 7),
+        (&["a release"], 0, EPIPE),
+        (&["an error", "a release"], 0, 7),
+    ];
+    for (acts, answer, errno) in cases {
+        let (producer, stream) = opened(3);
+        (0..2).for_each(|i| assert_eq!(producer.task(&batch(i)), 0));
+        let answers: Vec<_> = acts.iter().map(|what| act(&producer, what)).collect();
+        // Who goes on after an error is not told again, and sends nothing any more.
+        if acts[0] != "an error" {
+            assert_eq!(answers.last(), Some(&answer), "{acts:?}");
+        }
+        if answer == EINVAL {
+            assert_eq!(
+                producer.task(&batch(99)),
+                EINVAL,
+                "{acts:?}: later ones too"
+            );
+        }
+        let refused = producer.tasks().2;
+        let (mut good, mut errors) = (vec![], vec![]);
+        for item in all(stream) {
+            match item {
+                Ok(item) => good.push(number_of(&item.batch)),
+                Err(e) => errors.push(e.errno()),
+            }
+        }
+        let first = if acts[0] == "two tasks" { 3 } else { 2 };
+        assert_eq!(good, (0..first).collect::<Vec<_>>(), "{acts:?}");
+        let expected = (errno != 0).then_some(errno);
+        assert_eq!(errors, expected.into_iter().collect::<Vec<_>>(), "{acts:?}");
+        // Who has stopped already is not told to.
+        if answer == 0 && acts[0] != "an array of other columns" {
+            assert_eq!((producer.cancels(), refused), (0, 0), "{acts:?}");
+        }
+        producer.release();
+        producer.assert_balanced();
+    }
+}
+
+/// Errno, text and metadata of what a producer reported.
+#[track_caller]
+fn reported(e: Error) -> (i32, String, std::collections::HashMap<String, String>) {
+    match e {
+        Error::AsyncProducer {
+            errno,
+            message,
+            metadata,
+        } => (errno, message.into_owned(), metadata),
+        other => panic!("{other:?} is not what the producer reported"),
+    }
+}
+
+/// Of an opening, of a stream, and of an extraction that has failed before.
+#[test]
+fn an_error_is_told_with_errno_text_and_metadata() {
+    let tell = |producer: &FakeProducer| {
+        let before = producer.log();
+        let metadata = encode(&[(b"disk", b"3")]);
+        producer.error(28, Some(c"the disk is full"), Some(&metadata));
+        producer.error(8, Some(c"second"), None);
+        producer.release();
+        assert_eq!(producer.log(), before, "calls nobody");
+    };
+    let (producer, opening) = FakeProducer::open(1);
+    tell(&producer);
+    let of_opening = block_on(opening).map(|_| ()).unwrap_err();
+    let (producer, stream) = opened(4);
+    tell(&producer);
+    let of_stream = up_to_error(stream).1;
+    let (producer, stream) = opened(4);
+    producer.task_of(|_| 28, None);
+    tell(&producer);
+    let of_extraction = up_to_error(stream).1;
+    for e in [of_opening, of_stream, of_extraction] {
+        let (errno, text, metadata) = reported(e);
+        assert_eq!((errno, metadata), (28, map(&[("disk", "3")])));
+        assert!(text.contains("the disk is full"), "{text}");
+    }
 }
 
 #[test]
-fn a_producer_without_request_or_cancel_is_refused() {
-    for missing in [1, 2] {
-        let (producer, opening) = FakeProducer::open(1);
-        producer.without_callback(missing);
-        assert_eq!(producer.schema(), EINVAL);
-        invalid(block_on(opening));
+fn any_code_text_and_metadata_of_an_error_will_do() {
+    for code in [0, -1, -22, 5, 123_456, i32::MIN, i32::MAX] {
+        for text in [None, Some(c""), Some(c"\xff not UTF-8")] {
+            for metadata in [None, Some(vec![0xff; 8]), Some(encode(&[(b"\xff", b"")]))] {
+                let (producer, stream) = opened(1);
+                producer.error(code, text, metadata.as_deref());
+                let (before, e) = up_to_error(stream);
+                assert!(before.is_empty());
+                assert_eq!(e.errno(), if code == 0 { EIO } else { code });
+                assert!(!e.to_string().is_empty());
+                reported(e);
+                producer.release();
+                producer.assert_balanced();
+            }
+        }
+    }
+}
+
+/// It is that item's error and the stream's end; what it left behind is released.
+#[test]
+fn a_failed_extraction() {
+    type Body = fn(FFI_ArrowDeviceArray, *mut FFI_ArrowDeviceArray) -> c_int;
+    fn leaves(array: FFI_ArrowDeviceArray, out: *mut FFI_ArrowDeviceArray) {
+        // SAFETY: the consumer passes memory for one struct.
+        unsafe { array.write_to(out) };
+    }
+    let looks: Body = |_, out| {
+        // SAFETY: the consumer passes a struct that is valid for reads.
+        let released = unsafe { (*out).is_released() };
+        if released { 5 } else { 6 }
+    };
+    let cases: [(&str, Body, c_int); 6] = [
+        ("fails", |_, _| 28, 28),
+        ("is given a released struct", looks, 5),
+        ("leaves an array", |a, out| (leaves(a, out), 5).1, 5),
+        ("sets nothing", |_, _| 0, EINVAL),
+        ("panics", |_, _| panic!("inside extract_data"), EIO),
+        ("CUDA", |a, out| (leaves(a, out), 0).1, EINVAL),
+    ];
+    for (name, body, errno) in cases {
+        let device_type = match name {
+            "CUDA" => ArrowDeviceType::CUDA,
+            _ => ArrowDeviceType::CPU,
+        };
+        let (producer, opening) = FakeProducer::open_with(4, device_type, Default::default());
+        assert_eq!(producer.schema(), 0);
+        let stream = block_on(opening).unwrap();
+        assert_eq!(stream.device_type(), device_type);
+        let first = i64::from(device_type == ArrowDeviceType::CPU);
+        (0..first).for_each(|i| assert_eq!(producer.task(&batch(i)), 0));
+        let watch = Arc::new(AtomicUsize::new(0));
+        let array = counted(&ints(), &watch);
+        producer.task_of(move |out| body(array, out), None);
+        producer.task(&batch(2));
+        let (before, e) = up_to_error(stream);
+        assert_eq!(
+            (before.len() as i64, e.errno()),
+            (first, errno),
+            "{name}: {e}"
+        );
+        assert_eq!(
+            e.to_string().contains("inside extract_data"),
+            name == "panics",
+            "{e}"
+        );
+        assert_eq!((watch.load(SeqCst), producer.cancels()), (1, 1), "{name}");
+        assert_eq!(producer.task(&batch(3)), 0, "one that was on its way");
+        producer.error(28, Some(c"as extract_data said"), None);
         producer.release();
-        assert_eq!((producer.requests().len(), producer.cancels()), (0, 0));
+        let (tasks, data, null) = producer.tasks();
+        assert_eq!(
+            (data as i64, null, tasks),
+            (first + 1, 2, data + 2),
+            "{name}"
+        );
         producer.assert_balanced();
     }
 }
 
 #[test]
-fn a_null_schema_is_refused() {
-    let (producer, opening) = FakeProducer::open(1);
-    producer.connect();
+fn null_self_is_refused() {
+    // SAFETY: no producer gets the handler, so nothing calls it.
+    let (handler, _opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
+    let handler = handler.into_ffi();
+    let mut schema = CountedSchema::of(schema());
+    let null = ptr::null_mut();
+    let (producer, _other) = FakeProducer::open(1);
+    let mut task = producer.make_task(|_| 0);
     // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
     // are to live structs.
-    assert_eq!(unsafe { producer.raw_schema(ptr::null_mut()) }, EINVAL);
-    invalid(block_on(opening));
-    producer.release();
-    assert_eq!(producer.requested(), 0);
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_released_schema_is_refused() {
-    let (producer, opening) = FakeProducer::open(1);
-    producer.connect();
-    let mut schema = FFI_ArrowSchema::empty();
-    // SAFETY: `schema` is an initialized struct that nothing else uses.
-    assert_eq!(unsafe { producer.raw_schema(&raw mut schema) }, EINVAL);
-    assert!(block_on(opening).is_err());
-    producer.release();
-}
-
-#[test]
-fn a_second_schema_is_refused_after_the_batches_before_it() {
-    let (producer, stream) = opened(4);
-    producer.task(&batch(1));
-    producer.task(&batch(2));
-    assert_eq!(producer.schema(), EINVAL);
-    assert_eq!(producer.task(&batch(3)), EINVAL);
-    producer.release();
-    let (before, e) = up_to_error(stream);
-    assert_eq!(before, [1, 2]);
-    invalid::<()>(Err(e));
-    assert_eq!(producer.tasks(), (3, 2, 1));
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_schema_after_an_error_is_refused() {
-    let (producer, opening) = FakeProducer::open(1);
-    producer.error(5, Some(c"early"), None);
-    assert_eq!(producer.schema(), EINVAL);
-    producer.release();
-    let e = block_on(opening).map(|_| ()).unwrap_err();
-    assert!(matches!(e, Error::AsyncProducer { errno: 5, .. }), "{e:?}");
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_schema_after_the_end_is_refused() {
-    for seen in [false, true] {
-        let (producer, mut stream) = opened(1);
-        producer.end();
-        if seen {
-            assert!(next(&mut stream).is_none());
-        }
-        let code = producer.schema();
-        assert!(code == EINVAL || seen && code == ECANCELED, "{code}");
-        producer.release();
-        assert!(next(&mut stream).is_none());
-        producer.assert_balanced();
-    }
-}
-
-#[test]
-fn a_schema_that_cannot_be_imported_is_refused() {
-    let int = Field::new("i", DataType::Int32, true);
-    let bad = [
-        FFI_ArrowSchema::try_new("no such format", vec![], None).unwrap(),
-        FFI_ArrowSchema::try_from(&int).unwrap(),
-    ];
-    for schema in bad {
-        let (producer, opening) = FakeProducer::open(1);
-        producer.connect();
-        assert_eq!(producer.give(CountedSchema::of(schema)), EINVAL);
-        let e = block_on(opening).map(|_| ()).unwrap_err();
-        assert_eq!(e.errno(), EINVAL, "{e}");
-        producer.release();
-        assert_eq!(producer.requested(), 0);
-        producer.assert_balanced();
+    unsafe {
+        let on_next_task = handler.on_next_task().unwrap();
+        assert_eq!(on_next_task(null, &raw mut task, ptr::null()), EINVAL);
+        assert_eq!(producer.tasks(), (1, 0, 1));
+        assert_eq!(on_next_task(null, ptr::null_mut(), ptr::null()), EINVAL);
+        let on_schema = handler.on_schema().unwrap();
+        assert_eq!(on_schema(null, &raw mut schema.c), EINVAL);
+        handler.on_error().unwrap()(null, 5, ptr::null(), ptr::null());
+        handler.release().unwrap()(null);
     }
 }
 
@@ -280,52 +437,4 @@ fn a_schema_for_a_dropped_opening_is_cancelled() {
     producer.release();
     assert_eq!(producer.requested(), 0);
     producer.assert_balanced();
-}
-
-#[test]
-fn a_dropped_opening_cancels_after_the_schema() {
-    let (producer, opening) = FakeProducer::open(4);
-    assert_eq!(producer.schema(), 0);
-    assert_eq!(producer.task(&batch(1)), 0);
-    drop(opening);
-    assert_eq!(producer.cancels(), 1);
-    assert_eq!(producer.task(&batch(2)), 0);
-    producer.release();
-    assert_eq!(producer.tasks(), (2, 0, 2));
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_schema_of_no_columns_is_good() {
-    let (producer, opening) = FakeProducer::open(1);
-    assert_eq!(producer.schema_of(&Schema::empty()), 0);
-    assert_eq!(block_on(opening).unwrap().schema().fields().len(), 0);
-    producer.release();
-}
-
-#[test]
-fn null_self_is_refused() {
-    // SAFETY: no producer gets the handler, so nothing calls it.
-    let (handler, _opening) =
-        unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
-    let handler = handler.into_ffi();
-    let schema = FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap();
-    let mut schema = CountedSchema::of(schema);
-    let null = ptr::null_mut();
-    let (producer, _other) = FakeProducer::open(1);
-    let mut task = producer.make_task(|_| 0);
-    // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
-    // are to live structs.
-    unsafe {
-        let code = handler.on_next_task().unwrap()(null, &raw mut task, ptr::null());
-        assert_eq!((code, producer.tasks()), (EINVAL, (1, 0, 1)));
-        assert_eq!(
-            handler.on_schema().unwrap()(null, &raw mut schema.c),
-            EINVAL
-        );
-        let code = handler.on_next_task().unwrap()(null, ptr::null_mut(), ptr::null());
-        assert_eq!(code, EINVAL);
-        handler.on_error().unwrap()(null, 5, ptr::null(), ptr::null());
-        handler.release().unwrap()(null);
-    }
 }

@@ -1,5 +1,6 @@
 //! The consumer when callbacks come from many threads, or from inside its own calls.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
@@ -8,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use arrow_device::abi::FFI_ArrowAsyncTask;
 use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
+use libc::EPIPE;
 
-use crate::async_stream::consumer::{good, opened, up_to_error};
+use crate::async_stream::consumer::{act, good, opened, up_to_error};
 use crate::async_stream::kit::*;
 use crate::support::Rng;
 
@@ -60,47 +62,36 @@ fn a_stream_may_be_read_on_another_thread_than_it_is_fed() {
 }
 
 /// Nobody may be inside the producer when `release` returns: its struct goes then.
-#[track_caller]
-fn release_waits(
-    hook: impl Fn(&FakeProducer, Gate),
-    call: impl FnOnce() + Send + 'static,
-    producer: FakeProducer,
-) {
-    let gate = Gate::default();
-    hook(&producer, gate.clone());
-    let inside = thread::spawn(call);
-    gate.reached();
-    let done = Arc::new(AtomicBool::new(false));
-    let (other, told) = (producer.clone(), done.clone());
-    let releasing = thread::spawn(move || {
-        other.release();
-        told.store(true, SeqCst);
-    });
-    thread::sleep(SHORT);
-    assert!(!done.load(SeqCst), "released under a call");
-    gate.open();
-    releasing.join().unwrap();
-    inside.join().unwrap();
-}
-
 #[test]
-fn a_release_waits_for_a_request_in_another_thread() {
-    let (producer, mut stream) = opened(2);
-    producer.task(&batch(0));
-    let stop = |producer: &FakeProducer, gate: Gate| producer.on_request(move |_, _| gate.pass());
-    let call = move || assert_eq!(good(next(&mut stream)), 0);
-    release_waits(stop, call, producer.clone());
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_release_waits_for_a_cancel_in_another_thread() {
-    let (producer, stream) = opened(2);
-    producer.task(&batch(0));
-    let stop = |producer: &FakeProducer, gate: Gate| producer.on_cancel(move |_| gate.pass());
-    release_waits(stop, move || drop(stream), producer.clone());
-    assert_eq!(producer.cancels(), 1);
-    producer.assert_balanced();
+fn a_release_waits_for_a_call_in_another_thread() {
+    for cancels in [false, true] {
+        let (producer, mut stream) = opened(2);
+        producer.task(&batch(0));
+        let gate = Gate::default();
+        let pass = gate.clone();
+        match cancels {
+            true => producer.on_cancel(move |_| pass.pass()),
+            false => producer.on_request(move |_, _| pass.pass()),
+        }
+        let inside = thread::spawn(move || match cancels {
+            true => drop(stream),
+            false => assert_eq!(good(next(&mut stream)), 0),
+        });
+        gate.reached();
+        let done = Arc::new(AtomicBool::new(false));
+        let (other, told) = (producer.clone(), done.clone());
+        let releasing = thread::spawn(move || {
+            other.release();
+            told.store(true, SeqCst);
+        });
+        thread::sleep(SHORT);
+        assert!(!done.load(SeqCst), "released under a call");
+        gate.open();
+        releasing.join().unwrap();
+        inside.join().unwrap();
+        assert_eq!(producer.cancels(), usize::from(cancels));
+        producer.assert_balanced();
+    }
 }
 
 /// A callback is not held up by a call that another thread is in.
@@ -146,69 +137,49 @@ fn tasks_from_inside_request_come_in_order() {
     producer.assert_balanced();
 }
 
-/// What a producer does inside a call, the call, and what the reader sees.
+/// What a producer does inside a call, and what the reader sees.
 #[test]
-fn an_end_an_error_and_a_release_from_inside_request() {
-    for within_schema in [true, false] {
-        for what in 0..4 {
-            let (producer, opening) = FakeProducer::open(2);
-            let act = move |producer: &FakeProducer| match what {
-                0 => assert_eq!(producer.end(), 0),
-                1 => producer.error(7, None, None),
-                2 => producer.release(),
-                _ => {
-                    producer.error(7, None, None);
-                    producer.release();
-                }
-            };
-            if within_schema {
-                producer.on_request(move |producer, _| act(producer));
-            }
-            let code = producer.schema();
-            let outcome = block_on(opening);
-            let errno = match outcome {
-                Err(e) => e.errno(),
-                Ok(mut stream) => {
-                    assert_eq!(code, 0);
-                    if !within_schema {
-                        producer.task(&batch(0));
-                        producer.on_request(move |producer, _| act(producer));
-                        assert_eq!(good(next(&mut stream)), 0);
-                    }
-                    match next(&mut stream) {
-                        None => 0,
-                        Some(item) => item.map(|_| ()).unwrap_err().errno(),
-                    }
-                }
-            };
-            let expected = [0, 7, libc::EPIPE, 7][what];
-            assert_eq!(errno, expected, "{what} within on_schema: {within_schema}");
-            producer.release();
-            producer.assert_balanced();
+fn anything_from_inside_request_and_cancel() {
+    let cases: [(&[&str], c_int); 5] = [
+        (&["the end"], 0),
+        (&["an error"], 7),
+        (&["a release"], EPIPE),
+        (&["an error", "a release"], 7),
+        (&["a task", "an error", "a release"], 7),
+    ];
+    for ((acts, expected), within) in cases
+        .into_iter()
+        .flat_map(|case| ["on_schema", "request", "cancel"].map(|within| (case, within)))
+    {
+        let (producer, opening) = FakeProducer::open(4);
+        let all_acts = move |p: &FakeProducer| acts.iter().for_each(|what| _ = act(p, what));
+        if within == "on_schema" {
+            producer.on_request(move |producer, _| all_acts(producer));
         }
-    }
-}
-
-#[test]
-fn anything_from_inside_cancel() {
-    for what in 0..5 {
-        let (producer, mut stream) = opened(3);
-        producer.task(&batch(0));
-        producer.task(&batch(1));
-        good(next(&mut stream));
-        producer.on_cancel(move |producer| match what {
-            0 => assert_eq!(producer.task(&batch(2)), 0),
-            1 => assert_eq!(producer.end(), 0),
-            2 => producer.error(7, None, None),
-            3 => producer.release(),
-            _ => {
-                producer.task(&batch(2));
-                producer.error(7, None, None);
-                producer.release();
+        let code = producer.schema();
+        let found = block_on(opening).and_then(|mut stream| {
+            assert_eq!(code, 0);
+            if within != "on_schema" {
+                producer.task(&batch(0));
+                producer.task(&batch(1));
+                producer.on_request(move |producer, _| all_acts(producer));
+                producer.on_cancel(move |producer| all_acts(producer));
+                assert_eq!(good(next(&mut stream)), 0);
             }
+            if within == "request" {
+                assert_eq!(good(next(&mut stream)), 1);
+            }
+            if within != "cancel" {
+                while let Some(item) = next(&mut stream) {
+                    assert_eq!(good(Some(Ok(item?))), 2);
+                }
+            }
+            Ok(())
         });
-        drop(stream);
-        assert_eq!(producer.cancels(), 1, "{what}");
+        let found = found.map_or_else(|e| e.errno(), |()| 0);
+        let expected = if within == "cancel" { 0 } else { expected };
+        assert_eq!(found, expected, "{acts:?} within {within}");
+        assert_eq!(producer.cancels(), usize::from(within == "cancel"));
         producer.release();
         producer.assert_balanced();
     }
@@ -236,83 +207,36 @@ fn an_error_and_a_release_from_inside_extract_data() {
     producer.assert_balanced();
 }
 
-/// Nothing holds what the handler needs any more but the call that is under way.
-#[test]
-fn an_opening_dropped_and_a_release_from_inside_on_schema() {
-    let (producer, opening) = FakeProducer::open(2);
-    let opening = Mutex::new(Some(opening));
-    producer.on_request(move |producer, _| {
-        drop(opening.lock().unwrap().take());
-        producer.release();
-    });
-    assert_eq!(producer.schema(), libc::ECANCELED);
-    producer.assert_balanced();
-}
-
-#[test]
-fn a_stream_may_be_dropped_while_another_thread_calls_back() {
-    for _ in 0..300 {
-        let (producer, stream) = opened(50);
-        let other = producer.clone();
-        let feeding = thread::spawn(move || {
-            for i in 0..20 {
-                assert_eq!(other.task(&batch(i)), 0);
-            }
-            other.end();
-            other.release();
-        });
-        drop(stream);
-        feeding.join().unwrap();
-        producer.assert_balanced();
-    }
-}
-
 /// Wakers run foreign code: what they do must find the stream usable.
-struct DropsStream(Mutex<Option<AsyncDeviceRecordBatchStream>>);
+struct DropsStream(Mutex<Option<AsyncDeviceRecordBatchStream>>, bool);
 
 impl Wake for DropsStream {
     fn wake(self: Arc<Self>) {
         let stream = self.0.lock().unwrap().take();
         drop(stream);
+        assert!(!self.1, "inside a waker");
     }
 }
 
+/// Or panic.
 #[test]
 fn a_waker_may_drop_the_stream() {
-    for what in 0..3 {
+    for (what, panics) in ["a task", "an error", "a release"]
+        .into_iter()
+        .flat_map(|what| [(what, false), (what, true)])
+    {
         let (producer, mut stream) = opened(3);
-        let slot = Arc::new(DropsStream(Mutex::default()));
+        let slot = Arc::new(DropsStream(Mutex::default(), panics));
         let waker = Waker::from(slot.clone());
         assert!(poll_next_with(&mut stream, &waker).is_pending());
         *slot.0.lock().unwrap() = Some(stream);
-        match what {
-            0 => assert_eq!(producer.task(&batch(0)), 0),
-            1 => producer.error(7, None, None),
-            _ => producer.release(),
-        }
+        let code = act(&producer, what);
+        assert!(code == 0 || panics && code == libc::EIO, "{code}");
         assert!(slot.0.lock().unwrap().is_none(), "was woken");
-        assert_eq!(producer.cancels(), usize::from(what == 0));
+        assert_eq!(producer.cancels(), usize::from(what == "a task"));
         producer.release();
         producer.assert_balanced();
     }
-}
-
-#[test]
-fn a_waker_that_panics_stays_inside() {
-    struct Panics;
-    impl Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("inside a waker");
-        }
-    }
-    let (producer, mut stream) = opened(3);
-    let waker = Waker::from(Arc::new(Panics));
-    assert!(poll_next_with(&mut stream, &waker).is_pending());
-    let code = producer.task(&batch(0));
-    assert!([0, libc::EIO].contains(&code), "{code}");
-    producer.release();
-    drop(stream);
-    producer.assert_balanced();
 }
 
 /// A producer that ends somehow at some time, on a thread of its own or inside calls, and a reader that goes away.

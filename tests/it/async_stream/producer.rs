@@ -1,16 +1,21 @@
-//! What the producer does with a consumer that asks, takes its time, cancels and refuses.
+//! What the producer does with a consumer that asks, takes its time, cancels and refuses, and when its stream fails or it is dropped.
 
+use std::ffi::c_int;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 
+use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_device::async_stream::{
     AsyncBatch, DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce, produce_at,
 };
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Error, ExportOptions, Result, SyncPolicy};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, Result, SyncPolicy,
+};
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 use futures::{Stream, stream};
-use libc::{EINVAL, EIO};
+use libc::{ECANCELED, EINVAL, EIO, ENOMEM};
 
 use crate::async_stream::kit::*;
 
@@ -47,14 +52,6 @@ pub(crate) fn producing_items(
 }
 
 #[track_caller]
-pub(crate) fn refused(outcome: Poll<Result<Outcome>>) -> i32 {
-    match ready(outcome).unwrap() {
-        Outcome::Refused { errno } => errno,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[track_caller]
 pub(crate) fn completed(outcome: Result<Outcome>) {
     assert!(matches!(outcome, Ok(Outcome::Completed)), "{outcome:?}");
 }
@@ -81,19 +78,6 @@ fn a_good_stream_goes_out_as_it_is() {
 }
 
 #[test]
-fn the_schema_comes_with_the_first_poll_and_no_demand() {
-    let consumer = FakeConsumer::new();
-    let mut produce = producing(5, &consumer);
-    for _ in 0..5 {
-        assert!(poll(&mut produce).is_pending());
-        assert_eq!(consumer.story(), "S");
-    }
-    consumer.cancel();
-    cancelled(block_on(produce));
-    consumer.assert_done();
-}
-
-#[test]
 fn metadata_of_the_stream_and_of_batches_goes_out() {
     let consumer = FakeConsumer::requesting(9);
     let batches = stream::iter((0..2).map(|i| {
@@ -113,29 +97,22 @@ fn metadata_of_the_stream_and_of_batches_goes_out() {
     consumer.assert_done();
 }
 
-#[test]
-fn a_handler_in_place_keeps_its_address() {
-    let consumer = FakeConsumer::requesting(9);
-    let mut handler = Box::new(consumer.handler());
-    let batches = adapted(stream::iter([Ok(batch(3))]));
-    // SAFETY: the handler stays where it is until it was released.
-    let produce = unsafe { produce_at(batches, &raw mut *handler, options()) };
-    completed(block_on(produce));
-    assert!(handler.is_released());
-    assert_eq!(number_of(&consumer.extract()), 3);
-    consumer.assert_done();
-}
-
 // ---- request
 
 #[test]
-fn no_more_comes_than_was_requested() {
+fn a_request_wakes_and_no_more_comes_than_was_requested() {
     let consumer = FakeConsumer::new();
     let mut produce = producing(6, &consumer);
-    assert!(poll(&mut produce).is_pending());
-    for (n, story) in [(1, "ST"), (2, "STTT"), (1, "STTTT")] {
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_with(&mut produce, &waker).is_pending());
+    let mut story = String::from("S");
+    for n in [1, 2, 1] {
+        let before = wakes.count();
         consumer.request(n);
-        assert!(poll(&mut produce).is_pending());
+        assert!(wakes.count() > before);
+        assert_eq!(consumer.story(), story, "not from inside request");
+        assert!(poll_with(&mut produce, &waker).is_pending());
+        story.push_str(&"T".repeat(n as usize));
         assert_eq!(consumer.story(), story);
     }
     consumer.request(2);
@@ -144,71 +121,43 @@ fn no_more_comes_than_was_requested() {
 }
 
 #[test]
-fn a_request_wakes_and_calls_nothing_itself() {
-    let consumer = FakeConsumer::new();
-    let mut produce = producing(6, &consumer);
-    let (wakes, waker) = Wakes::new();
-    assert!(poll_with(&mut produce, &waker).is_pending());
-    let before = wakes.count();
-    consumer.request(1);
-    assert!(wakes.count() > before);
-    assert_eq!(consumer.story(), "S");
-    assert!(poll(&mut produce).is_pending());
-    assert_eq!(consumer.story(), "ST");
-    consumer.cancel();
-    cancelled(block_on(produce));
-    consumer.assert_done();
-}
-
-#[test]
 fn a_request_of_0_or_less_is_an_error() {
-    for n in [0, -1, i64::MIN] {
-        let consumer = FakeConsumer::new();
+    for (n, within_on_schema) in [(0, false), (-1, false), (i64::MIN, false), (-7, true)] {
+        let consumer = match within_on_schema {
+            true => FakeConsumer::requesting(n),
+            false => FakeConsumer::new(),
+        };
         let mut produce = producing(6, &consumer);
-        let (wakes, waker) = Wakes::new();
-        assert!(poll_with(&mut produce, &waker).is_pending());
-        consumer.request(n);
-        assert_eq!(consumer.story(), "S", "not from inside request");
-        assert!(wakes.count() > 0);
+        if !within_on_schema {
+            let (wakes, waker) = Wakes::new();
+            assert!(poll_with(&mut produce, &waker).is_pending());
+            consumer.request(n);
+            assert_eq!(consumer.story(), "S", "not from inside request");
+            assert!(wakes.count() > 0);
+        }
         assert_eq!(ready(poll(&mut produce)).unwrap_err().errno(), EINVAL);
-        assert_eq!(consumer.story(), "SER");
-        assert_eq!(consumer.error().0, EINVAL);
+        assert_eq!(
+            (consumer.story().as_str(), consumer.error().0),
+            ("SER", EINVAL)
+        );
         consumer.assert_done();
     }
 }
 
-#[test]
-fn a_bad_request_from_inside_on_schema_is_an_error() {
-    let consumer = FakeConsumer::requesting(-7);
-    let outcome = block_on(producing(6, &consumer));
-    assert_eq!(outcome.unwrap_err().errno(), EINVAL);
-    assert_eq!(consumer.story(), "SER");
-    consumer.assert_done();
-}
-
-#[test]
-fn requests_saturate() {
-    let consumer = FakeConsumer::requesting(i64::MAX);
-    consumer.on_task(|this| {
-        this.request(i64::MAX);
-        0
-    });
-    completed(block_on(producing(20, &consumer)));
-    assert_eq!(consumer.received(), 20);
-    consumer.assert_done();
-}
-
+/// Sums saturate.
 #[test]
 fn a_request_from_inside_on_next_task_is_served_after_it() {
-    let consumer = FakeConsumer::requesting(1);
-    consumer.on_task(|this| {
-        this.request(1);
-        0
-    });
-    let n = if cfg!(miri) { 20 } else { 500 };
-    completed(block_on(producing(n, &consumer)));
-    assert_eq!(consumer.received(), n as usize);
-    consumer.assert_done();
+    let many = if cfg!(miri) { 20 } else { 500 };
+    for (n, batches) in [(1, many), (i64::MAX, 20)] {
+        let consumer = FakeConsumer::requesting(n);
+        consumer.on_task(move |this| {
+            this.request(n);
+            0
+        });
+        completed(block_on(producing(batches, &consumer)));
+        assert_eq!(consumer.received() as i64, batches);
+        consumer.assert_done();
+    }
 }
 
 #[test]
@@ -231,10 +180,10 @@ fn a_consumer_that_never_requests_blocks_nobody() {
 fn one_batch_is_made_ahead_of_the_demand() {
     let made = Arc::new(AtomicUsize::new(0));
     let counted = made.clone();
-    let batches = stream::iter(0..10).map_with(move |i| {
+    let batches = stream::iter((0..10).map(move |i| {
         counted.fetch_add(1, SeqCst);
         Ok(batch(i))
-    });
+    }));
     let consumer = FakeConsumer::new();
     let mut produce: Running = Box::pin(produce(adapted(batches), consumer.handler(), options()));
     assert!(poll(&mut produce).is_pending());
@@ -246,40 +195,25 @@ fn one_batch_is_made_ahead_of_the_demand() {
     consumer.assert_done();
 }
 
-/// `map` under a name of its own: `StreamExt` and iterators would be in each other's way.
-trait MapWith: Stream + Sized {
-    fn map_with<T, F: FnMut(Self::Item) -> T>(self, f: F) -> futures::stream::Map<Self, F> {
-        futures::StreamExt::map(self, f)
-    }
-}
-
-impl<S: Stream> MapWith for S {}
-
-// ---- the end
+// ---- the end and cancel
 
 #[test]
 fn the_end_needs_no_demand() {
-    for n in [0, 3] {
-        let consumer = match n {
-            0 => FakeConsumer::new(),
-            n => FakeConsumer::requesting(n),
-        };
-        completed(block_on(producing(n, &consumer)));
-        let expected = format!("S{}.R", "T".repeat(n as usize));
-        assert_eq!(consumer.story(), expected);
-        consumer.assert_done();
-    }
+    let consumer = FakeConsumer::new();
+    completed(block_on(producing(0, &consumer)));
+    assert_eq!(consumer.story(), "S.R");
+    consumer.assert_done();
 }
 
 #[test]
 fn tasks_may_be_taken_after_the_release_and_the_producers_end() {
-    let consumer = FakeConsumer::requesting(9);
+    let consumer = FakeConsumer::requesting(3);
     completed(block_on(producing(3, &consumer)));
-    assert!(consumer.released());
     let tasks = [(); 3].map(|()| consumer.take());
     // The struct lives until the last task: a request is nothing, and not a crash.
     consumer.request(4);
     consumer.request(-1);
+    consumer.cancel();
     consumer.cancel();
     for (i, task) in tasks.into_iter().enumerate() {
         consumer.request(1);
@@ -293,11 +227,10 @@ fn tasks_may_be_taken_after_the_release_and_the_producers_end() {
     consumer.assert_done();
 }
 
-// ---- cancel
-
+/// A cancellation is no error, even if nobody polls any more.
 #[test]
 fn cancel_is_followed_by_the_release_alone() {
-    for taken in [0, 1, 3] {
+    for (taken, polled) in [(0, true), (1, true), (3, true), (1, false)] {
         let consumer = match taken {
             0 => FakeConsumer::new(),
             n => FakeConsumer::requesting(n),
@@ -313,129 +246,214 @@ fn cancel_is_followed_by_the_release_alone() {
             consumer.request(5);
             consumer.request(-1);
         }
-        cancelled(ready(poll(&mut produce)));
+        if polled {
+            cancelled(ready(poll(&mut produce)));
+        }
+        drop(produce);
         let expected = format!("S{}R", "T".repeat(taken as usize));
         assert_eq!(consumer.story(), expected);
-        drop(produce);
         consumer.assert_done();
     }
 }
 
 #[test]
 fn cancel_from_inside_on_schema_and_on_next_task() {
-    let consumer = FakeConsumer::new();
-    consumer.on_schema(|this| {
-        this.request(3);
-        this.cancel();
-        0
-    });
-    cancelled(block_on(producing(6, &consumer)));
-    assert_eq!(consumer.story(), "SR");
-    consumer.assert_done();
-
-    let consumer = FakeConsumer::requesting(5);
-    consumer.on_task(|this| {
-        if this.received() == 2 {
-            this.cancel();
-        }
-        0
-    });
-    cancelled(block_on(producing(6, &consumer)));
-    assert_eq!(consumer.story(), "STTR");
-    consumer.assert_done();
-}
-
-#[test]
-fn cancel_after_the_end_changes_nothing() {
-    let consumer = FakeConsumer::requesting(2);
-    completed(block_on(producing(1, &consumer)));
-    consumer.cancel();
-    consumer.cancel();
-    assert_eq!(consumer.story(), "ST.R");
-    consumer.assert_done();
-}
-
-// ---- refusals
-
-#[test]
-fn a_refused_schema_is_followed_by_the_release_alone() {
-    for errno in [EINVAL, 1, -5, i32::MAX] {
+    for (within_on_schema, story) in [(true, "SR"), (false, "STTR")] {
         let consumer = FakeConsumer::new();
         consumer.on_schema(move |this| {
-            this.request(3);
-            errno
+            this.request(5);
+            if within_on_schema {
+                this.cancel();
+            }
+            0
         });
-        let mut produce = producing(2, &consumer);
-        assert_eq!(refused(poll(&mut produce)), errno);
-        assert_eq!(consumer.story(), "SR");
+        consumer.on_task(|this| {
+            if this.received() == 2 {
+                this.cancel();
+            }
+            0
+        });
+        cancelled(block_on(producing(6, &consumer)));
+        assert_eq!(consumer.story(), story);
         consumer.assert_done();
     }
 }
 
+// ---- refusals
+
+/// Of a schema and of a task; a panic is one with EIO.
 #[test]
-fn a_refused_task_is_followed_by_the_release_alone() {
-    let consumer = FakeConsumer::requesting(9);
-    consumer.on_task(|this| if this.received() == 2 { 28 } else { 0 });
-    let mut produce = producing(6, &consumer);
-    assert_eq!(refused(poll(&mut produce)), 28);
-    assert_eq!(consumer.story(), "STTR");
-    consumer.assert_done();
+fn a_refusal_is_followed_by_the_release_alone() {
+    type Refuse = fn() -> c_int;
+    let refusals: [(Refuse, c_int); 4] = [
+        (|| EINVAL, EINVAL),
+        (|| -5, -5),
+        (|| i32::MAX, i32::MAX),
+        (|| panic!("inside a callback"), EIO),
+    ];
+    for ((refuse, errno), of_schema) in refusals
+        .into_iter()
+        .flat_map(|refusal| [(refusal, true), (refusal, false)])
+    {
+        let consumer = FakeConsumer::new();
+        consumer.on_schema(move |this| {
+            this.request(3);
+            if of_schema { refuse() } else { 0 }
+        });
+        consumer.on_task(move |this| if this.received() == 2 { refuse() } else { 0 });
+        let outcome = ready(poll(&mut producing(6, &consumer)));
+        let refused = Outcome::Refused { errno };
+        assert!(
+            matches!(&outcome, Ok(outcome) if *outcome == refused),
+            "{outcome:?}"
+        );
+        assert_eq!(consumer.story(), if of_schema { "SR" } else { "STTR" });
+        consumer.assert_done();
+    }
 }
 
+/// Released ones, none, and ones without a callback, which are released.
 #[test]
-fn a_panic_of_the_consumer_is_a_refusal() {
-    let consumer = FakeConsumer::new();
-    consumer.on_schema(|_| panic!("inside on_schema"));
-    let mut produce = producing(2, &consumer);
-    assert_eq!(refused(poll(&mut produce)), EIO);
-    assert_eq!(consumer.story(), "SR");
-    consumer.assert_done();
-
-    let consumer = FakeConsumer::requesting(9);
-    consumer.on_task(|_| panic!("inside on_next_task"));
-    let mut produce = producing(2, &consumer);
-    assert_eq!(refused(poll(&mut produce)), EIO);
-    assert_eq!(consumer.story(), "STR");
-    consumer.assert_done();
-}
-
-// ---- handlers that are none
-
-#[test]
-fn a_released_handler_is_an_error() {
-    let batches = adapted(stream::iter([Ok(batch(0))]));
-    let produce = produce(batches, Handler::empty(), options());
-    let e = block_on(produce).unwrap_err();
+fn handlers_that_are_none() {
+    let batches = || adapted(stream::iter([Ok(batch(0))]));
+    let e = block_on(produce(batches(), Handler::empty(), options())).unwrap_err();
     assert!(matches!(e, Error::Released(_)), "{e:?}");
-    let mut handler = Handler::empty();
-    for handler in [&raw mut handler, std::ptr::null_mut()] {
-        let batches = adapted(stream::iter([Ok(batch(0))]));
-        // SAFETY: the pointer is null, or to a released handler that stays there.
-        let e = block_on(unsafe { produce_at(batches, handler, options()) }).unwrap_err();
-        let expected = match handler.is_null() {
-            true => matches!(e, Error::InvalidInput { .. }),
-            false => matches!(e, Error::Released(_)),
-        };
-        assert!(expected, "{e:?}");
+    let mut released = Handler::empty();
+    // SAFETY: the pointer is to a released handler that stays there.
+    let at = unsafe { produce_at(batches(), &raw mut released, options()) };
+    let e = block_on(at).unwrap_err();
+    assert!(matches!(e, Error::Released(_)), "{e:?}");
+    // SAFETY: null is refused.
+    let at = unsafe { produce_at(batches(), std::ptr::null_mut(), options()) };
+    let e = block_on(at).unwrap_err();
+    assert!(matches!(e, Error::InvalidInput { .. }), "{e:?}");
+    for missing in 0..3 {
+        let consumer = FakeConsumer::requesting(3);
+        let mut handler = consumer.handler();
+        let words = (&raw mut handler).cast::<*const u8>();
+        // SAFETY: each of the struct's first three words is a callback, which may be null.
+        unsafe { words.add(missing).write(std::ptr::null()) };
+        let e = block_on(produce(batches(), handler, options())).unwrap_err();
+        assert!(matches!(e, Error::InvalidInput { .. }), "{e:?}");
+        assert_eq!(consumer.story(), "R");
+        consumer.assert_done();
+    }
+}
+
+// ---- errors
+
+/// At the start, without demand, and after a batch; nothing is asked for behind it.
+#[test]
+fn an_error_goes_out_with_errno_text_and_metadata() {
+    let failure = |errno, message: &'static str, metadata: &[(&str, &str)]| Error::AsyncProducer {
+        errno,
+        message: message.into(),
+        metadata: map(metadata),
+    };
+    let memory = || Error::Arrow(Arc::new(ArrowError::MemoryError("none left".into())));
+    let disk: &[(&str, &str)] = &[("disk", "3"), ("k\0", "v\0w")];
+    for after_a_batch in [false, true] {
+        let errors = [
+            (
+                failure(28, "the disk is full", disk),
+                28,
+                "the disk is full",
+                disk,
+            ),
+            (failure(5, "a\0b", disk), 5, "a", disk),
+            (failure(5, "\0", disk), 5, "", disk),
+            (failure(0, "", &[]), EIO, "", &[]),
+            (memory(), ENOMEM, "none left", &[]),
+        ];
+        for (error, errno, text, metadata) in errors {
+            let (consumer, mut items) = match after_a_batch {
+                false => (FakeConsumer::new(), vec![]),
+                true => (FakeConsumer::requesting(9), vec![Ok(batch(0))]),
+            };
+            items.extend([Err(error), Ok(batch(1))]);
+            let outcome = block_on(producing_items(items, &consumer));
+            assert_eq!(outcome.unwrap_err().errno(), errno);
+            let (found, told, pairs) = consumer.error();
+            assert_eq!(found, errno);
+            assert!(told.contains(text), "{told:?}");
+            let metadata = (!metadata.is_empty()).then(|| map(metadata));
+            assert_eq!(pairs, metadata);
+            assert_eq!(consumer.story(), if after_a_batch { "STER" } else { "SER" });
+            consumer.assert_done();
+        }
     }
 }
 
 #[test]
-fn a_handler_with_a_missing_callback_is_released_and_nothing_else() {
-    for missing in 0..3 {
-        let consumer = FakeConsumer::requesting(3);
-        let mut handler = consumer.handler();
-        // SAFETY: each of the struct's first three words is a callback, which may be null.
-        unsafe {
-            (&raw mut handler)
-                .cast::<*const u8>()
-                .add(missing)
-                .write(std::ptr::null());
+fn a_stream_that_panics_is_an_error_of_the_consumer() {
+    let consumer = FakeConsumer::requesting(9);
+    let mut i = 0;
+    let batches = stream::poll_fn(move |_| {
+        i += 1;
+        assert!(i < 2, "inside the stream");
+        Poll::Ready(Some(Ok(batch(0))))
+    });
+    let produce: Running = Box::pin(produce(adapted(batches), consumer.handler(), options()));
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| block_on(produce)));
+    assert!(!matches!(outcome, Ok(Ok(_))), "{outcome:?}");
+    assert_eq!(consumer.story(), "STER");
+    assert_ne!(consumer.error().0, 0);
+    consumer.assert_done();
+}
+
+/// A schema that C has no name for, batches of another schema, and on another type of device.
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let named = |name| Arc::new(Schema::new(vec![Field::new(name, DataType::Int32, true)]));
+    let other = |name| {
+        let values: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+        let other = RecordBatch::try_from_iter([(name, values)]).unwrap();
+        Ok(Devices::cpu().upload(&other).unwrap())
+    };
+    let (ours, cpu) = (numbers(0, 1).schema(), ArrowDeviceType::CPU);
+    for (schema, device_type, items, story) in [
+        (named("a\0b"), cpu, vec![], "ER"),
+        (ours.clone(), cpu, vec![Ok(batch(0)), other("i")], "STER"),
+        (ours.clone(), cpu, vec![Ok(batch(0)), other("x")], "STER"),
+        (ours, ArrowDeviceType::CUDA, vec![Ok(batch(0))], "SER"),
+    ] {
+        let consumer = FakeConsumer::requesting(9);
+        let items = stream::iter(items);
+        let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
+        let e = block_on(produce(batches, consumer.handler(), options())).unwrap_err();
+        assert_eq!(consumer.story(), story);
+        assert_eq!(consumer.error().0, e.errno());
+        if story != "ER" {
+            assert_eq!((e.errno(), consumer.device_type()), (EINVAL, device_type));
         }
-        let batches = adapted(stream::iter([Ok(batch(0))]));
-        let e = block_on(produce(batches, handler, options())).unwrap_err();
-        assert!(matches!(e, Error::InvalidInput { .. }), "{e:?}");
-        assert_eq!(consumer.story(), "R");
+        consumer.assert_done();
+    }
+}
+
+// ---- dropping
+
+/// Never polled, in the middle, after its end.
+#[test]
+fn a_produce_that_is_dropped_tells_its_consumer() {
+    for (polled, batches, story) in [(false, 2, "ER"), (true, 5, "STTER"), (true, 1, "ST.R")] {
+        let consumer = FakeConsumer::requesting(2);
+        let mut produce = producing(batches, &consumer);
+        if polled {
+            assert_eq!(poll(&mut produce).is_pending(), batches > 2);
+        }
+        drop(produce);
+        assert_eq!(consumer.story(), story);
+        if story.contains('E') {
+            let (errno, text, _) = consumer.error();
+            assert_eq!((errno, text.is_empty()), (ECANCELED, false));
+        }
+        if polled {
+            assert_eq!(
+                number_of(&consumer.extract()),
+                0,
+                "what went out stays good"
+            );
+        }
         consumer.assert_done();
     }
 }

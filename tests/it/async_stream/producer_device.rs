@@ -1,13 +1,14 @@
 //! The producer and the work of its device.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_device::async_stream::{
     DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
 };
 use arrow_device::device::Backend;
-use arrow_device::device::sim::SimMode;
+use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, NullCounts, SyncPolicy};
 use arrow_schema::{DataType, Field, Schema};
 use futures::stream;
@@ -36,11 +37,32 @@ pub(crate) fn on_sim(
     (consumer, produce)
 }
 
+/// Two columns, each with an event of a queue of its own.
+pub(crate) fn two_queues(sim: &Sim) -> DeviceRecordBatch {
+    let queues = [sim.default_queue(), sim.new_queue().unwrap()];
+    let columns = queues.map(|queue| {
+        let up = sim.upload_on(&numbers(0, 5), &queue).unwrap();
+        up.column(0).unwrap()
+    });
+    let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int64, true));
+    let schema = Arc::new(Schema::new(fields.to_vec()));
+    DeviceRecordBatch::try_new(schema, &columns).unwrap()
+}
+
+/// Runs `produce`, whose polls do not wait, and the device between them.
+fn told(sim: &Sim, produce: &mut Running) {
+    loop {
+        let (wakes, waker) = Wakes::new();
+        if let Poll::Ready(outcome) = in_poll(|| poll_with(produce, &waker)) {
+            return completed(outcome);
+        }
+        sim.sim.synchronize().unwrap();
+        wakes.wait();
+    }
+}
+
 #[test]
 fn with_sync_policy_wait_a_poll_does_not_wait_but_wakes() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
     let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Wait);
@@ -65,9 +87,6 @@ fn with_sync_policy_wait_a_poll_does_not_wait_but_wakes() {
 
 #[test]
 fn with_sync_policy_event_nothing_waits() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
     let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Event);
@@ -85,9 +104,6 @@ fn with_sync_policy_event_nothing_waits() {
 
 #[test]
 fn cancel_and_drop_while_a_batch_is_not_ready() {
-    if cfg!(miri) {
-        return;
-    }
     for cancel in [true, false] {
         let sim = Sim::new(SimMode::Deferred);
         let up = vec![sim.upload(&numbers(0, 5)).unwrap()];
@@ -107,9 +123,6 @@ fn cancel_and_drop_while_a_batch_is_not_ready() {
 
 #[test]
 fn a_device_that_fails_while_a_batch_is_awaited_is_an_error() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Async);
     let gate = Gate::default();
     let pass = gate.clone();
@@ -129,24 +142,22 @@ fn a_device_that_fails_while_a_batch_is_awaited_is_an_error() {
     consumer.assert_done();
 }
 
+/// The tests below would see a poll that waits.
+#[test]
+fn the_kernels_see_waits() {
+    let sim = Sim::new(SimMode::Deferred);
+    let up = sim.upload(&numbers(0, 5)).unwrap();
+    forbid_waits(&sim);
+    assert!(in_poll(|| up.to_host()).is_err());
+}
+
 /// Columns of two queues: both are waited for.
 #[test]
 fn with_sync_policy_wait_all_queues_are_waited_for() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     forbid_waits(&sim);
-    let queues = [sim.default_queue(), sim.new_queue().unwrap()];
-    let columns = queues.clone().map(|queue| {
-        let up = sim.upload_on(&numbers(0, 5), &queue).unwrap();
-        up.column(0).unwrap()
-    });
-    let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int64, true));
-    let schema = Arc::new(Schema::new(fields.to_vec()));
-    let two = DeviceRecordBatch::try_new(schema, &columns).unwrap();
-    let ready_there = columns[1].clone();
-    drop(columns);
+    let two = two_queues(&sim);
+    let ready_there = two.column(1).unwrap();
     let (consumer, mut produce) = on_sim(&sim, vec![two], SyncPolicy::Wait);
     let (wakes, waker) = Wakes::new();
     assert!(in_poll(|| poll_with(&mut produce, &waker)).is_pending());
@@ -159,16 +170,12 @@ fn with_sync_policy_wait_all_queues_are_waited_for() {
     completed(in_poll(|| block_on(&mut produce)));
     drop((produce, ready_there));
     consumer.assert_done();
-    drop(queues);
     sim.assert_done();
 }
 
 /// Nulls that nobody has counted are counted on the way out; nobody waits for the masks within a poll.
 #[test]
 fn nulls_are_counted_without_a_wait() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     forbid_waits(&sim);
     let values: ArrayRef = Arc::new(Int64Array::from_iter(
@@ -189,15 +196,7 @@ fn nulls_are_counted_without_a_wait() {
     );
     drop(up);
     let (consumer, mut produce) = on_sim(&sim, vec![cut], SyncPolicy::Event);
-    loop {
-        let (wakes, waker) = Wakes::new();
-        if let std::task::Poll::Ready(outcome) = in_poll(|| poll_with(&mut produce, &waker)) {
-            completed(outcome);
-            break;
-        }
-        sim.sim.synchronize().unwrap();
-        wakes.wait();
-    }
+    told(&sim, &mut produce);
     let back = consumer.extract();
     assert_eq!(back.column(0).unwrap().null_count(), Some(10));
     assert_eq!(back.to_host().unwrap(), host.slice(3, 30));
@@ -209,9 +208,6 @@ fn nulls_are_counted_without_a_wait() {
 /// Bitmaps that start within a byte are moved on the way out; nobody waits for them within a poll.
 #[test]
 fn bitmaps_are_moved_without_a_wait() {
-    if cfg!(miri) {
-        return;
-    }
     for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
         let sim = Sim::new(SimMode::Deferred);
         forbid_waits(&sim);
@@ -230,15 +226,7 @@ fn bitmaps_are_moved_without_a_wait() {
         let batch = DeviceRecordBatch::try_new(schema, &columns).unwrap();
         drop((up, columns));
         let (consumer, mut produce) = on_sim(&sim, vec![batch], sync);
-        loop {
-            let (wakes, waker) = Wakes::new();
-            if let std::task::Poll::Ready(outcome) = in_poll(|| poll_with(&mut produce, &waker)) {
-                completed(outcome);
-                break;
-            }
-            sim.sim.synchronize().unwrap();
-            wakes.wait();
-        }
+        told(&sim, &mut produce);
         let back = consumer.extract();
         let down = back.to_host().unwrap();
         for (column, (down, offset)) in back.columns().zip(down.columns().iter().zip([3, 13, 16])) {
@@ -257,9 +245,6 @@ fn bitmaps_are_moved_without_a_wait() {
 #[test]
 fn full_validation_waits_for_the_batch_outside_the_poll() {
     use arrow_device::Validation;
-    if cfg!(miri) {
-        return;
-    }
     let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "bc", ""]));
     let texts = RecordBatch::try_from_iter([("s", texts)]).unwrap();
     // Of numbers without nulls nothing is read. Of texts their size and then their values are.
@@ -278,7 +263,7 @@ fn full_validation_waits_for_the_batch_outside_the_poll() {
         let item = loop {
             let (wakes, waker) = Wakes::new();
             let item = in_poll(|| poll_next_with(&mut stream, &waker));
-            if let std::task::Poll::Ready(item) = item {
+            if let Poll::Ready(item) = item {
                 break item;
             }
             waited += 1;
@@ -302,9 +287,6 @@ fn full_validation_waits_for_the_batch_outside_the_poll() {
 #[test]
 fn a_stream_dropped_while_a_batch_is_checked_leaves_nothing() {
     use arrow_device::Validation;
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let options = options_of(&sim).with_validation(Validation::Full);
     let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::EXT_DEV, options);
@@ -316,5 +298,45 @@ fn a_stream_dropped_while_a_batch_is_checked_leaves_nothing() {
     assert_eq!(producer.cancels(), 1);
     producer.release();
     producer.assert_balanced();
+    sim.assert_done();
+}
+
+/// Two events become one, on a queue that fails at it.
+#[test]
+fn an_export_that_fails_is_an_error() {
+    for op in [FaultOp::QueueWait, FaultOp::Record] {
+        let sim = Sim::new(SimMode::Deferred);
+        let two = two_queues(&sim);
+        let (consumer, produce) = on_sim(&sim, vec![two], SyncPolicy::Event);
+        sim.faults().fail_nth(op, 1);
+        let outcome = block_on(produce);
+        assert_eq!(
+            sim.faults().fired(),
+            1,
+            "{op:?}: the test needs another fault"
+        );
+        assert_eq!(outcome.unwrap_err().errno(), EIO);
+        assert_eq!(consumer.story(), "SER");
+        let (errno, text, _) = consumer.error();
+        assert_eq!(errno, EIO);
+        assert!(text.contains("injected"), "{text}");
+        consumer.assert_done();
+        sim.faults().clear();
+        sim.assert_done();
+    }
+}
+
+/// What is not handed over is let go with the last task, and not before; what nobody wants is let go, too.
+#[test]
+fn arrays_live_until_their_task_is_extracted() {
+    let sim = Sim::new(SimMode::Async);
+    let batches = (0..3).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
+    let (consumer, produce) = on_sim(&sim, batches.collect(), SyncPolicy::Event);
+    completed(block_on(produce));
+    sim.synchronize().unwrap();
+    assert_eq!(sim.sim.report().live_allocations, 3);
+    assert_eq!(number_of(&consumer.extract()), 0);
+    assert_eq!(FakeConsumer::refuse(consumer.take()), 0);
+    consumer.assert_done();
     sim.assert_done();
 }

@@ -89,23 +89,6 @@ fn a_poll_with_unbounded_demand_comes_back_for_cancel() {
     consumer.assert_done();
 }
 
-#[test]
-fn a_produce_may_move_between_threads() {
-    let consumer = FakeConsumer::new();
-    let mut produce = producing(3, &consumer);
-    for _ in 0..3 {
-        produce = thread::spawn(move || {
-            assert!(poll(&mut produce).is_pending());
-            produce
-        })
-        .join()
-        .unwrap();
-        consumer.request(1);
-    }
-    completed(thread::spawn(move || block_on(produce)).join().unwrap());
-    consumer.assert_done();
-}
-
 /// The last waker is woken, by the stream and by the consumer.
 #[test]
 fn the_last_waker_is_woken() {

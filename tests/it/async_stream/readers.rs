@@ -60,6 +60,7 @@ pub(crate) fn counting(
     move || numbers.next().map(|i| Ok(batch(i)))
 }
 
+/// And again as a reader.
 #[test]
 fn a_reader_as_a_stream() {
     for depth in [0, 1, 5, usize::MAX >> 1] {
@@ -67,10 +68,15 @@ fn a_reader_as_a_stream() {
         let stream = ReaderStream::spawn(reader, depth).unwrap();
         assert_eq!(stream.schema(), numbers(0, 1).schema());
         assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
-        let found: Vec<_> = all(stream)
-            .into_iter()
-            .map(|b| number_of(&b.unwrap()))
-            .collect();
+        let found: Vec<_> = if depth == 1 {
+            let reader = stream.into_blocking_reader();
+            assert_eq!(reader.schema(), numbers(0, 1).schema());
+            assert_eq!(reader.device_type(), ArrowDeviceType::CPU);
+            reader.map(|b| number_of(&b.unwrap())).collect()
+        } else {
+            let found = all(stream).into_iter();
+            found.map(|b| number_of(&b.unwrap())).collect()
+        };
         assert_eq!(found, (0..100).collect::<Vec<_>>());
         eventually("the thread ends", || dropped.load(SeqCst));
     }
@@ -120,7 +126,7 @@ fn a_reader_is_asked_ahead_no_further_than_the_depth() {
 
 #[test]
 fn errors_and_panics_of_the_reader_are_the_last_item() {
-    for panics in [false, true] {
+    for (panics, expected) in [(false, "line 7"), (true, "inside the reader")] {
         let mut batches = counting(9);
         let mut n = 0;
         let (reader, dropped) = reader(move || {
@@ -134,20 +140,13 @@ fn errors_and_panics_of_the_reader_are_the_last_item() {
         let mut items = all(ReaderStream::spawn(reader, 2).unwrap());
         assert_eq!(items.len(), 3);
         let e = items.pop().unwrap().unwrap_err();
-        let (text, is_panic) = (e.to_string(), matches!(e, Error::Panic { .. }));
-        assert!(
-            text.contains(if panics {
-                "inside the reader"
-            } else {
-                "line 7"
-            }),
-            "{text}"
-        );
-        assert_eq!(is_panic, panics);
+        assert!(e.to_string().contains(expected), "{e}");
+        assert_eq!(matches!(e, Error::Panic { .. }), panics);
         eventually("the thread ends", || dropped.load(SeqCst));
     }
 }
 
+/// And lets go of the task that waits for it.
 #[test]
 fn dropping_a_reader_stream_ends_its_thread() {
     // Held up by a full queue.
@@ -163,9 +162,12 @@ fn dropping_a_reader_stream_ends_its_thread() {
         pass.pass();
         None
     });
-    let stream = ReaderStream::spawn(second, 2).unwrap();
+    let mut stream = ReaderStream::spawn(second, 2).unwrap();
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_next_with(&mut stream, &waker).is_pending());
     gate.reached();
-    drop(stream);
+    drop((stream, waker));
+    assert_eq!(Arc::strong_count(&wakes), 1);
     assert!(!dropped.load(SeqCst));
     gate.open();
     eventually("the thread ends", || dropped.load(SeqCst));
@@ -173,31 +175,7 @@ fn dropping_a_reader_stream_ends_its_thread() {
 
 // ---- BlockingReader
 
-#[test]
-fn a_stream_as_a_reader() {
-    let (reader, _) = reader(counting(50));
-    let stream = ReaderStream::spawn(reader, 3).unwrap();
-    let reader = stream.into_blocking_reader();
-    assert_eq!(reader.schema(), numbers(0, 1).schema());
-    assert_eq!(reader.device_type(), ArrowDeviceType::CPU);
-    let found: Vec<_> = reader.map(|b| number_of(&b.unwrap())).collect();
-    assert_eq!(found, (0..50).collect::<Vec<_>>());
-}
-
-#[test]
-fn errors_of_the_stream_are_the_readers() {
-    let items = [
-        Ok(batch(0)),
-        Err(ArrowError::ParseError("line 7".into()).into()),
-    ];
-    let mut reader = adapted(stream::iter(items)).into_blocking_reader();
-    assert_eq!(number_of(&reader.next().unwrap().unwrap()), 0);
-    let e = reader.next().unwrap().unwrap_err();
-    assert!(e.to_string().contains("line 7"), "{e}");
-    assert!(reader.next().is_none());
-}
-
-/// A foreign async stream as a plain reader of the host.
+/// A foreign async stream as a plain reader of the host; its error comes along.
 #[test]
 fn an_async_stream_as_a_reader_of_the_host() {
     let (producer, stream) = crate::async_stream::consumer::opened(2);
@@ -206,17 +184,18 @@ fn an_async_stream_as_a_reader_of_the_host() {
             eventually("a request", || producer.requested() > i);
             producer.task(&batch(i));
         }
-        producer.end();
+        producer.error(7, Some(c"line 7"), None);
         producer.release();
         producer.assert_balanced_but_tasks();
     });
-    let reader = stream
-        .into_batches()
-        .into_blocking_reader()
-        .into_host_reader();
-    for (i, back) in reader.enumerate() {
-        assert_eq!(back.unwrap(), numbers(i as i64 * 100, 5));
+    let reader = stream.into_batches().into_blocking_reader();
+    let mut reader = reader.into_host_reader();
+    for (i, back) in (0..100).zip(&mut reader) {
+        assert_eq!(back.unwrap(), numbers(i * 100, 5));
     }
+    let e = reader.next().unwrap().unwrap_err();
+    assert!(e.to_string().contains("line 7"), "{e}");
+    assert!(reader.next().is_none());
     feeding.join().unwrap();
 }
 
@@ -251,24 +230,6 @@ fn a_stream_is_not_asked_after_its_end_or_an_error() {
     }
 }
 
-#[test]
-fn a_dropped_reader_stream_lets_go_of_its_task() {
-    let gate = Gate::default();
-    let pass = gate.clone();
-    let batches = std::iter::from_fn(move || {
-        pass.pass();
-        None
-    });
-    let schema = numbers(0, 1).schema();
-    let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU);
-    let mut stream = ReaderStream::spawn(reader, 1).unwrap();
-    let (wakes, waker) = Wakes::new();
-    assert!(poll_next_with(&mut stream, &waker).is_pending());
-    drop((stream, waker));
-    assert_eq!(std::sync::Arc::strong_count(&wakes), 1);
-    gate.open();
-}
-
 // ---- BlockingReader on threads of Tokio's
 
 /// Runs a test on a thread that may hang, which is a failure.
@@ -294,14 +255,19 @@ fn runtime(workers: usize) -> tokio::runtime::Runtime {
 const MANY: i64 = 400;
 
 /// A reader of a Tokio channel with room for `room` batches, which another task fills: one that the reading task has spawned last, so
-/// that Tokio keeps it for the same worker.
+/// that Tokio keeps it for the same worker. With room for all of them it is full: nothing is ever waited for, and only the budget is
+/// spent.
 fn received(room: usize) -> BlockingReader<impl DeviceRecordBatchStream> {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(room);
-    tokio::spawn(async move {
-        for i in 0..MANY {
-            sender.send(Ok(batch(i))).await.unwrap();
-        }
-    });
+    if room as i64 == MANY {
+        (0..MANY).for_each(|i| sender.try_send(Ok(batch(i))).unwrap());
+    } else {
+        tokio::spawn(async move {
+            for i in 0..MANY {
+                sender.send(Ok(batch(i))).await.unwrap();
+            }
+        });
+    }
     let received = stream::poll_fn(move |cx| receiver.poll_recv(cx));
     adapted(received).into_blocking_reader()
 }
@@ -312,9 +278,18 @@ fn read_all(reader: impl Iterator<Item = Result<DeviceRecordBatch>>) {
 }
 
 #[test]
-fn a_tokio_channel_is_read_by_a_task_on_a_worker() {
+fn a_tokio_channel_is_read_by_a_task_on_a_worker_and_on_a_blocking_thread() {
     if cfg!(miri) {
         return;
+    }
+    for workers in [0, 2] {
+        timed(move || {
+            runtime(workers).block_on(async {
+                let reader = received(4);
+                let read = tokio::task::spawn_blocking(|| read_all(reader));
+                read.await.unwrap();
+            });
+        });
     }
     for workers in [1, 2, 4] {
         for room in [1, 4, MANY as usize] {
@@ -327,42 +302,6 @@ fn a_tokio_channel_is_read_by_a_task_on_a_worker() {
                 });
             });
         }
-    }
-}
-
-/// Nothing is ever waited for: only the budget is spent.
-#[test]
-fn a_full_tokio_channel_is_read_by_a_task_on_a_worker() {
-    if cfg!(miri) {
-        return;
-    }
-    timed(|| {
-        runtime(2).block_on(async {
-            let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-            for i in 0..MANY {
-                sender.send(Ok(batch(i))).unwrap();
-            }
-            drop(sender);
-            let received = stream::poll_fn(move |cx| receiver.poll_recv(cx));
-            let reader = adapted(received).into_blocking_reader();
-            tokio::spawn(async { read_all(reader) }).await.unwrap();
-        });
-    });
-}
-
-#[test]
-fn a_tokio_channel_is_read_on_a_blocking_thread() {
-    if cfg!(miri) {
-        return;
-    }
-    for workers in [0, 2] {
-        timed(move || {
-            runtime(workers).block_on(async {
-                let reader = received(4);
-                let read = tokio::task::spawn_blocking(|| read_all(reader));
-                read.await.unwrap();
-            });
-        });
     }
 }
 

@@ -1,35 +1,23 @@
-//! Concatenation: values against `arrow_select::concat`, layout, what it costs, what it refuses.
+//! Concatenation: values against `arrow_select::concat`, layout, what it refuses.
 
-mod costs;
 mod refusals;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::simkit::layout::{check_layout, written_once};
 use crate::simkit::*;
 use crate::support::*;
-use arrow_array::{Array, ArrayRef, DictionaryArray, Int64Array, StringArray, types};
+use crate::support_c::sim::{Place, places};
+use arrow_array::{Array, ArrayRef, Int64Array, StringArray, StringViewArray};
 use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, TransferStats, Validity,
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, TransferStats, Validity,
 };
 use arrow_schema::{DataType, Field};
 use proptest::prelude::*;
-
-/// The CPU is one device of the process: tests that count what it does go one by one.
-fn alone() -> MutexGuard<'static, ()> {
-    static CPU: Mutex<()> = Mutex::new(());
-    CPU.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn counted<T>(device: &Device, work: impl FnOnce() -> T) -> (T, TransferStats) {
-    let before = device.stats();
-    let result = work();
-    (result, device.stats().since(&before))
-}
 
 /// As this crate counts: all rows of a null array are null.
 fn nulls_of(rows: &ArrayRef) -> usize {
@@ -43,7 +31,7 @@ fn nulls_of(rows: &ArrayRef) -> usize {
 fn concats(inputs: &[(DeviceArray, ArrayRef)], context: &str) -> bool {
     let device = inputs[0].0.device().clone();
     let arrays: Vec<_> = inputs.iter().map(|(array, _)| array).collect();
-    let (whole, stats) = counted(&device, || DeviceArray::concat(&arrays));
+    let (whole, stats) = TransferStats::scope(|| DeviceArray::concat(&arrays));
     let whole = match whole {
         Ok(whole) => whole,
         Err(e) => {
@@ -87,9 +75,9 @@ fn concats(inputs: &[(DeviceArray, ArrayRef)], context: &str) -> bool {
     true
 }
 
-fn every_type(device: &Device, after_each: impl Fn()) {
-    let step = if cfg!(miri) { 25 } else { 1 };
-    for (t, (name, data_type)) in all_types().into_iter().enumerate().step_by(step) {
+fn every_type_on(place: &Place) {
+    let device = &place.device;
+    for (t, (name, data_type)) in all_types().into_iter().enumerate() {
         let seed = 900 + 10 * t as u64;
         let upload = |rows: ArrayRef| (device.upload_array(&rows).unwrap(), rows);
         let some = upload(array(&data_type, 37, Nulls::Some, seed));
@@ -116,9 +104,7 @@ fn every_type(device: &Device, after_each: impl Fn()) {
                 same(&none),
                 cut(&more, 5, 3),
             ],
-            vec![cut(&none, 1, 9), cut(&none, 10, 6)],
             vec![same(&empty), cut(&all, 2, 3), cut(&more, 1, 28)],
-            vec![same(&empty), cut(&some, 9, 0)],
         ];
         let n = lists.len();
         let mut done = 0;
@@ -132,52 +118,24 @@ fn every_type(device: &Device, after_each: impl Fn()) {
             "{name}: {done} of {n}"
         );
         drop((some, none, all, empty, more));
-        after_each();
+        place.assert_clean();
     }
 }
 
 #[test]
-fn every_type_on_the_cpu() {
-    let _alone = alone();
-    every_type(&Devices::cpu(), || ());
-}
-
-#[test]
-fn every_type_on_an_asynchronous_device() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Async);
-    every_type(&sim, || sim.assert_done());
-}
-
-#[test]
-fn every_type_on_a_deferred_device() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    every_type(&sim, || sim.assert_done());
-}
-
-/// `PROPTEST_CASES` overrides the number.
-fn config() -> ProptestConfig {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => ProptestConfig::default(),
-        None => ProptestConfig::with_cases(128),
+fn every_type() {
+    for place in places() {
+        every_type_on(&place);
     }
 }
 
 /// Arrays of any type, made in any way and cut anywhere.
 #[test]
 fn random_arrays() {
-    if cfg!(miri) {
-        return;
-    }
     let sims = MODES.map(Sim::new);
     let more =
         proptest::collection::vec((0usize..60, any::<u64>(), 0usize..3, any::<bool>()), 0..5);
-    proptest!(config(), |(case in arb_array(), more in more)| {
+    proptest!(crate::properties::config(), |(case in arb_array(), more in more)| {
         let mut rows = vec![case.array()];
         for (n, seed, nulls, cut) in more {
             let nulls = [Nulls::None, Nulls::Some, Nulls::All][nulls];
@@ -211,47 +169,43 @@ fn random_arrays() {
 
 #[test]
 fn batches() {
-    if cfg!(miri) {
-        return;
-    }
-    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
     // Those whose keys have room.
+    let types = all_types().into_iter().map(|(_, t)| t);
     let types: Vec<_> = types
-        .into_iter()
         .filter(|t| !format!("{t:?}").contains("Int8"))
         .collect();
+    let (whole, none) = (
+        batch(&types, 90, Nulls::Some, 4),
+        batch(&types, 33, Nulls::None, 5),
+    );
     for mode in MODES {
         let sim = Sim::new(mode);
-        let whole = batch(&types, 90, Nulls::Some, 4);
-        let none = batch(&types, 33, Nulls::None, 5);
         let up = sim.upload(&whole).unwrap();
         let more = sim.upload(&none).unwrap();
         let parts = [up.slice(5, 40).unwrap(), more, up.slice(45, 30).unwrap()];
         let schema = whole.schema();
-        let (joined, stats) = counted(&sim, || DeviceRecordBatch::concat(&schema, &parts).unwrap());
+        let (joined, stats) =
+            TransferStats::scope(|| DeviceRecordBatch::concat(&schema, &parts).unwrap());
         drop((up, parts));
         assert_eq!(stats.allocations, 1);
         written_once(&stats, "batch");
-        check_layout(
-            joined.as_struct(),
-            true,
-            Some(stats.allocated_bytes),
-            "batch",
-        );
         let down = joined.to_host().unwrap();
-        assert_same_batch(&whole.slice(5, 40), &down.slice(0, 40), "first");
-        assert_same_batch(&none, &down.slice(40, 33), "second");
-        assert_same_batch(&whole.slice(45, 30), &down.slice(73, 30), "third");
-        drop((joined, down));
-        sim.assert_done();
-        for (a, b) in [(0, 0), (7, 70)] {
-            let parts = [a, b].map(|rows| sim.upload(&zero_column_batch(rows)).unwrap());
-            let schema = zero_column_batch(0).schema();
-            let (joined, stats) = counted(&sim, || DeviceRecordBatch::concat(&schema, &parts));
-            assert_eq!((stats.allocations, stats.copies), (0, 0));
-            let down = joined.unwrap().to_host().unwrap();
-            assert_same_batch(&zero_column_batch(a + b), &down, "no columns");
+        for (at, part) in [
+            (0, &whole.slice(5, 40)),
+            (40, &none),
+            (73, &whole.slice(45, 30)),
+        ] {
+            assert_same_batch(part, &down.slice(at, part.num_rows()), at);
         }
+        let parts = [7, 70].map(|rows| sim.upload(&zero_column_batch(rows)).unwrap());
+        let schema = zero_column_batch(0).schema();
+        let empty = DeviceRecordBatch::concat(&schema, &parts).unwrap();
+        assert_same_batch(
+            &zero_column_batch(77),
+            &empty.to_host().unwrap(),
+            "no columns",
+        );
+        drop((joined, down, empty, parts));
         sim.assert_done();
     }
 }
@@ -272,15 +226,6 @@ fn texts(rows: usize) -> ArrayRef {
     ))
 }
 
-fn dictionary(rows: usize) -> ArrayRef {
-    let keys = (0..rows as i16).map(|i| i % 2).collect();
-    let values = StringArray::from_iter_values(["a", "b"]);
-    Arc::new(DictionaryArray::<types::Int16Type>::new(
-        keys,
-        Arc::new(values),
-    ))
-}
-
 /// The array with a null count that nobody knows.
 fn uncounted(up: &DeviceArray) -> DeviceArray {
     let buffers = [up.buffer(0), up.buffer(1)];
@@ -291,9 +236,6 @@ fn uncounted(up: &DeviceArray) -> DeviceArray {
 
 #[test]
 fn nulls_that_nobody_has_counted() {
-    if cfg!(miri) {
-        return;
-    }
     for mode in MODES {
         let sim = Sim::new(mode);
         let rows = [nullable(100), plain(20), nullable(64), nullable(9)];
@@ -349,4 +291,54 @@ fn rows_without_memory() {
         error.to_string().contains("do not fit in memory"),
         "{error}"
     );
+}
+
+/// What several arrays share is kept once, and what refers to it goes straight.
+#[test]
+fn shared_memory_is_kept_once() {
+    let sim = Sim::new(SimMode::Deferred);
+    let long = |i: usize| format!("a text that is too long for a view {i}");
+    let views: ArrayRef = Arc::new(StringViewArray::from_iter_values((0..40).map(long)));
+    let lists = array(
+        &DataType::ListView(crate::support::types::field("item", DataType::Int32)),
+        40,
+        Nulls::None,
+        1,
+    );
+    let union = crate::support::types::union(
+        arrow_schema::UnionMode::Dense,
+        vec![DataType::Int32, DataType::Utf8],
+    );
+    let union = array(&union, 40, Nulls::None, 2);
+    let dictionary = crate::support::types::dictionary(DataType::Int16, DataType::Utf8);
+    let dictionary = array(&dictionary, 40, Nulls::None, 3);
+    for rows in [views, lists, dictionary, union] {
+        let up = sim.upload_array(&rows).unwrap();
+        let parts = [up.slice(0, 25).unwrap(), up.slice(25, 15).unwrap()];
+        let (whole, stats) =
+            TransferStats::scope(|| DeviceArray::concat(&[&parts[0], &parts[1]]).unwrap());
+        let name = rows.data_type();
+        // No more than the ends of offsets.
+        assert!(
+            stats.bytes_to_device == 0 && stats.bytes_to_host <= 16,
+            "{name}: {stats:?}"
+        );
+        assert_same(&rows, &whole.to_host().unwrap(), name);
+        assert_eq!(whole.num_buffers(), up.num_buffers(), "{name}");
+        for i in 0..up.num_children() {
+            assert_eq!(
+                whole.child(i).unwrap().len(),
+                up.child(i).unwrap().len(),
+                "{name}"
+            );
+        }
+        // Another upload has memory of its own.
+        let other = sim.upload_array(&rows).unwrap();
+        let (twice, stats) = TransferStats::scope(|| DeviceArray::concat(&[&up, &other]).unwrap());
+        assert!(stats.bytes_to_device > 0, "{name}");
+        let down = twice.to_host().unwrap();
+        assert_same(&rows, &down.slice(0, 40), name);
+        assert_same(&rows, &down.slice(40, 40), name);
+    }
+    sim.assert_done();
 }

@@ -4,31 +4,17 @@ use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, DictionaryArray, RecordBatch, StringArray, types};
 use arrow_device::device::sim::SimMode;
-use arrow_device::{DeviceArray, DeviceRecordBatch, Error};
+use arrow_device::{DeviceArray, DeviceRecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 
+use crate::arrays::refused;
 use crate::concat::{nullable, plain, texts};
 use crate::simkit::*;
 use crate::support::*;
 
-#[track_caller]
-fn refused<T>(result: arrow_device::Result<T>, words: &[&str]) {
-    let Err(error) = result else {
-        panic!("not refused: {words:?}");
-    };
-    assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
-    let text = error.to_string();
-    words
-        .iter()
-        .for_each(|word| assert!(text.contains(word), "{word}: {text}"));
-}
-
 /// Every refusal says what, where and what to do, and leaves nothing behind.
 #[test]
 fn refusals() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let other = Sim::new(SimMode::Deferred);
     let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));

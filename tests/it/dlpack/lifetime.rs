@@ -1,27 +1,18 @@
 //! Who keeps what, and until when.
 
-use std::ptr::NonNull;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use arrow_array::Int32Array;
-use arrow_buffer::Buffer;
 use arrow_device::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
-use arrow_device::{DeviceArray, DeviceBuffer, Devices};
-use arrow_schema::DataType;
+use arrow_device::{DeviceArray, Devices};
 
 use crate::dlpack::kit::{Calls, Form, Held, numbers, plain};
 use crate::support::assert_same;
 
 /// A column of the CPU, and what tells whether its memory was let go.
-fn watched() -> (DeviceArray, Weak<Vec<i32>>) {
-    let values: Arc<Vec<i32>> = Arc::new((0..100).collect());
-    let watch = Arc::downgrade(&values);
-    let ptr = NonNull::from(values.as_slice()).cast();
-    // SAFETY: the buffer holds the owner of the values.
-    let buffer = unsafe { Buffer::from_custom_allocation(ptr, 400, values) };
-    let buffer = DeviceBuffer::from(buffer);
-    let column = DeviceArray::from_values(DataType::Int32, 100, buffer, None).unwrap();
-    (column, watch)
+fn watched() -> (DeviceArray, Weak<Vec<i64>>) {
+    let (values, watch) = crate::simkit::watched(100);
+    (Devices::cpu().upload_array(&values).unwrap(), watch)
 }
 
 fn tensors_keep_the_memory<F: Form>() {
@@ -33,7 +24,7 @@ fn tensors_keep_the_memory<F: Form>() {
     assert_eq!(watch.strong_count(), 1);
     drop(again);
     assert_eq!(watch.strong_count(), 1);
-    let expected: Vec<u8> = (0i32..100).flat_map(i32::to_ne_bytes).collect();
+    let expected: Vec<u8> = (0i64..100).flat_map(i64::to_ne_bytes).collect();
     assert_eq!(held.bytes(), expected);
     // Deleted on another thread.
     std::thread::spawn(move || drop(held)).join().unwrap();

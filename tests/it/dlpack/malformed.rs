@@ -2,10 +2,10 @@
 
 use std::ptr;
 
-use arrow_device::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
-use arrow_device::{ArrowDeviceType, Devices, Error};
+use arrow_device::dlpack::{DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+use arrow_device::{ArrowDeviceType as T, Devices, Error};
 
-use crate::dlpack::kit::{Calls, Form, numbers};
+use crate::dlpack::kit::{CPU, Calls, Form, INT32, numbers, produce};
 
 #[track_caller]
 fn refused<F: Form>(member: &str, text: &str, spoil: impl FnOnce(&mut F)) {
@@ -17,77 +17,62 @@ fn refused<F: Form>(member: &str, text: &str, spoil: impl FnOnce(&mut F)) {
     // SAFETY: what is wrong with the tensor can be seen in the struct, and is refused before
     // anything else is read.
     let e = unsafe { F::import(tensor, &queue) }.unwrap_err();
-    match &e {
-        Error::InvalidInput { path, message } => {
-            assert_eq!(
-                (path.as_ref(), message.contains(text)),
-                (member, true),
-                "{e}"
-            );
-        }
-        _ => panic!("{e:?}"),
-    }
+    let Error::InvalidInput { path, message } = &e else {
+        panic!("{e:?}");
+    };
+    assert_eq!(path, member);
+    assert!(message.contains(text), "{e}");
     assert_eq!(calls.get(), 1, "{e}");
 }
 
-fn both<F: Form>() {
-    let nowhere = ptr::without_provenance_mut::<i64>(3);
-    let first = |form: &mut F, n: i64| {
-        // SAFETY: the tensor has one dimension, so the shape has one number.
-        unsafe { *form.tensor().shape = n }
-    };
-    refused::<F>("dl_tensor.device", "sim", |f| {
-        f.tensor_mut().device.device_type = ArrowDeviceType::EXT_DEV
-    });
-    refused::<F>("dl_tensor.device", "99", |f| {
-        f.tensor_mut().device.device_type = ArrowDeviceType::new(99)
-    });
-    refused::<F>("dl_tensor.ndim", "-1", |f| f.tensor_mut().ndim = -1);
-    refused::<F>("dl_tensor.ndim", "65", |f| f.tensor_mut().ndim = 65);
-    refused::<F>("dl_tensor.ndim", "2147483647", |f| {
-        f.tensor_mut().ndim = i32::MAX
-    });
-    refused::<F>("dl_tensor.shape", "0x0", |f| {
-        f.tensor_mut().shape = ptr::null_mut()
-    });
-    refused::<F>("dl_tensor.shape", "0x3", |f| f.tensor_mut().shape = nowhere);
-    refused::<F>("dl_tensor.strides", "0x3", |f| {
-        f.tensor_mut().strides = nowhere
-    });
-    refused::<F>("dl_tensor.shape[0]", "-3", |f| first(f, -3));
-    refused::<F>("dl_tensor.shape[0]", "do not fit", |f| first(f, i64::MAX));
-    refused::<F>("dl_tensor.shape[0]", "do not fit", |f| {
-        first(f, i64::MAX / 4 + 1)
-    });
-    refused::<F>("dl_tensor.dtype", "2 lanes", |f| {
-        f.tensor_mut().dtype.lanes = 2
-    });
-    refused::<F>("dl_tensor.dtype", "code 5", |f| {
-        f.tensor_mut().dtype.code = 5
-    });
-    refused::<F>("dl_tensor.data", "12 bytes", |f| {
-        f.tensor_mut().data = ptr::null_mut()
-    });
-    refused::<F>("dl_tensor.data", "12 bytes", |f| {
-        (f.tensor_mut().data, f.tensor_mut().byte_offset) = (ptr::null_mut(), 64)
-    });
-    refused::<F>("dl_tensor.byte_offset", "18446744073709551615", |f| {
-        f.tensor_mut().byte_offset = u64::MAX
-    });
-    refused::<F>("dl_tensor.strides[0]", "is 2", |f| {
-        // SAFETY: the tensor has one dimension, so the strides have one number.
-        unsafe { *f.tensor().strides = 2 }
-    });
+/// An address of no number.
+const ODD: *mut i64 = ptr::without_provenance_mut(3);
+/// More elements than bytes can be counted.
+const WIDE: i64 = i64::MAX / 4 + 1;
+
+fn set(first: *mut i64, n: i64) {
+    // SAFETY: the tensor has one dimension, so shape and strides have one number.
+    unsafe { *first = n }
+}
+
+type Spoil = fn(&mut DLTensor);
+
+/// The member that the error names, what it says, and what is wrong.
+const MEMBERS: [(&str, &str, Spoil); 17] = [
+    ("device", "sim", |t| t.device.device_type = T::EXT_DEV),
+    ("device", "99", |t| t.device.device_type = T::new(99)),
+    ("ndim", "-1", |t| t.ndim = -1),
+    ("ndim", "65", |t| t.ndim = 65),
+    ("ndim", "2147483647", |t| t.ndim = i32::MAX),
+    ("shape", "0x0", |t| t.shape = ptr::null_mut()),
+    ("shape", "0x3", |t| t.shape = ODD),
+    ("strides", "0x3", |t| t.strides = ODD),
+    ("shape[0]", "-3", |t| set(t.shape, -3)),
+    ("shape[0]", "do not fit", |t| set(t.shape, i64::MAX)),
+    ("shape[0]", "do not fit", |t| set(t.shape, WIDE)),
+    ("dtype", "2 lanes", |t| t.dtype.lanes = 2),
+    ("dtype", "code 5", |t| t.dtype.code = 5),
+    ("data", "12 bytes", |t| t.data = ptr::null_mut()),
+    ("data", "12 bytes", |t| {
+        (t.data, t.byte_offset) = (ptr::null_mut(), 64);
+    }),
+    ("byte_offset", "18446744073709551615", |t| {
+        t.byte_offset = u64::MAX;
+    }),
+    ("strides[0]", "is 2", |t| set(t.strides, 2)),
+];
+
+#[test]
+fn members() {
+    for (member, text, spoil) in MEMBERS {
+        let member = format!("dl_tensor.{member}");
+        refused::<DLManagedTensor>(&member, text, |f| spoil(f.tensor_mut()));
+        refused::<DLManagedTensorVersioned>(&member, text, |f| spoil(f.tensor_mut()));
+    }
 }
 
 #[test]
-fn unversioned() {
-    both::<DLManagedTensor>();
-}
-
-#[test]
-fn versioned() {
-    both::<DLManagedTensorVersioned>();
+fn versions() {
     for (major, minor) in [(0, 8), (2, 0), (u32::MAX, 0)] {
         refused::<DLManagedTensorVersioned>("version", &format!("{major}.{minor}"), |f| {
             (f.version.major, f.version.minor) = (major, minor);
@@ -110,14 +95,8 @@ fn large_dimensions() {
     ] {
         let calls = Calls::default();
         let mut one = vec![0i32];
-        let tensor = crate::dlpack::kit::produce::<DLManagedTensorVersioned>(
-            one.as_mut_ptr().cast(),
-            crate::dlpack::kit::CPU,
-            crate::dlpack::kit::INT32,
-            &[1, 1],
-            one,
-            &calls,
-        );
+        let data = one.as_mut_ptr().cast();
+        let tensor = produce::<DLManagedTensorVersioned>(data, CPU, INT32, &[1, 1], one, &calls);
         let queue = Devices::cpu().default_queue();
         // SAFETY: the tensor was just made, and its shape has two numbers; it is refused before its
         // memory is read.

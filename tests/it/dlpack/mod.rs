@@ -5,7 +5,6 @@ mod lifetime;
 mod malformed;
 mod out;
 mod shapes;
-#[cfg(target_os = "linux")]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod simulated;
 mod streams;

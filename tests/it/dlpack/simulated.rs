@@ -7,26 +7,25 @@ use arrow_array::Int64Array;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::dlpack::{
-    DLDataType, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream,
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream,
 };
 use arrow_device::{ArrowDeviceType, DeviceArray, DeviceBufferMut, Error, ReleasePolicy};
 use arrow_schema::DataType;
 
 use crate::dlpack::kit::{Calls, Form, Held, plain, produce};
-use crate::simkit::{MODES, Sim, launch, watched};
-use crate::support::{Nulls, assert_same};
+use crate::simkit::{MODES, Sim, launch};
+use crate::support::Nulls;
 
 #[test]
 fn every_type_on_a_simulated_device() {
-    if cfg!(miri) {
-        return;
-    }
     for mode in MODES {
         let sim = Sim::new(mode);
         crate::dlpack::out::every_type(&sim);
         sim.assert_done();
     }
 }
+
+const INT64: DLDataType = DLDataType::new(DLDataType::INT, 64);
 
 fn longs(n: i64) -> Int64Array {
     Int64Array::from_iter_values((0..n).map(|i| i * 3 - 7))
@@ -35,9 +34,6 @@ fn longs(n: i64) -> Int64Array {
 /// Without a stream the host waits, once, and never reads.
 #[test]
 fn the_host_waits() {
-    if cfg!(miri) {
-        return;
-    }
     let sim = Sim::new(SimMode::Deferred);
     let column = sim.upload_array(&longs(100)).unwrap();
     assert!(!column.is_ready().unwrap());
@@ -72,9 +68,6 @@ fn the_host_waits() {
 /// On a queue nothing but the queue waits; on none nothing does.
 #[test]
 fn a_queue_waits() {
-    if cfg!(miri) {
-        return;
-    }
     for mode in MODES {
         let sim = Sim::new(mode);
         let queue = sim.new_queue().unwrap();
@@ -95,27 +88,23 @@ fn a_queue_waits() {
         assert_eq!(seen.recv().unwrap(), longs(1000).values().to_vec());
         drop((held, column, queue));
         sim.assert_done();
-
-        // In deferred mode nothing has run, as nobody has waited.
-        let sim = Sim::new(mode);
-        let column = sim.upload_array(&longs(10)).unwrap();
-        let before = sim.stats();
-        let options = DlpackOptions::new(DlpackStream::NO_SYNC);
-        let held = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
-        let since = sim.stats().since(&before);
-        assert_eq!((since.host_waits, since.queue_waits), (0, 0));
-        assert!(mode == SimMode::Async || !column.is_ready().unwrap());
-        drop((held, column));
-        sim.assert_done();
     }
+    // In deferred mode nothing has run, as nobody has waited.
+    let sim = Sim::new(SimMode::Deferred);
+    let column = sim.upload_array(&longs(10)).unwrap();
+    let before = sim.stats();
+    let options = DlpackOptions::new(DlpackStream::NO_SYNC);
+    let held = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
+    let since = sim.stats().since(&before);
+    assert_eq!((since.host_waits, since.queue_waits), (0, 0));
+    assert!(!column.is_ready().unwrap());
+    drop((held, column));
+    sim.assert_done();
 }
 
 /// A consumer's kernel still reads when its deleter is called: the memory is kept until it has run.
 #[test]
 fn deleted_while_in_use() {
-    if cfg!(miri) {
-        return;
-    }
     for mode in MODES {
         let sim = Sim::new(mode);
         let consumer = sim.new_queue().unwrap();
@@ -152,9 +141,6 @@ fn deleted_while_in_use() {
 /// A consumer that orders its work needs no wait for the device.
 #[test]
 fn consumers_that_order_their_work() {
-    if cfg!(miri) {
-        return;
-    }
     for (policy, waits) in [(ReleasePolicy::Ordered, 0), (ReleasePolicy::Synchronize, 1)] {
         let sim = Sim::new(SimMode::Async);
         let column = sim.upload_array(&longs(100)).unwrap();
@@ -176,9 +162,6 @@ fn consumers_that_order_their_work() {
 /// A producer's memory on the device: ready for the queue, deleted after the last use of it.
 #[test]
 fn tensors_of_device_memory() {
-    if cfg!(miri) {
-        return;
-    }
     fn one<F: Form>(mode: SimMode) {
         let sim = Sim::new(mode);
         let queue = sim.new_queue().unwrap();
@@ -186,10 +169,9 @@ fn tensors_of_device_memory() {
         memory.fill(1).unwrap();
         let memory = memory.freeze().unwrap();
         let calls = Calls::default();
-        let device = arrow_device::dlpack::DLDevice::of(sim.id()).unwrap();
-        let dtype = DLDataType::new(DLDataType::INT, 64);
+        let device = DLDevice::of(sim.id()).unwrap();
         let data = memory.address().as_ptr();
-        let tensor = produce::<F>(data, device, dtype, &[100], memory, &calls);
+        let tensor = produce::<F>(data, device, INT64, &[100], memory, &calls);
         assert_eq!(queue.dlpack_stream().unwrap(), None);
         let before = sim.stats();
         // SAFETY: the tensor is valid, and the work that writes its memory was given to the same
@@ -237,13 +219,9 @@ fn tensors_of_device_memory() {
 /// Addresses that are not the device's, and tensors of another device.
 #[test]
 fn memory_that_is_not_the_devices() {
-    if cfg!(miri) {
-        return;
-    }
     let (sim, other) = (Sim::new(SimMode::Async), Sim::new(SimMode::Async));
     let calls = Calls::default();
-    let device = arrow_device::dlpack::DLDevice::of(sim.id()).unwrap();
-    let dtype = DLDataType::new(DLDataType::INT, 64);
+    let device = DLDevice::of(sim.id()).unwrap();
     let column = other.upload_array(&longs(10)).unwrap();
     let own = sim.upload_array(&longs(10)).unwrap();
     let (theirs, ours) = (column.buffer(1).unwrap(), own.buffer(1).unwrap());
@@ -251,7 +229,7 @@ fn memory_that_is_not_the_devices() {
         (theirs.address().as_ptr(), 10),
         (ours.address().as_ptr(), 1_000_000),
     ] {
-        let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[rows], (), &calls);
+        let tensor = produce::<DLManagedTensorVersioned>(data, device, INT64, &[rows], (), &calls);
         // SAFETY: the tensor is refused before its memory is read: not all of it is live memory of
         // the device.
         let e = unsafe { DeviceArray::import_dlpack(tensor, &sim.default_queue()) }.unwrap_err();
@@ -262,7 +240,7 @@ fn memory_that_is_not_the_devices() {
         );
     }
     let data = ours.address().as_ptr();
-    let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[10], (), &calls);
+    let tensor = produce::<DLManagedTensorVersioned>(data, device, INT64, &[10], (), &calls);
     // SAFETY: the tensor is refused for its device before anything is read through it.
     let e = unsafe { DeviceArray::import_dlpack(tensor, &other.default_queue()) }.unwrap_err();
     assert!(e.to_string().contains("dl_tensor.device"), "{e}");
@@ -275,9 +253,6 @@ fn memory_that_is_not_the_devices() {
 /// Every failure of the device on the way: the memory is given back, the deleter called once.
 #[test]
 fn failures_on_the_way() {
-    if cfg!(miri) {
-        return;
-    }
     let nulls = crate::support::array(&DataType::Int64, 100, Nulls::Some, 3);
     for (ignored, on_queue, op) in [
         // A count that nobody knows is read back.
@@ -310,10 +285,9 @@ fn failures_on_the_way() {
     let sim = Sim::new(SimMode::Deferred);
     let memory = sim.upload_array(&longs(10)).unwrap().buffer(1).unwrap();
     let calls = Calls::default();
-    let device = arrow_device::dlpack::DLDevice::of(sim.id()).unwrap();
-    let dtype = DLDataType::new(DLDataType::INT, 64);
+    let device = DLDevice::of(sim.id()).unwrap();
     let data = memory.address().as_ptr();
-    let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[10], memory, &calls);
+    let tensor = produce::<DLManagedTensorVersioned>(data, device, INT64, &[10], memory, &calls);
     sim.faults().fail_nth(FaultOp::Record, 1);
     // SAFETY: the tensor's memory is live, and nobody writes to it.
     let e = unsafe { DeviceArray::import_dlpack(tensor, &sim.default_queue()) }.unwrap_err();
@@ -321,35 +295,4 @@ fn failures_on_the_way() {
     assert_eq!(calls.get(), 1);
     sim.faults().clear();
     sim.assert_done();
-}
-
-/// Host memory of the device's own kind is let go when the last tensor is deleted.
-#[test]
-fn host_memory_is_let_go() {
-    if cfg!(miri) {
-        return;
-    }
-    let (values, watch) = watched(1000);
-    let column = arrow_device::Devices::cpu().upload_array(&values).unwrap();
-    drop(values);
-    let held = Held::<DLManagedTensorVersioned>::new(column.export_dlpack(&plain()).unwrap());
-    drop(column);
-    assert_eq!(watch.strong_count(), 1);
-    assert_same(
-        &Int64Array::from_iter_values(0..1000),
-        &{
-            // SAFETY: the tensor is valid, and nobody writes to its memory.
-            unsafe {
-                DeviceArray::import_dlpack(
-                    held.into_raw(),
-                    &arrow_device::Devices::cpu().default_queue(),
-                )
-            }
-            .unwrap()
-            .to_host()
-            .unwrap()
-        },
-        "values",
-    );
-    assert_eq!(watch.strong_count(), 0);
 }

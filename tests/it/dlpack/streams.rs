@@ -147,96 +147,42 @@ enum Does {
     Refuses,
 }
 
+/// The Python array API's numbers: 1 and 2 are CUDA's default streams, and 0 is ROCm's.
+fn expected(device_type: ArrowDeviceType, number: Option<i64>) -> Does {
+    use ArrowDeviceType as T;
+    use Does::{Host, Nothing, Refuses, Stream};
+    let cuda = [T::CUDA, T::CUDA_HOST, T::CUDA_MANAGED].contains(&device_type);
+    let rocm = [T::ROCM, T::ROCM_HOST].contains(&device_type);
+    match number {
+        Some(-1) => Nothing,
+        None if device_type == T::CUDA => Stream(1),
+        None if device_type == T::ROCM => Stream(0),
+        None => Host,
+        Some(0) if rocm => Stream(0),
+        Some(1 | 2) if cuda => Stream(number.unwrap() as usize),
+        Some(handle) if handle > 2 && (cuda || rocm) => Stream(handle as usize),
+        Some(_) => Refuses,
+    }
+}
+
 #[test]
 fn numbers() {
     use ArrowDeviceType as T;
     use Does::{Host, Nothing, Refuses, Stream};
-    let numbers = [
-        None,
-        Some(-1),
-        Some(0),
-        Some(1),
-        Some(2),
-        Some(3),
-        Some(0x7fff_1234_5678),
-        Some(-2),
-        Some(i64::MIN),
-    ];
-    let big = 0x7fff_1234_5678;
-    let cuda = [
-        Stream(1),
-        Nothing,
-        Refuses,
-        Stream(1),
-        Stream(2),
-        Stream(3),
-        Stream(big),
-        Refuses,
-        Refuses,
-    ];
-    let host_of_cuda = [
-        Host,
-        Nothing,
-        Refuses,
-        Stream(1),
-        Stream(2),
-        Stream(3),
-        Stream(big),
-        Refuses,
-        Refuses,
-    ];
-    let rocm = [
-        Stream(0),
-        Nothing,
-        Stream(0),
-        Refuses,
-        Refuses,
-        Stream(3),
-        Stream(big),
-        Refuses,
-        Refuses,
-    ];
-    let host_of_rocm = [
-        Host,
-        Nothing,
-        Stream(0),
-        Refuses,
-        Refuses,
-        Stream(3),
-        Stream(big),
-        Refuses,
-        Refuses,
-    ];
-    let other = || {
-        [
-            Host, Nothing, Refuses, Refuses, Refuses, Refuses, Refuses, Refuses, Refuses,
-        ]
-    };
-    for (device_type, expected) in [
-        (T::CUDA, cuda),
-        (T::CUDA_HOST, host_of_cuda),
-        (
-            T::CUDA_MANAGED,
-            [
-                Host,
-                Nothing,
-                Refuses,
-                Stream(1),
-                Stream(2),
-                Stream(3),
-                Stream(big),
-                Refuses,
-                Refuses,
-            ],
-        ),
-        (T::ROCM, rocm),
-        (T::ROCM_HOST, host_of_rocm),
-        (T::EXT_DEV, other()),
-        (T::VPI, other()),
-        (T::ONEAPI, other()),
-        (T::new(77), other()),
+    let some = [-1, 0, 1, 2, 3, 0x7fff_1234_5678, -2, i64::MIN].map(Some);
+    for device_type in [
+        T::CUDA,
+        T::CUDA_HOST,
+        T::CUDA_MANAGED,
+        T::ROCM,
+        T::ROCM_HOST,
+        T::EXT_DEV,
+        T::VPI,
+        T::ONEAPI,
+        T::new(77),
     ] {
-        for (number, expected) in numbers.into_iter().zip(expected) {
+        for number in some.into_iter().chain([None]) {
+            let expected = expected(device_type, number);
             let (device, stub) = Stub::device(device_type, Some(5));
             let column = Stub::column(&device);
             let exported = column.export_dlpack(&numbered(number));

@@ -4,10 +4,11 @@ use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
-use crate::foreign_exceptions::thrown::{CPP, EXCEPTION, MADE_UP, THROWS, cpp_runtime};
+use crate::foreign_exceptions::thrown::{CASE, CPP, EXCEPTION, MADE_UP, THROWS, cpp_runtime};
 
-/// Runs a test in a child process that throws such exceptions.
+/// Runs a test, or one case of it, in a child process that throws such exceptions.
 fn abort_of(test: &str, exception: &str) {
+    let (test, case) = test.split_once(' ').unwrap_or((test, ""));
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -17,10 +18,11 @@ fn abort_of(test: &str, exception: &str) {
             "1",
         ])
         .env(EXCEPTION, exception)
+        .env(CASE, case)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stderr);
-    let about = format!("{test}: {:?}: {said}", child.status);
+    let about = format!("{test} {case}: {:?}: {said}", child.status);
     assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{about}");
     // Thrown once, and caught by the runtime: nothing ran on after it.
     assert_eq!(said.matches(THROWS).count(), 1, "{about}");
@@ -38,20 +40,20 @@ fn an_exception_aborts() {
         "owners_of_an_export",
         "get_schema",
         "get_next",
-        "get_last_error",
-        "stream_release",
+        "of_a_stream_that_fails get_last_error",
+        "of_a_stream_that_fails release",
         "schema_release",
         "dlpack_deleter",
         "exported_streams",
         "nested",
         "during_a_panic",
-        "asynchronous::on_schema_throws",
-        "asynchronous::on_next_task_throws",
-        "asynchronous::on_error_throws",
-        "asynchronous::handler_release_throws",
-        "asynchronous::request_throws",
-        "asynchronous::extract_data_throws",
-        "asynchronous::cancel_throws",
+        "asynchronous::consumers_throw on_schema",
+        "asynchronous::consumers_throw on_next_task",
+        "asynchronous::consumers_throw on_error",
+        "asynchronous::consumers_throw release",
+        "asynchronous::producers_throw request",
+        "asynchronous::producers_throw extract_data",
+        "asynchronous::producers_throw cancel",
     ] {
         abort_of(test, MADE_UP);
     }

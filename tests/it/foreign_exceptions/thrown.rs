@@ -18,6 +18,14 @@ pub(crate) const CPP: &str = "C++";
 /// What a child process prints when it throws.
 pub(crate) const THROWS: &str = "a foreign exception leaves a callback";
 
+/// The variable that says which case of a table a child process runs.
+pub(crate) const CASE: &str = "ARROW_DEVICE_TEST_CASE";
+
+/// Whether this process runs a case.
+pub(crate) fn is_chosen(case: &str) -> bool {
+    std::env::var(CASE).map_or(true, |chosen| chosen == case)
+}
+
 /// Throws and counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thrown(Arc<AtomicUsize>);
@@ -26,6 +34,12 @@ impl Thrown {
     /// Returns how often something was thrown.
     pub(crate) fn count(&self) -> usize {
         self.0.load(SeqCst)
+    }
+
+    /// What throws.
+    pub(crate) fn throwing(&self) -> Box<dyn FnOnce() + Send + Sync> {
+        let this = self.clone();
+        Box::new(move || this.throw())
     }
 
     pub(crate) fn throw(&self) -> ! {

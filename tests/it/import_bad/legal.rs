@@ -8,6 +8,19 @@ use arrow_array::{Array, StringArray, make_array};
 use arrow_device::Validation;
 use std::ptr;
 
+/// Out and in again.
+fn again(array: &DeviceArray, options: &arrow_device::ImportOptions) -> DeviceArray {
+    let field = Arc::new(arrow_schema::Field::new(
+        "",
+        array.data_type().clone(),
+        true,
+    ));
+    let export = arrow_device::ExportOptions::new(arrow_device::SyncPolicy::Event);
+    let exported = array.export_array(&export).unwrap();
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
+    unsafe { DeviceArray::import_as(exported, field, options) }.unwrap()
+}
+
 /// Batches: a struct whose rows cannot be null.
 #[test]
 fn batches() {
@@ -36,13 +49,9 @@ fn batches() {
         // 3.3.4: a mask without nulls, counted or not, and a root that starts at row 13.
         let plain = array(&data_type, 100, Nulls::None, 3);
         for null_count in [-1, 0] {
+            let masked = plain.to_data().into_builder();
             let set = arrow_buffer::NullBuffer::new_valid(100);
-            let masked = plain
-                .to_data()
-                .into_builder()
-                .nulls(Some(set))
-                .build()
-                .unwrap();
+            let masked = masked.nulls(Some(set)).build().unwrap();
             let mut foreign = Foreign::new(&masked, &place.device);
             let mask = foreign_mask(&mut foreign, &place);
             foreign.set_buffer(&[], 0, mask);
@@ -55,11 +64,9 @@ fn batches() {
             );
             let back = batch.to_host().unwrap();
             let expected = plain.slice(13, 80);
-            for (i, column) in back.columns().iter().enumerate() {
-                let expected = arrow_array::cast::AsArray::as_struct(&expected)
-                    .column(i)
-                    .clone();
-                assert_same(&expected, column, format!("column {i} on {place}"));
+            let expected = arrow_array::cast::AsArray::as_struct(&expected).columns();
+            for (expected, column) in expected.iter().zip(back.columns()) {
+                assert_same(expected, column, format!("a column on {place}"));
             }
             drop((batch, back));
             foreign.assert_released("offset");
@@ -97,15 +104,9 @@ fn oddities_are_accepted() {
         foreign.set_buffer(&[], 2, ptr::null());
         let imported = foreign.import(&place.options).unwrap();
         assert_same(&empty_texts, &imported.to_host().unwrap(), "empty texts");
-        let again = imported.export_array(&event()).unwrap();
-        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-        let again =
-            unsafe { arrow_device::DeviceArray::import_as(again, foreign.field(), &place.options) };
-        assert_same(
-            &empty_texts,
-            &again.unwrap().to_host().unwrap(),
-            "empty texts again",
-        );
+        let again = again(&imported, &place.options);
+        assert_same(&empty_texts, &again.to_host().unwrap(), "empty texts again");
+        drop(again);
         drop(imported);
         foreign.assert_released("empty texts");
         // All types without rows and without any buffer.
@@ -177,14 +178,8 @@ fn variants_are_accepted() {
                     let expected = made.rows.slice(offset, rows);
                     let part = imported.slice(offset, rows).unwrap();
                     assert_same(&expected, &part.to_host().expect(&context), &context);
-                    let exported = part.export_array(&event()).unwrap();
-                    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-                    let again =
-                        unsafe { DeviceArray::import_as(exported, foreign.field(), options) };
-                    let again = again.expect(&context);
-                    assert_same(&expected, &again.to_host().expect(&context), &context);
-                    let compact = again.compact().expect(&context);
-                    assert_same(&expected, &compact.to_host().expect(&context), &context);
+                    let again = again(&part, options).to_host().expect(&context);
+                    assert_same(&expected, &again, &context);
                 }
                 drop(imported);
                 foreign.assert_released_by(&place.device, &context);
@@ -200,10 +195,6 @@ fn nulls(array: &dyn Array) -> usize {
         DataType::Null => array.len(),
         _ => array.null_count(),
     }
-}
-
-fn event() -> arrow_device::ExportOptions {
-    arrow_device::ExportOptions::new(arrow_device::SyncPolicy::Event)
 }
 
 /// Values at odd addresses: typed access refuses, the host gets an aligned copy, which is counted.

@@ -52,7 +52,9 @@ fn both_ways(test: fn()) {
 
 /// Imports what must be refused, and checks text and releases.
 #[track_caller]
-fn refused(place: &Place, mut foreign: Foreign, expected: &str, context: &str) {
+fn refused(place: &Place, mut foreign: Foreign, expected: &str) {
+    let device_type = foreign.device_array.device_type;
+    let context = format!("{expected}, device type {device_type}, on {place}");
     // A released array is a stream's end.
     let released = foreign.device_array.array.release.is_none();
     let result = if IN_STREAM.get() && !released {
@@ -72,7 +74,7 @@ fn refused(place: &Place, mut foreign: Foreign, expected: &str, context: &str) {
         foreign.device_array.array.release.is_none(),
         "{context}: not consumed"
     );
-    foreign.assert_released(context);
+    foreign.assert_released(&context);
 }
 
 /// The one array of a stream: an error ends the reader, and the stream is released once.

@@ -1,5 +1,6 @@
 //! What this crate lays out in device memory, byte by byte.
 
+use arrow_data::ArrayData;
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{DeviceArray, DeviceBuffer, Queue, TransferStats};
 use arrow_schema::DataType;
@@ -95,6 +96,45 @@ pub(crate) fn check_layout(
         // Masks that start within a byte may take one block more on their way.
         let bytes: usize = ranges.iter().map(|r| r.len()).sum();
         assert!(allocated as usize <= bytes + 64 * ranges.len(), "{context}");
+    }
+}
+
+/// What a download lays out: all buffers in one slab, 64-byte aligned and apart from each other, padded with zeros, with zero bits
+/// behind the last row of a mask.
+pub(crate) fn check_host_layout(data: &ArrayData, context: &str) {
+    fn all<'a>(data: &'a ArrayData, ranges: &mut Vec<&'a [u8]>, context: &str) {
+        let mask = data.nulls().map(|nulls| nulls.buffer());
+        ranges.extend(data.buffers().iter().chain(mask).map(|b| b.as_slice()));
+        if let Some(last) = mask
+            .and_then(|mask| mask.last())
+            .filter(|_| data.len() % 8 != 0)
+        {
+            assert_eq!(last >> (data.len() % 8), 0, "{context}: bits of no row");
+        }
+        data.child_data()
+            .iter()
+            .for_each(|child| all(child, ranges, context));
+    }
+    let mut ranges = vec![];
+    all(data, &mut ranges, context);
+    ranges.retain(|bytes| !bytes.is_empty());
+    ranges.sort_unstable_by_key(|bytes| bytes.as_ptr().addr());
+    for (i, bytes) in ranges.iter().enumerate() {
+        assert_eq!(bytes.as_ptr().addr() % 64, 0, "{context}");
+        let padded = bytes.len().next_multiple_of(64);
+        // SAFETY: a download's slab is padded to 64 bytes behind every buffer.
+        let padded = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), padded) };
+        assert!(
+            padded[bytes.len()..].iter().all(|byte| *byte == 0),
+            "{context}"
+        );
+        if let Some(next) = ranges.get(i + 1) {
+            let gap = next.as_ptr().addr() as isize - padded.as_ptr_range().end.addr() as isize;
+            assert!(
+                (0..=128).contains(&gap),
+                "{context}: {gap} bytes between buffers"
+            );
+        }
     }
 }
 

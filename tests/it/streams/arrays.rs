@@ -39,9 +39,6 @@ fn stream(
 
 #[test]
 fn arrays_are_downloaded_ahead_of_the_consumer() {
-    if cfg!(miri) {
-        return;
-    }
     for mode in MODES {
         for prefetch in [None, Some(0), Some(1), Some(3)] {
             let sim = Sim::new(mode);

@@ -3,15 +3,14 @@
 use arrow_array::{RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
-    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
-    UploadingReader, Validation,
+    ArrowDeviceType, DeviceArrayIterator, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
+    ImportOptions, Result, SyncPolicy, UploadingReader, Validation,
 };
 use arrow_schema::ArrowError;
 
 use crate::simkit::{MODES, Sim};
-use crate::support::{assert_same, assert_same_batch, wide_batch};
+use crate::support::{assert_same_batch, wide_batch};
 
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
@@ -67,32 +66,6 @@ fn batches_of_two_devices_go_out_and_in() {
     }
 }
 
-#[test]
-fn arrays_of_two_devices_go_out_and_in() {
-    for mode in MODES {
-        let (sims, options) = two(mode);
-        let sent = batches(4);
-        let column = |batch: &RecordBatch| batch.column(0).clone();
-        let up = sent.iter().zip(sims.iter().cycle());
-        let up: Vec<_> = up.map(|(b, sim)| sim.upload_array(&column(b))).collect();
-        let field = sent[0].schema().fields()[0].clone();
-        let reader = DeviceArrayIterator::new(up, field, ArrowDeviceType::EXT_DEV);
-        let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, EVENT).unwrap();
-        // SAFETY: this crate exported the stream with its arrays, and this is its only owner.
-        let reader = unsafe { DeviceArrayStreamReader::new(stream, options) }.unwrap();
-        assert_eq!(reader.device_type(), ArrowDeviceType::EXT_DEV);
-        let mut n = 0;
-        for ((back, sent), sim) in reader.zip(&sent).zip(sims.iter().cycle()) {
-            let back = back.unwrap();
-            assert_eq!(back.device(), &sim.device);
-            assert_same(&column(sent), &back.to_host().unwrap(), sim.id());
-            n += 1;
-        }
-        assert_eq!(n, sent.len());
-        sims.iter().for_each(Sim::assert_done);
-    }
-}
-
 /// Each batch is brought down from its own device, on that device's queue for copies, of which there is one, after its sizes
 /// were read on another one.
 #[test]
@@ -130,25 +103,6 @@ fn batches_of_two_devices_come_down() {
             sims.iter().for_each(Sim::assert_done);
         }
     }
-}
-
-/// The type is the stream's, whatever the id.
-#[test]
-fn another_type_of_device_is_refused() {
-    let sim = Sim::new(SimMode::Async);
-    let devices = Devices::new();
-    devices.add(sim.device.clone()).unwrap();
-    let options = ImportOptions::default().with_devices(devices);
-    let sent = batches(2);
-    let up = vec![sim.upload(&sent[0]), Devices::cpu().upload(&sent[1])];
-    let reader = DeviceRecordBatchIterator::new(up, sent[0].schema(), ArrowDeviceType::EXT_DEV);
-    let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap();
-    let mut reader = open(stream, &options);
-    assert!(reader.next().unwrap().is_ok());
-    let e = reader.next().unwrap().unwrap_err().to_string();
-    assert!(e.contains("an array on cpu in a stream of"), "{e}");
-    drop(reader);
-    sim.assert_done();
 }
 
 /// After an error there is nothing more, though the reader beneath has more.

@@ -3,28 +3,21 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::{ThreadId, current, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use arrow_array::{
-    ArrayRef, Int64Array, RecordBatch, RecordBatchIterator, RecordBatchReader, UInt8Array,
-};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, UInt8Array};
 use arrow_buffer::Buffer;
-use arrow_device::device::sim::SimConfig;
 use arrow_device::{Error, ParallelReader, UploadingReader};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
 use crate::simkit::{MODES, Sim};
+use crate::streams::{batch, until};
 use crate::support::assert_same_batch;
 
 type Item = Result<RecordBatch, ArrowError>;
 
 /// What a batch counts at least.
 const LEAST_BYTES: usize = 4096;
-
-fn batch(rows: usize, first: usize) -> RecordBatch {
-    let values = Int64Array::from_iter_values((first..first + rows).map(|i| i as i64));
-    RecordBatch::try_from_iter([("a", Arc::new(values) as ArrayRef)]).unwrap()
-}
 
 fn schema() -> SchemaRef {
     batch(0, 0).schema()
@@ -59,16 +52,6 @@ fn of_part(e: ArrowError) -> (usize, Error) {
     match Error::from(e) {
         Error::Part { part, source } => (part, (*source).clone()),
         e => panic!("{e}"),
-    }
-}
-
-/// Waits until something is so, which happens on another thread.
-#[track_caller]
-fn until(condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !condition() {
-        assert!(Instant::now() < end, "it does not happen");
-        sleep(Duration::from_micros(200));
     }
 }
 
@@ -508,9 +491,6 @@ fn nothing_is_opened_after_a_drop() {
 
 #[test]
 fn parts_go_to_a_device() {
-    if cfg!(miri) {
-        return;
-    }
     let all: Vec<_> = (0..23).flat_map(part).collect();
     for mode in MODES {
         for ahead in [false, true] {
@@ -541,42 +521,4 @@ fn parts_go_to_a_device() {
             sim.assert_done();
         }
     }
-}
-
-/// Two threads make batches, each half as fast as the device copies them: all takes hardly longer than the copies, and than the
-/// last part, whose batches come together.
-#[test]
-fn production_and_uploads_overlap() {
-    if cfg!(miri) {
-        return;
-    }
-    let (rows, rate) = (16_000, 6_000_000);
-    let batch = batch(rows, 0);
-    let copy = Duration::from_secs_f64((rows * 8) as f64 / rate as f64);
-    let sim = Sim::with(SimConfig::default().with_bytes_per_second(rate));
-    // 16 batches, and one for each step. One after the other, production alone takes twice as long.
-    let most = (copy * 16).mul_f64(1.15) + 4 * copy;
-    let took: Vec<_> = (0..10)
-        .map(|_| {
-            let batch = batch.clone();
-            let open = move |_| {
-                let batch = batch.clone();
-                Ok(reader((0..2).map(move |_| {
-                    sleep(2 * copy);
-                    Ok(batch.clone())
-                })))
-            };
-            let start = Instant::now();
-            let read = ParallelReader::new(schema(), 0..8, open).with_threads(2);
-            let mut last = None;
-            for up in UploadingReader::new(read, &sim) {
-                last = Some(up.unwrap());
-            }
-            last.unwrap().wait().unwrap();
-            start.elapsed()
-        })
-        .take_while(|took| *took > most)
-        .collect();
-    assert!(took.len() < 10, "{took:?}, should be {most:?}");
-    sim.assert_done();
 }

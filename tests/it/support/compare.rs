@@ -2,7 +2,10 @@
 //! and values under nulls may differ; types, metadata, nulls and every value may not.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{BinaryViewType, StringViewType};
+use arrow_array::types::{
+    BinaryType, BinaryViewType, ByteArrayType, ByteViewType, LargeBinaryType, LargeUtf8Type,
+    StringViewType, Utf8Type,
+};
 use arrow_array::{
     Array, OffsetSizeTrait, RecordBatch, downcast_integer_array, downcast_run_array,
 };
@@ -92,51 +95,12 @@ fn compare(e: &dyn Array, a: &dyn Array, pairs: Vec<Pair>, path: &str) -> Result
             let (e, a) = (e.as_boolean(), a.as_boolean());
             leaves(&pairs, path, |i| bit(e.value(i)), |i| bit(a.value(i)))
         }
-        Utf8 => {
-            let (e, a) = (e.as_string::<i32>(), a.as_string::<i32>());
-            leaves(
-                &pairs,
-                path,
-                |i| e.value(i).as_bytes(),
-                |i| a.value(i).as_bytes(),
-            )
-        }
-        LargeUtf8 => {
-            let (e, a) = (e.as_string::<i64>(), a.as_string::<i64>());
-            leaves(
-                &pairs,
-                path,
-                |i| e.value(i).as_bytes(),
-                |i| a.value(i).as_bytes(),
-            )
-        }
-        Binary => {
-            let (e, a) = (e.as_binary::<i32>(), a.as_binary::<i32>());
-            leaves(&pairs, path, |i| e.value(i), |i| a.value(i))
-        }
-        LargeBinary => {
-            let (e, a) = (e.as_binary::<i64>(), a.as_binary::<i64>());
-            leaves(&pairs, path, |i| e.value(i), |i| a.value(i))
-        }
-        Utf8View => {
-            let (e, a) = (
-                e.as_byte_view::<StringViewType>(),
-                a.as_byte_view::<StringViewType>(),
-            );
-            leaves(
-                &pairs,
-                path,
-                |i| e.value(i).as_bytes(),
-                |i| a.value(i).as_bytes(),
-            )
-        }
-        BinaryView => {
-            let (e, a) = (
-                e.as_byte_view::<BinaryViewType>(),
-                a.as_byte_view::<BinaryViewType>(),
-            );
-            leaves(&pairs, path, |i| e.value(i), |i| a.value(i))
-        }
+        Utf8 => texts::<Utf8Type>(e, a, &pairs, path),
+        LargeUtf8 => texts::<LargeUtf8Type>(e, a, &pairs, path),
+        Binary => texts::<BinaryType>(e, a, &pairs, path),
+        LargeBinary => texts::<LargeBinaryType>(e, a, &pairs, path),
+        Utf8View => views::<StringViewType>(e, a, &pairs, path),
+        BinaryView => views::<BinaryViewType>(e, a, &pairs, path),
         List(_) => lists::<i32>(e, a, &pairs, path),
         LargeList(_) => lists::<i64>(e, a, &pairs, path),
         ListView(_) => list_views::<i32>(e, a, &pairs, path),
@@ -213,6 +177,36 @@ fn compare(e: &dyn Array, a: &dyn Array, pairs: Vec<Pair>, path: &str) -> Result
             )
         }
     }
+}
+
+fn texts<T: ByteArrayType>(
+    e: &dyn Array,
+    a: &dyn Array,
+    pairs: &[Pair],
+    path: &str,
+) -> Result<(), String> {
+    let (e, a) = (e.as_bytes::<T>(), a.as_bytes::<T>());
+    leaves(
+        pairs,
+        path,
+        |i| e.value(i).as_ref(),
+        |i| a.value(i).as_ref(),
+    )
+}
+
+fn views<T: ByteViewType>(
+    e: &dyn Array,
+    a: &dyn Array,
+    pairs: &[Pair],
+    path: &str,
+) -> Result<(), String> {
+    let (e, a) = (e.as_byte_view::<T>(), a.as_byte_view::<T>());
+    leaves(
+        pairs,
+        path,
+        |i| e.value(i).as_ref(),
+        |i| a.value(i).as_ref(),
+    )
 }
 
 fn element(data: &ArrayData, width: usize, i: usize) -> &[u8] {

@@ -1,13 +1,9 @@
 //! Copies of an array with one difference each, to show that a comparison or a test sees it.
 
-use std::collections::HashMap;
-
 use arrow_array::{Array, ArrayRef, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::{ArrayData, ByteView};
 use arrow_schema::{DataType, UnionMode};
-
-use super::types::field;
 
 /// Every way to change the logical value of `row` by one bit, one list length, one key or one null, with what was
 /// changed. Empty where the row has nothing to change (a null of a required field, an empty list of empty lists).
@@ -236,62 +232,4 @@ fn in_child(data: &ArrayData, child: usize, index: usize, nullable: bool) -> Cha
         (format!("child {child} at {index}: {what}"), data)
     });
     changed.collect()
-}
-
-/// A type that differs in one place, deep down where there is a child: a name, or the metadata of a field.
-pub(crate) fn other_types(data_type: &DataType) -> Vec<DataType> {
-    use DataType::*;
-    let item = |f: &arrow_schema::Field| {
-        let note = HashMap::from([("planted".to_owned(), "1".to_owned())]);
-        let renamed = f.clone().with_name(format!("{}_", f.name()));
-        [renamed, f.clone().with_metadata(note)].map(std::sync::Arc::new)
-    };
-    match data_type {
-        List(f) => item(f).map(List).into(),
-        LargeList(f) => item(f).map(LargeList).into(),
-        ListView(f) => item(f).map(ListView).into(),
-        LargeListView(f) => item(f).map(LargeListView).into(),
-        FixedSizeList(f, size) => item(f).map(|f| FixedSizeList(f, *size)).into(),
-        Map(f, sorted) => item(f)
-            .map(|f| Map(f, *sorted))
-            .into_iter()
-            .chain([Map(f.clone(), !sorted)])
-            .collect(),
-        Struct(fields) if !fields.is_empty() => {
-            let with = |last| Struct(fields.iter().skip(1).cloned().chain([last]).collect());
-            let with_first = |first| {
-                Struct(
-                    [first]
-                        .into_iter()
-                        .chain(fields.iter().skip(1).cloned())
-                        .collect(),
-                )
-            };
-            let mut types: Vec<_> = item(&fields[0]).map(with_first).into();
-            types.push(with(field("planted", Null)));
-            types
-        }
-        RunEndEncoded(ends, f) => item(f).map(|f| RunEndEncoded(ends.clone(), f)).into(),
-        Union(fields, mode) => {
-            let rename = |f: &arrow_schema::Field| item(f);
-            let (first, _) = fields.iter().next().unwrap();
-            let with = |i: usize| {
-                let changed = fields.iter().map(|(id, f)| {
-                    (
-                        id,
-                        if id == first {
-                            rename(f)[i].clone()
-                        } else {
-                            f.clone()
-                        },
-                    )
-                });
-                Union(changed.collect(), *mode)
-            };
-            vec![with(0), with(1)]
-        }
-        Timestamp(unit, _) => vec![Timestamp(*unit, Some("Europe/Paris".into()))],
-        Decimal128(precision, scale) => vec![Decimal128(*precision, scale + 1)],
-        _ => vec![],
-    }
 }

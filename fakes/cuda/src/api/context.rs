@@ -1,6 +1,6 @@
 //! Contexts and the stack of them that each thread has.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 
 use crate::api::device;
 use crate::call::{FREE, Of, QUERY, QUIET, WORK, call};
@@ -57,50 +57,21 @@ pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxGetState(
-    dev: c_int,
-    flags: Out<c_uint>,
-    active: Out<c_int>,
-) -> Code {
-    call("cuDevicePrimaryCtxGetState", QUIET, Of::Device(dev), || {
-        device::check(dev)?;
-        flags.put(0)?;
-        active.put(i32::from(registry().primary.contains_key(&dev)))
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuCtxCreate_v2(
     pctx: Out<Handle>,
     _flags: c_uint,
     dev: c_int,
 ) -> Code {
     call("cuCtxCreate_v2", WORK, Of::Opening(dev), || {
-        create(pctx, dev)
+        if pctx.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut registry = registry();
+        let engine = registry.open_engine(dev)?;
+        let context = registry.new_context(&engine, dev, None);
+        stack::with_stack(|stack| stack.push(number(context)));
+        pctx.put(context)
     })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxCreate_v4(
-    pctx: Out<Handle>,
-    _params: *mut c_void,
-    _flags: c_uint,
-    dev: c_int,
-) -> Code {
-    call("cuCtxCreate_v4", WORK, Of::Opening(dev), || {
-        create(pctx, dev)
-    })
-}
-
-fn create(pctx: Out<Handle>, dev: c_int) -> Outcome {
-    if pctx.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    let mut registry = registry();
-    let engine = registry.open_engine(dev)?;
-    let context = registry.new_context(&engine, dev, None);
-    stack::with_stack(|stack| stack.push(number(context)));
-    pctx.put(context)
 }
 
 #[unsafe(no_mangle)]
@@ -173,38 +144,6 @@ pub(crate) unsafe extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxGetId(ctx: Handle, id: Out<u64>) -> Code {
-    call("cuCtxGetId", QUIET, Of::Handle(ctx), || {
-        let registry = registry();
-        let found = match number(ctx) {
-            0 => registry.current()?.0,
-            _ => registry.find(&registry.contexts, ctx)?.0,
-        };
-        id.put(found as u64)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxSetFlags(_flags: c_uint) -> Code {
-    call("cuCtxSetFlags", QUIET, Of::Current, || {
-        registry().current().map(|_| ())
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxGetStreamPriorityRange(
-    least: Out<c_int>,
-    greatest: Out<c_int>,
-) -> Code {
-    call("cuCtxGetStreamPriorityRange", QUIET, Of::Current, || {
-        registry().current()?;
-        least.put_if(0);
-        greatest.put_if(-5);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", WORK, Of::Current, || {
         let mut marks = Vec::new();
@@ -220,54 +159,5 @@ pub(crate) unsafe extern "C" fn cuCtxSynchronize() -> Code {
         marks.iter().try_for_each(|mark| mark.wait())?;
         // Nothing was busy any more, either, if the engine failed just before.
         engine.lasting().map_or(Ok(()), Err)
-    })
-}
-
-/// What peer access is given to: the current context and the peer, whose device is another one of
-/// the same group.
-fn peers(registry: &Registry, peer: Handle) -> Outcome<(usize, usize)> {
-    let (own, context) = registry.current()?;
-    let (peer, other) = registry.find(&registry.contexts, peer)?;
-    if own == peer {
-        return Err(INVALID_CONTEXT);
-    }
-    if std::sync::Arc::ptr_eq(&context.engine, &other.engine) && context.ordinal != other.ordinal {
-        Ok((own, peer))
-    } else {
-        Err(PEER_UNSUPPORTED)
-    }
-}
-
-/// Only kept in the books: within a group, all work reaches all memory.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxEnablePeerAccess(peerContext: Handle, flags: c_uint) -> Code {
-    call("cuCtxEnablePeerAccess", WORK, Of::Current, || {
-        let mut registry = registry();
-        let (own, peer) = peers(&registry, peerContext)?;
-        if flags != 0 {
-            return Err(INVALID_VALUE);
-        }
-        let mut new = false;
-        Registry::change(&mut registry.contexts, own, |context| {
-            new = context.peers.insert(peer);
-        });
-        if new {
-            Ok(())
-        } else {
-            Err(PEER_ALREADY_ENABLED)
-        }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxDisablePeerAccess(peerContext: Handle) -> Code {
-    call("cuCtxDisablePeerAccess", WORK, Of::Current, || {
-        let mut registry = registry();
-        let (own, peer) = peers(&registry, peerContext)?;
-        let mut was = false;
-        Registry::change(&mut registry.contexts, own, |context| {
-            was = context.peers.remove(&peer);
-        });
-        if was { Ok(()) } else { Err(PEER_NOT_ENABLED) }
     })
 }

@@ -6,7 +6,7 @@ use crate::api::home::Location;
 use crate::api::streams::refuse_legacy;
 use crate::call::{Of, WORK, call};
 use crate::copy::{self, Copy, Reads, Way};
-use crate::engine::{Engine, LISTS_UP_TO_64, LISTS_WITHOUT_ATTRIBUTES, NO_BATCH};
+use crate::engine::{Engine, NO_BATCH};
 use crate::ffi::*;
 use crate::registry::{Lane, Registry, registry};
 
@@ -90,18 +90,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
-    dst: Address,
-    src: Address,
-    bytes: usize,
-    hStream: Handle,
-) -> Code {
-    call("cuMemcpyDtoDAsync_v2", WORK, Of::Handle(hStream), || {
-        copy(Way::DeviceToDevice, dst, src, bytes, hStream)
-    })
-}
-
 /// Any context may be current: that is how cudarc calls it.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemcpyPeerAsync(
@@ -123,13 +111,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyPeerAsync(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpy(dst: Address, src: Address, bytes: usize) -> Code {
-    call("cuMemcpy", WORK, Of::Current, || {
-        copy_now(Way::Any, dst, src, bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemcpyHtoD_v2(
     dst: Address,
     src: *const c_void,
@@ -138,25 +119,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyHtoD_v2(
     let src = src.expose_provenance() as Address;
     call("cuMemcpyHtoD_v2", WORK, Of::Current, || {
         copy_now(Way::HostToDevice, dst, src, bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoH_v2(
-    dst: *mut c_void,
-    src: Address,
-    bytes: usize,
-) -> Code {
-    let dst = dst.expose_provenance() as Address;
-    call("cuMemcpyDtoH_v2", WORK, Of::Current, || {
-        copy_now(Way::DeviceToHost, dst, src, bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoD_v2(dst: Address, src: Address, bytes: usize) -> Code {
-    call("cuMemcpyDtoD_v2", WORK, Of::Current, || {
-        copy(Way::DeviceToDevice, dst, src, bytes, LEGACY)
     })
 }
 
@@ -178,14 +140,6 @@ pub(crate) unsafe extern "C" fn cuMemsetD8Async(
 ) -> Code {
     call("cuMemsetD8Async", WORK, Of::Handle(hStream), || {
         fill(dst, uc, bytes, hStream)
-    })
-}
-
-/// Asynchronous, as on device memory.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Code {
-    call("cuMemsetD8_v2", WORK, Of::Current, || {
-        fill(dst, uc, bytes, LEGACY)
     })
 }
 
@@ -215,13 +169,7 @@ const LONGEST_LIST: usize = 8192;
 
 impl Batch {
     /// When each copy's source is read; `Err` if the attributes are not as they must be.
-    fn orders(&self, engine: &Engine) -> Outcome<Vec<Reads>> {
-        if engine.has(LISTS_WITHOUT_ATTRIBUTES) {
-            return match self.attribute_count {
-                0 => Ok(vec![Reads::AsFlagged; self.count]),
-                _ => Err(INVALID_VALUE),
-            };
-        }
+    fn orders(&self) -> Outcome<Vec<Reads>> {
         let attributes = self.attributes.list(self.attribute_count)?;
         let starts = self.starts.list(self.attribute_count)?;
         let ascending = starts.windows(2).all(|pair| pair[0] < pair[1]);
@@ -247,8 +195,8 @@ impl Batch {
         Ok(orders)
     }
 
-    /// Queues all copies or none. `failed` is told which copy was refused.
-    fn run(&self, stream: Handle, failed: impl Fn(usize)) -> Outcome {
+    /// Queues all copies or none.
+    fn run(&self, stream: Handle) -> Outcome {
         let mut registry = registry();
         let lane = registry.work_lane(stream)?;
         if lane.engine.has(NO_BATCH) {
@@ -260,14 +208,11 @@ impl Batch {
             lane.engine.blame(text);
             return Err(INVALID_VALUE);
         }
-        if self.count > 64 && lane.engine.has(LISTS_UP_TO_64) {
-            return Err(INVALID_VALUE);
-        }
-        let orders = self.orders(&lane.engine)?;
+        let orders = self.orders()?;
         let mut copies = Vec::new();
         for (index, reads) in orders.into_iter().enumerate() {
             let copy = self.copy(&registry, &lane.engine, index, reads);
-            copies.push(copy.inspect_err(|_| failed(index))?);
+            copies.push(copy?);
         }
         copy::queue(&lane, copies)
     }
@@ -287,35 +232,6 @@ impl Batch {
         }
         Copy::new(registry, engine, Way::Any, reads, (dst, src, bytes))
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync(
-    dsts: In<Address>,
-    srcs: In<Address>,
-    sizes: In<usize>,
-    count: usize,
-    attrs: In<Attributes>,
-    attrsIdxs: In<usize>,
-    numAttrs: usize,
-    failIdx: Out<usize>,
-    hStream: Handle,
-) -> Code {
-    call("cuMemcpyBatchAsync", WORK, Of::Handle(hStream), || {
-        let batch = Batch {
-            targets: dsts,
-            sources: srcs,
-            sizes,
-            count,
-            attributes: attrs,
-            starts: attrsIdxs,
-            attribute_count: numAttrs,
-        };
-        let failed = std::cell::Cell::new(usize::MAX);
-        batch
-            .run(hStream, |index| failed.set(index))
-            .inspect_err(|_| failIdx.put_if(failed.get()))
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -339,6 +255,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync_v2(
             starts: attrsIdxs,
             attribute_count: numAttrs,
         };
-        batch.run(hStream, |_| {})
+        batch.run(hStream)
     })
 }

@@ -95,25 +95,6 @@ pub(crate) unsafe extern "C" fn cuDeviceGetName(name: Out<c_char>, len: c_int, d
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: c_int) -> Code {
-    call("cuDeviceTotalMem_v2", QUIET, Of::Device(dev), || {
-        check(dev)?;
-        let engine = registry().engine(dev);
-        bytes.put(engine.map_or(1 << 30, |engine| engine.capacity_bytes))
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: c_int) -> Code {
-    call("cuDeviceGetUuid_v2", QUIET, Of::Device(dev), || {
-        check(dev)?;
-        let mut bytes = *b"arrow-device\0\0\0\0";
-        bytes[12..].copy_from_slice(&dev.to_be_bytes());
-        uuid.put(bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(
     pi: Out<c_int>,
     attrib: c_int,
@@ -140,21 +121,5 @@ pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(
             115 => i32::from(!lacks(NO_POOLS)),             // MEMORY_POOLS_SUPPORTED
             _ => 0,
         })
-    })
-}
-
-/// The ordinals of one group reach each other.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuDeviceCanAccessPeer(
-    can: Out<c_int>,
-    dev: c_int,
-    peer: c_int,
-) -> Code {
-    call("cuDeviceCanAccessPeer", QUIET, Of::Device(dev), || {
-        check(dev)?;
-        check(peer)?;
-        let engine = registry().engine(dev);
-        let group = engine.is_some_and(|engine| engine.ordinals.contains(&peer));
-        can.put(i32::from(group && dev != peer))
     })
 }

@@ -8,8 +8,6 @@ use crate::engine::Recorded;
 use crate::ffi::*;
 use crate::registry::{Event, Registry, registry};
 
-const DISABLE_TIMING: c_uint = 2;
-
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuEventCreate(phEvent: Out<Handle>, flags: c_uint) -> Code {
     call("cuEventCreate", WORK, Of::Current, || {
@@ -109,41 +107,4 @@ pub(crate) unsafe extern "C" fn cuEventSynchronize(hEvent: Handle) -> Code {
         let recorded = recorded(hEvent)?;
         recorded.map_or(Ok(()), |recorded| recorded.wait())
     })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuEventElapsedTime(
-    ms: Out<f32>,
-    start: Handle,
-    end: Handle,
-) -> Code {
-    call("cuEventElapsedTime", WORK, Of::Handle(start), || {
-        elapsed(ms, start, end)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuEventElapsedTime_v2(
-    ms: Out<f32>,
-    start: Handle,
-    end: Handle,
-) -> Code {
-    call("cuEventElapsedTime_v2", WORK, Of::Handle(start), || {
-        elapsed(ms, start, end)
-    })
-}
-
-/// Checked as the driver does; no time passes here.
-fn elapsed(ms: Out<f32>, start: Handle, end: Handle) -> Outcome {
-    for event in [start, end] {
-        let registry = registry();
-        let (_, event) = registry.find(&registry.events, event)?;
-        match &event.recorded {
-            _ if event.flags & DISABLE_TIMING != 0 => return Err(INVALID_HANDLE),
-            None => return Err(INVALID_HANDLE),
-            Some(recorded) if !recorded.query()? => return Err(NOT_READY),
-            Some(_) => {}
-        }
-    }
-    ms.put(0.0)
 }

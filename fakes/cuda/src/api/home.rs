@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_device::device::Backend;
 
-use crate::engine::{Engine, OOM_IS_INVALID, Queue};
+use crate::engine::{Engine, Queue};
 use crate::ffi::*;
 use crate::memory::{Block, What};
 use crate::registry::Registry;
@@ -50,16 +50,8 @@ impl Home {
                 .and_then(|q| q.allocate(bytes).map(Some)),
             _ => engine.sim.allocate_host(bytes),
         };
-        let memory = match memory {
-            Ok(memory) => memory.ok_or(OUT_OF_MEMORY),
-            Err(error) => Err(engine.code_of(&error)),
-        };
-        let ptr = memory.map_err(|code| match code {
-            OUT_OF_MEMORY if engine.has(OOM_IS_INVALID) => INVALID_VALUE,
-            code => code,
-        });
-        let ptr = ptr?.as_ptr();
-        let start = ptr.expose_provenance();
+        let memory = memory.map_err(|error| engine.code_of(&error))?;
+        let start = memory.ok_or(OUT_OF_MEMORY)?.as_ptr().expose_provenance();
         registry.memory.insert(Block {
             what,
             start,

@@ -1,13 +1,13 @@
 //! Allocating, freeing, registering.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
 use arrow_device::device::Backend;
 
-use crate::api::home::{Home, Location};
+use crate::api::home::Home;
 use crate::api::pools;
-use crate::call::{FREE, Of, QUIET, WORK, call};
+use crate::call::{FREE, Of, WORK, call};
 use crate::engine::{Kind, Lasting};
 use crate::ffi::*;
 use crate::memory::{Block, What, pointer};
@@ -49,7 +49,6 @@ fn pinned(pp: Out<*mut c_void>, bytes: usize) -> Outcome {
     }
     let mut registry = registry();
     let home = Home::current(&registry)?;
-    home.engine.may_pin()?;
     let start = home.allocate(&mut registry, What::Pinned, bytes, None)?;
     pp.put(pointer(start).as_ptr())
 }
@@ -69,13 +68,6 @@ pub(crate) unsafe extern "C" fn cuMemHostAlloc(
             let engine = registry().current()?.1.engine.clone();
             engine.blame("write-combined memory, which the host reads slowly".into());
         }
-        pinned(pp, bytesize)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemAllocHost_v2(pp: Out<*mut c_void>, bytesize: usize) -> Code {
-    call("cuMemAllocHost_v2", WORK, Of::Current, || {
         pinned(pp, bytesize)
     })
 }
@@ -202,7 +194,6 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(
         if registry.memory.overlaps(&(start..end)) {
             return Err(ALREADY_REGISTERED);
         }
-        home.engine.may_pin()?;
         registry.memory.insert(Block {
             what: What::Registered,
             start,
@@ -241,44 +232,5 @@ pub(crate) unsafe extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usi
         let used: usize = registry.memory.iter().filter(own).map(|b| b.bytes).sum();
         free.put(engine.capacity_bytes.saturating_sub(used))?;
         total.put(engine.capacity_bytes)
-    })
-}
-
-/// Managed memory that lies at these addresses.
-fn managed(registry: &Registry, address: Address, bytes: usize) -> Outcome {
-    let block = registry.memory.at(address).ok_or(INVALID_VALUE)?;
-    let left = block.range().end - address as usize;
-    if block.what == What::Managed && (1..=left).contains(&bytes) {
-        Ok(())
-    } else {
-        Err(INVALID_VALUE)
-    }
-}
-
-/// Checked; managed memory does not move here.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemPrefetchAsync_v2(
-    devPtr: Address,
-    count: usize,
-    _location: Location,
-    _flags: c_uint,
-    hStream: Handle,
-) -> Code {
-    call("cuMemPrefetchAsync_v2", WORK, Of::Handle(hStream), || {
-        let mut registry = registry();
-        registry.work_lane(hStream)?;
-        managed(&registry, devPtr, count)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemAdvise_v2(
-    devPtr: Address,
-    count: usize,
-    _advice: c_int,
-    _location: Location,
-) -> Code {
-    call("cuMemAdvise_v2", QUIET, Of::Address(devPtr), || {
-        managed(&registry(), devPtr, count)
     })
 }

@@ -1,6 +1,6 @@
 //! Modules, functions, launches.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 
 use crate::call::{FREE, Of, WORK, call};
 use crate::emulation::{Emulation, Grid};
@@ -11,42 +11,24 @@ use crate::registry::{Function, Module, registry};
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuModuleLoadData(module: Out<Handle>, image: In<c_void>) -> Code {
     call("cuModuleLoadData", WORK, Of::Current, || {
-        load(module, image)
+        if module.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // Compiled images begin otherwise and need not end with a NUL.
+        match image.cast::<u8>().get()? {
+            b'/' | b'.' | b' ' | b'\t' | b'\n' | b'\r' => {}
+            _ => return Err(INVALID_IMAGE),
+        }
+        let kernels = entries(&image.cast::<c_char>().text()?);
+        if kernels.is_empty() {
+            return Err(INVALID_PTX);
+        }
+        let mut registry = registry();
+        let (context, found) = registry.current()?;
+        let engine = found.engine.clone();
+        let new = Module { context, kernels };
+        module.put(registry.insert(|r| &mut r.modules, &engine, new))
     })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
-    module: Out<Handle>,
-    image: In<c_void>,
-    _numOptions: c_uint,
-    _options: *mut c_int,
-    _optionValues: *mut *mut c_void,
-) -> Code {
-    call("cuModuleLoadDataEx", WORK, Of::Current, || {
-        load(module, image)
-    })
-}
-
-fn load(module: Out<Handle>, image: In<c_void>) -> Outcome {
-    if module.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // Compiled images begin otherwise and need not end with a NUL.
-    match image.cast::<u8>().get()? {
-        b'/' | b'.' | b' ' | b'\t' | b'\n' | b'\r' => {}
-        _ => return Err(INVALID_IMAGE),
-    }
-    let text = image.cast::<c_char>().text()?;
-    let kernels = entries(&text);
-    if kernels.is_empty() {
-        return Err(INVALID_PTX);
-    }
-    let mut registry = registry();
-    let (context, found) = registry.current()?;
-    let engine = found.engine.clone();
-    let new = Module { context, kernels };
-    module.put(registry.insert(|r| &mut r.modules, &engine, new))
 }
 
 /// The names of a text's entries: `.entry NAME(`.
@@ -100,32 +82,6 @@ pub(crate) unsafe extern "C" fn cuModuleGetFunction(
             emulation,
         };
         hfunc.put(registry.insert(|r| &mut r.functions, &engine, new))
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuFuncSetAttribute(
-    hfunc: Handle,
-    _attrib: c_int,
-    _value: c_int,
-) -> Code {
-    call("cuFuncSetAttribute", WORK, Of::Handle(hfunc), || {
-        let registry = registry();
-        registry.find(&registry.functions, hfunc).map(drop)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuFuncGetAttribute(
-    pi: Out<c_int>,
-    attrib: c_int,
-    hfunc: Handle,
-) -> Code {
-    call("cuFuncGetAttribute", WORK, Of::Handle(hfunc), || {
-        let registry = registry();
-        registry.find(&registry.functions, hfunc)?;
-        // MAX_THREADS_PER_BLOCK
-        pi.put(if attrib == 0 { 1024 } else { 0 })
     })
 }
 

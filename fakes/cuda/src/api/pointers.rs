@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::call::{Of, POINTER, call};
 use crate::ffi::*;
-use crate::memory::{Block, What, pointer};
-use crate::registry::{Registry, registry};
+use crate::memory::{Block, What};
+use crate::registry::registry;
 
 const CONTEXT: c_int = 1;
 const MEMORY_TYPE: c_int = 2;
@@ -54,22 +54,6 @@ fn answer(data: Out<c_void>, attribute: c_int, address: Address, block: Option<&
     }
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuPointerGetAttribute(
-    data: Out<c_void>,
-    attribute: c_int,
-    ptr: Address,
-) -> Code {
-    call("cuPointerGetAttribute", POINTER, Of::Address(ptr), || {
-        let registry = registry();
-        let block = registry.memory.at(ptr).ok_or(INVALID_VALUE)?;
-        if attribute == HOST_POINTER && block.what == What::Device {
-            return Err(INVALID_VALUE);
-        }
-        answer(data, attribute, ptr, Some(block))
-    })
-}
-
 /// Of unknown addresses everything is 0 or null, and the ordinal -2.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuPointerGetAttributes(
@@ -106,38 +90,6 @@ pub(crate) unsafe extern "C" fn cuMemGetAddressRange_v2(
             base.put_if(block.start as Address);
             size.put_if(block.reported.unwrap_or(block.bytes));
             Ok(())
-        },
-    )
-}
-
-/// Page-locked memory that lies at this address.
-fn page_locked(registry: &Registry, address: Address) -> Outcome<&Block> {
-    let block = registry.memory.at(address).ok_or(INVALID_VALUE)?;
-    match block.what {
-        What::Pinned | What::Registered => Ok(block),
-        What::Device | What::Managed => Err(INVALID_VALUE),
-    }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
-    pdptr: Out<Address>,
-    p: *mut c_void,
-    flags: c_uint,
-) -> Code {
-    let address = p.addr() as Address;
-    call(
-        "cuMemHostGetDevicePointer_v2",
-        POINTER,
-        Of::Address(address),
-        || {
-            let registry = registry();
-            registry.current()?;
-            page_locked(&registry, address)?;
-            if flags != 0 {
-                return Err(INVALID_VALUE);
-            }
-            pdptr.put(pointer(address as usize).address() as Address)
         },
     )
 }

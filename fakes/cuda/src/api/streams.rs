@@ -40,23 +40,6 @@ pub(crate) unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_u
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuStreamCreateWithPriority(
-    phStream: Out<Handle>,
-    flags: c_uint,
-    _priority: c_int,
-) -> Code {
-    call(
-        "cuStreamCreateWithPriority",
-        WORK,
-        Of::Current,
-        || match flags {
-            0 | 1 => create(phStream, false),
-            _ => Err(INVALID_VALUE),
-        },
-    )
-}
-
 /// What was given to the stream still runs.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
@@ -203,25 +186,6 @@ pub(crate) unsafe extern "C" fn cuStreamWaitEvent(
             return Err(INVALID_HANDLE);
         }
         recorded.order(&lane.queue)
-    })
-}
-
-/// Managed memory is usable from everywhere at any time here.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuStreamAttachMemAsync(
-    hStream: Handle,
-    dptr: Address,
-    _length: usize,
-    _flags: c_uint,
-) -> Code {
-    call("cuStreamAttachMemAsync", WORK, Of::Handle(hStream), || {
-        let mut registry = registry();
-        registry.work_lane(hStream)?;
-        let block = registry.memory.at(dptr);
-        match block.map(|block| block.what) {
-            Some(crate::memory::What::Managed) => Ok(()),
-            _ => Err(INVALID_VALUE),
-        }
     })
 }
 

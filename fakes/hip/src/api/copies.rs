@@ -8,13 +8,9 @@ use crate::control::version;
 use crate::ffi::*;
 
 forward! {
-    hipMemcpy(dst: *mut c_void, src: *const c_void, sizeBytes: usize, kind: c_int) =>
-        cuMemcpy(target(dst, kind)?, address(src), sizeBytes);
     hipMemcpyAsync(
         dst: *mut c_void, src: *const c_void, sizeBytes: usize, kind: c_int, stream: Handle,
     ) => cuMemcpyAsync(target(dst, kind)?, address(src), sizeBytes, stream);
-    hipMemset(dst: *mut c_void, value: c_int, sizeBytes: usize) =>
-        cuMemsetD8_v2(address(dst), value as u8, sizeBytes);
     hipMemsetD8Async(dest: *mut c_void, value: c_uchar, count: usize, stream: Handle) =>
         cuMemsetD8Async(address(dest), value, count, stream);
 }

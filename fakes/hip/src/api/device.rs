@@ -1,6 +1,6 @@
 //! Initialisation, versions, devices.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 
 use crate::call::{call, forward};
 use crate::contexts::{current_device, set_current_device};
@@ -9,22 +9,8 @@ use crate::driver::Driver;
 use crate::ffi::*;
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn hipInit(flags: c_uint) -> Code {
-    call(|_| match flags {
-        0 => Ok(()),
-        _ => Err(INVALID_VALUE),
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn hipRuntimeGetVersion(runtimeVersion: Out<c_int>) -> Code {
     call(|_| runtimeVersion.put(control::version()))
-}
-
-/// The same number, as in HIP.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn hipDriverGetVersion(driverVersion: Out<c_int>) -> Code {
-    call(|_| driverVersion.put(control::version()))
 }
 
 fn device_count(driver: &Driver) -> Outcome<c_int> {

@@ -1,4 +1,4 @@
-//! Allocating, freeing, registering, pools.
+//! Allocating, freeing, pools.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -7,13 +7,6 @@ use crate::call::{forward, on_device};
 use crate::ffi::*;
 
 forward! {
-    hipMallocManaged(dev_ptr: *mut *mut c_void, size: usize, flags: c_uint) =>
-        cuMemAllocManaged(dev_ptr.cast(), size, flags);
-    hipHostRegister(hostPtr: *mut c_void, sizeBytes: usize, flags: c_uint) =>
-        cuMemHostRegister_v2(hostPtr, sizeBytes, flags);
-    hipHostUnregister(hostPtr: *mut c_void) => cuMemHostUnregister(hostPtr);
-    hipHostGetDevicePointer(devPtr: *mut *mut c_void, hstPtr: *mut c_void, flags: c_uint) =>
-        cuMemHostGetDevicePointer_v2(devPtr.cast(), hstPtr, flags);
     hipMemGetInfo(free: *mut usize, total: *mut usize) => cuMemGetInfo_v2(free, total);
     hipMemGetAddressRange(pbase: *mut *mut c_void, psize: *mut usize, dptr: *mut c_void) =>
         cuMemGetAddressRange_v2(pbase.cast(), psize, address(dptr));
@@ -28,8 +21,6 @@ forward! {
         cuMemPoolTrimTo(mem_pool, min_bytes_to_hold);
     hipMallocFromPoolAsync(dev_ptr: *mut *mut c_void, size: usize, mem_pool: Handle, stream: Handle) =>
         cuMemAllocFromPoolAsync(dev_ptr.cast(), size, mem_pool, stream);
-    hipMallocAsync(dev_ptr: *mut *mut c_void, size: usize, stream: Handle) =>
-        cuMemAllocAsync(dev_ptr.cast(), size, stream);
     hipFreeAsync(dev_ptr: *mut c_void, stream: Handle) => cuMemFreeAsync(address(dev_ptr), stream);
 }
 

@@ -46,6 +46,8 @@ struct Inner {
     violations: Mutex<Vec<String>>,
     on_schema: Mutex<Option<Hook>>,
     on_task: Mutex<Option<Hook>>,
+    on_error: Mutex<Option<Hook>>,
+    on_release: Mutex<Option<Hook>>,
     options: Mutex<ImportOptions>,
 }
 
@@ -97,8 +99,7 @@ unsafe extern "C-unwind" fn on_schema(
     }
     this.0.producer.store(producer, SeqCst);
     this.record(Call::Schema(schema));
-    let hook = this.0.on_schema.lock().unwrap().clone();
-    hook.map_or(0, |hook| hook(&this))
+    this.run(&this.0.on_schema)
 }
 
 unsafe extern "C-unwind" fn on_next_task(
@@ -124,8 +125,7 @@ unsafe extern "C-unwind" fn on_next_task(
     this.0.received.fetch_add(1, SeqCst);
     this.0.tasks.lock().unwrap().push_back(task);
     this.record(Call::Task(metadata));
-    let hook = this.0.on_task.lock().unwrap().clone();
-    hook.map_or(0, |hook| hook(&this))
+    this.run(&this.0.on_task)
 }
 
 unsafe extern "C-unwind" fn on_error(
@@ -150,6 +150,7 @@ unsafe extern "C-unwind" fn on_error(
         text,
         metadata,
     });
+    this.run(&this.0.on_error);
 }
 
 unsafe extern "C-unwind" fn release(handler: *mut Handler) {
@@ -163,6 +164,7 @@ unsafe extern "C-unwind" fn release(handler: *mut Handler) {
     };
     let _busy = this.enter();
     this.record(Call::Release);
+    this.run(&this.0.on_release);
 }
 
 impl FakeConsumer {
@@ -201,6 +203,19 @@ impl FakeConsumer {
     /// Called within `on_next_task`, but not at the end.
     pub(crate) fn on_task(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
         *self.0.on_task.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    pub(crate) fn on_error(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
+        *self.0.on_error.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    pub(crate) fn on_release(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
+        *self.0.on_release.lock().unwrap() = Some(Arc::new(hook));
+    }
+
+    fn run(&self, hook: &Mutex<Option<Hook>>) -> c_int {
+        let hook = hook.lock().unwrap().clone();
+        hook.map_or(0, |hook| hook(self))
     }
 
     fn enter(&self) -> Busy<'_> {

@@ -1,0 +1,274 @@
+//! What a program has already: instance, device, queue, buffers and events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arrow_array::{Int64Array, RecordBatch};
+use arrow_buffer::ScalarBuffer;
+use arrow_device::device::DevicePtr;
+use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices, SyncPolicy};
+use arrow_device_vulkan::ash::vk;
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
+
+use crate::program::Program;
+use crate::rigs::{Gate, Timeline, is_there, open};
+use crate::suite::{assert_clean, assert_error, soon};
+
+fn values(rows: i64) -> Vec<i64> {
+    (0..rows).map(|i| 3 * i).collect()
+}
+
+fn batch(rows: i64) -> RecordBatch {
+    let column = Arc::new(Int64Array::from(values(rows))) as _;
+    RecordBatch::try_from_iter([("v", column)]).unwrap()
+}
+
+fn as_values(buffer: &DeviceBuffer) -> Vec<i64> {
+    let bytes = buffer.to_host().unwrap();
+    ScalarBuffer::<i64>::from(bytes).to_vec()
+}
+
+#[test]
+fn a_program_gets_columns_on_its_own_device_and_queue() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let vulkan = VulkanDevice::of(&device).unwrap();
+    assert_eq!(vulkan.device().handle(), program.device.handle());
+    assert_eq!(vulkan.instance().handle(), program.instance.handle());
+    assert_eq!(vulkan.physical_device(), program.physical);
+    assert_eq!(vulkan.queue_family(), crate::program::FAMILY);
+    let sent = batch(10_000);
+    let up = device.upload(&sent).unwrap();
+    assert_eq!(up.to_host().unwrap(), sent);
+    // The program keeps its device as long as it wants, and this crate as long as it must.
+    let weak = Arc::downgrade(&program);
+    drop(program);
+    assert_eq!(up.to_host().unwrap(), sent);
+    drop(up);
+    assert_clean(&device);
+    drop(device);
+    assert!(
+        soon(|| weak.strong_count() == 0),
+        "the program's device is kept"
+    );
+}
+
+/// The program's commands on columns: given to the queue, and submitted by itself.
+#[test]
+fn commands_of_the_program_run_in_the_order_of_the_queue() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let vulkan = VulkanDevice::of(&device).unwrap();
+    let queue = device.new_queue().unwrap();
+    let raw = VulkanQueue::of(&queue).unwrap();
+    let rows = 5000;
+    let sent = batch(rows);
+    for by_itself in [false, true] {
+        let gate = Gate::new(&device);
+        // Nothing of the queue runs before the gate is open, the commands included.
+        // SAFETY: the event is of the device, and lives until the queue's work has ended.
+        unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
+        let up = device.upload_on(&sent, &queue).unwrap();
+        let result = DeviceBufferMut::allocate(&queue, 8 * rows as usize).unwrap();
+        let column = up.column(0).unwrap();
+        let loan = column.values_on::<i64>(&queue).unwrap();
+        let bytes = 8 * rows as usize;
+        let (from, src) = vulkan.resolve(loan.address(), bytes).unwrap();
+        let (to, dst) = vulkan.resolve(result.address(), bytes).unwrap();
+        let commands = program.record(|commands| {
+            let region = [vk::BufferCopy {
+                src_offset: src,
+                dst_offset: dst,
+                size: bytes as u64,
+            }];
+            // SAFETY: both ranges lie in their buffers.
+            unsafe { program.device.cmd_copy_buffer(commands, from, to, &region) };
+        });
+        if by_itself {
+            // Who submits waits until the queue's work was submitted.
+            let opened = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(30));
+                    opened.store(true, Ordering::SeqCst);
+                    gate.set();
+                });
+                let (semaphore, value) = raw.submitted().unwrap();
+                assert!(
+                    opened.load(Ordering::SeqCst),
+                    "before its work was submitted"
+                );
+                let (waits, values) = ([semaphore], [value]);
+                let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
+                let mut timeline =
+                    vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+                let commands = [commands];
+                let submit = [vk::SubmitInfo::default()
+                    .wait_semaphores(&waits)
+                    .wait_dst_stage_mask(&stages)
+                    .command_buffers(&commands)
+                    .push_next(&mut timeline)];
+                let queue = program.queue.lock().unwrap();
+                // SAFETY: this thread has the queue; the commands are recorded, and live as long as the program.
+                let done = unsafe {
+                    program
+                        .device
+                        .queue_submit(*queue, &submit, vk::Fence::null())
+                };
+                done.unwrap();
+            });
+        } else {
+            // SAFETY: the commands are recorded, read the loan's memory and write to `result` only, and live as long as the program.
+            unsafe { raw.submit(&[commands]) }.unwrap();
+            gate.set();
+        }
+        drop(loan);
+        let result = result.freeze().unwrap();
+        assert_eq!(as_values(&result), values(rows));
+        queue.synchronize().unwrap();
+    }
+    drop(queue);
+    assert_clean(&device);
+}
+
+#[test]
+fn a_buffer_of_the_program_is_wrapped_without_a_copy() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let buffer = program.buffer(8 * 1000);
+    buffer.write(&values(1000));
+    let weak = Arc::downgrade(&buffer);
+    let before = device.stats();
+    let (raw, bytes) = (buffer.raw, buffer.bytes);
+    // SAFETY: the buffer is live until it is dropped, has the length and the usages, and nobody writes to it.
+    let wrap =
+        |raw, bytes| unsafe { VulkanDevice::wrap_buffer(&device, raw, bytes, buffer.clone()) };
+    assert_error(
+        wrap(vk::Buffer::null(), bytes).map(drop),
+        "wants a VkBuffer",
+    );
+    assert_error(wrap(raw, 0).map(drop), "wants a VkBuffer");
+    let wrapped = wrap(raw, bytes).unwrap();
+    assert_error(wrap(raw, bytes).map(drop), "knows already");
+    drop(buffer);
+    assert_eq!(device.stats().since(&before).copies, 0);
+    let vulkan = VulkanDevice::of(&device).unwrap();
+    let at = wrapped.address().offset(80);
+    assert_eq!(vulkan.resolve(at, bytes - 80).unwrap(), (raw, 80));
+    assert_error(vulkan.resolve(at, bytes - 79), "in no VkBuffer that");
+    let part = wrapped.slice(80, 800).unwrap();
+    drop(wrapped);
+    assert_eq!(as_values(&part), values(1000)[10..110]);
+    assert!(weak.strong_count() > 0, "released while it is in use");
+    drop(part);
+    assert!(soon(|| weak.strong_count() == 0), "not released");
+    assert_clean(&device);
+}
+
+#[test]
+fn what_cannot_be_adopted_is_refused() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let mut parts = program.parts();
+    parts.queue_family = 77;
+    // SAFETY: all else is live and belongs together; the family is refused before it is used.
+    let refused = unsafe { VulkanConfig::new(0).adopt(parts) };
+    assert_error(refused, "runs no compute commands");
+    let old = Program::with_entry(program.entry.clone(), vk::API_VERSION_1_0);
+    // NVIDIA's driver has the functions for every version, but then not the features.
+    // SAFETY: instance and device are live; the name ends with a null byte.
+    let has = unsafe {
+        let name = c"vkGetBufferDeviceAddress";
+        let handle = old.device.handle();
+        old.instance.get_device_proc_addr(handle, name.as_ptr())
+    };
+    let reason = match has {
+        Some(_) => "lacks buffers with addresses",
+        None => "ApplicationInfo::api_version",
+    };
+    assert_error(old.try_adopt(), reason);
+    assert_error(VulkanConfig::new(999).open(), "there is no device 999");
+    let cpu = Devices::cpu();
+    assert_error(VulkanDevice::of(&cpu).map(|_| ()), "is not a Vulkan device");
+    let queue = cpu.default_queue();
+    assert_error(VulkanQueue::of(&queue).map(|_| ()), "is not a Vulkan queue");
+}
+
+/// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.
+#[test]
+fn the_end_of_all_work_is_waited_for_without_the_lock() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let timeline = Timeline::new(&device);
+    let (semaphores, values) = ([timeline.semaphore], [1]);
+    let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
+    let mut waits = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+    let submit = [vk::SubmitInfo::default()
+        .wait_semaphores(&semaphores)
+        .wait_dst_stage_mask(&stages)
+        .push_next(&mut waits)];
+    let queue = program.queue.lock().unwrap();
+    // SAFETY: this thread has the queue; the semaphore lives until the host has signalled it and all work has ended.
+    unsafe {
+        program
+            .device
+            .queue_submit(*queue, &submit, vk::Fence::null())
+    }
+    .unwrap();
+    drop(queue);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| device.backend().settle());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!settled.is_finished(), "the program's work has not ended");
+        let start = Instant::now();
+        let mut is_free = false;
+        while !is_free && start.elapsed() < Duration::from_secs(20) {
+            is_free = program.queue.try_lock().is_ok();
+            std::thread::yield_now();
+        }
+        timeline.signal(1);
+        settled.join().unwrap().unwrap();
+        assert!(is_free, "the lock is held meanwhile");
+    });
+}
+
+/// A copy from memory that no VkBuffer is known for, and events that are none.
+#[test]
+fn what_is_unknown_is_refused() {
+    if !is_there() {
+        return;
+    }
+    let (one, two) = (open(), open());
+    let queue = one.default_queue();
+    let nowhere = DevicePtr::new(std::ptr::without_provenance_mut(0x1000));
+    let vulkan = VulkanDevice::of(&one).unwrap();
+    assert_error(vulkan.resolve(nowhere, 64), "in no VkBuffer that");
+    let event = two.default_queue().record().unwrap().unwrap();
+    // SAFETY: the event is live.
+    let refused = unsafe { one.backend().check_event(event.as_ptr()) };
+    assert_error(refused, "but of another Vulkan device");
+    let mut none = vk::Event::null();
+    let pointer = arrow_device::device::EventPtr::new((&raw mut none).cast()).unwrap();
+    // SAFETY: the bytes can be read.
+    let refused = unsafe { one.backend().check_event(pointer) };
+    assert_error(refused, "null handle");
+    // Events of other devices are waited for nevertheless, by the host.
+    queue.wait(&event).unwrap();
+    let exported = one.upload(&batch(10)).unwrap().export(SyncPolicy::Event);
+    drop(exported.unwrap());
+}

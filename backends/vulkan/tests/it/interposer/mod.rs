@@ -1,0 +1,37 @@
+//! Stands between the crate and Vulkan's loader, for the whole process: counts calls, keeps account of objects, and lets calls fail or
+//! take long.
+
+use ash::vk::Result;
+
+use crate::fork_kit::{alone, is_alone};
+use crate::rigs::is_there;
+use crate::suite::Faults;
+
+pub(crate) mod account;
+pub(crate) mod functions;
+mod loader;
+
+pub(crate) use loader::replace;
+
+/// Runs a test in a process of its own, in which the interposer takes the loader's place. True there, if there is a device.
+#[track_caller]
+pub(crate) fn interposed(test: &str) -> bool {
+    alone(test, || {});
+    is_alone() && replace() && is_there()
+}
+
+/// For the suite of streams.
+pub(crate) fn faults() -> Faults {
+    if is_alone() {
+        replace();
+    }
+    Faults {
+        interposed,
+        fail_nth: |n| account::fail("*", n, Result::ERROR_OUT_OF_DEVICE_MEMORY),
+        clear: || !account::clear().is_empty(),
+        misused: || {
+            let misuses = account::misuses();
+            (!misuses.is_empty()).then(|| format!("{misuses:?}"))
+        },
+    }
+}

@@ -1,0 +1,246 @@
+//! Vulkan devices for tests, and a program's own calls of Vulkan.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use arrow_device::device::EventPtr;
+use arrow_device::{Device, Error, Queue};
+use arrow_device_conformance::Hold;
+use arrow_device_vulkan::ash::vk;
+pub(crate) use arrow_device_vulkan::register;
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
+
+use crate::program::Program;
+use crate::stream_suite::Rig;
+use crate::suite::{self, limit, rig};
+
+pub(crate) const NAME: &str = "vulkan:0";
+
+pub(crate) fn is_required() -> bool {
+    suite::is_required("VULKAN")
+}
+
+/// Returns whether there is a device. Says why a test is skipped, or fails if it must not be.
+#[track_caller]
+pub(crate) fn is_there() -> bool {
+    limit();
+    let lacks = match devices() {
+        Ok(found) => found.first().and_then(|first| {
+            let lacks = first.lacks?;
+            Some(format!("{first} lacks {lacks}"))
+        }),
+        Err(e) => Some(e.to_string()),
+    };
+    let Some(reason) = lacks else { return true };
+    assert!(!is_required(), "{reason}");
+    eprintln!("skipped: {reason}");
+    false
+}
+
+/// The first device, with an id that no other device of this process has.
+#[track_caller]
+pub(crate) fn open() -> Device {
+    VulkanConfig::new(0).with_id(next_id()).open().unwrap()
+}
+
+pub(crate) fn next_id() -> i64 {
+    static ID: AtomicI64 = AtomicI64::new(0);
+    ID.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns what of a device is in use, if anything is.
+pub(crate) fn unclean(device: &Device) -> Option<String> {
+    device.trim();
+    let (memory, events, host) = VulkanDevice::of(device).unwrap().in_use();
+    let clean = memory == 0 && events == 0 && host == 0;
+    (!clean).then(|| {
+        format!("{device}: {memory} buffers, {events} events, {host} pieces of host memory")
+    })
+}
+
+/// A VkEvent of a program's, at an address of its own, and the commands that set it. (The host could set it, too, but wants the
+/// event for itself then, while others ask for it.)
+pub(crate) struct Gate {
+    device: Device,
+    event: Box<vk::Event>,
+    pool: vk::CommandPool,
+    commands: vk::CommandBuffer,
+    fence: vk::Fence,
+    is_submitted: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn new(device: &Device) -> Arc<Self> {
+        let vulkan = VulkanDevice::of(device).unwrap();
+        let functions = vulkan.device();
+        let family = vulkan.queue_family();
+        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
+        // SAFETY: the device is live; all is made, recorded and used as its structures say.
+        unsafe {
+            let create = vk::EventCreateInfo::default();
+            let event = functions.create_event(&create, None).unwrap();
+            let pool = functions.create_command_pool(&pool, None).unwrap();
+            let fence = functions.create_fence(&vk::FenceCreateInfo::default(), None);
+            let commands = vk::CommandBufferAllocateInfo::default()
+                .command_pool(pool)
+                .command_buffer_count(1);
+            let commands = functions.allocate_command_buffers(&commands).unwrap()[0];
+            let begin = vk::CommandBufferBeginInfo::default();
+            functions.begin_command_buffer(commands, &begin).unwrap();
+            let all = vk::PipelineStageFlags::ALL_COMMANDS;
+            functions.cmd_set_event(commands, event, all);
+            functions.end_command_buffer(commands).unwrap();
+            Arc::new(Self {
+                device: device.clone(),
+                event: Box::new(event),
+                pool,
+                commands,
+                fence: fence.unwrap(),
+                is_submitted: AtomicBool::new(false),
+            })
+        }
+    }
+
+    /// The value of `sync_event`, valid as long as this lives.
+    pub(crate) fn pointer(&self) -> EventPtr {
+        EventPtr::new((&raw const *self.event).cast_mut().cast()).unwrap()
+    }
+
+    /// Sets the event, by the device.
+    pub(crate) fn set(&self) {
+        let vulkan = VulkanDevice::of(&self.device).unwrap();
+        let commands = [self.commands];
+        let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
+        vulkan.queue().with(&mut |queue| {
+            // SAFETY: this thread has the queue; the commands are recorded, of its family, and submitted once.
+            let done = unsafe { vulkan.device().queue_submit(queue, &submit, self.fence) };
+            done.unwrap();
+        });
+        self.is_submitted.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let functions = VulkanDevice::of(&self.device).unwrap().device();
+        // SAFETY: everything is destroyed once, after the commands. Queues that were told to wait for the event have seen it set.
+        unsafe {
+            if self.is_submitted.load(Ordering::Acquire) {
+                functions
+                    .wait_for_fences(&[self.fence], true, u64::MAX)
+                    .unwrap();
+            }
+            functions.destroy_fence(self.fence, None);
+            functions.destroy_command_pool(self.pool, None);
+            functions.destroy_event(*self.event, None);
+        }
+    }
+}
+
+/// Keeps a queue back on the host, by an event of a program that is pending.
+pub(crate) fn hold(queue: &Queue) -> Hold {
+    let gate = Gate::new(queue.device());
+    // SAFETY: the event is of the device, and lives until the queue's work has run.
+    unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
+    let queue = queue.clone();
+    Hold::new(move || {
+        gate.set();
+        // The event lives until the queue has seen it.
+        std::thread::spawn(move || {
+            let (_, _) = VulkanQueue::of(&queue).unwrap().submitted().unwrap();
+            drop(gate);
+        });
+    })
+}
+
+/// A timeline semaphore of a program's.
+pub(crate) struct Timeline {
+    device: Device,
+    pub(crate) semaphore: vk::Semaphore,
+}
+
+impl Timeline {
+    pub(crate) fn new(device: &Device) -> Arc<Self> {
+        let functions = VulkanDevice::of(device).unwrap().device();
+        let mut kind =
+            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let create = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        // SAFETY: the device is live, with timeline semaphores enabled.
+        let semaphore = unsafe { functions.create_semaphore(&create, None) };
+        Arc::new(Self {
+            device: device.clone(),
+            semaphore: semaphore.unwrap(),
+        })
+    }
+
+    pub(crate) fn signal(&self, value: u64) {
+        let functions = VulkanDevice::of(&self.device).unwrap().device();
+        let signal = vk::SemaphoreSignalInfo::default()
+            .semaphore(self.semaphore)
+            .value(value);
+        // SAFETY: the semaphore is live and has a smaller value.
+        unsafe { functions.signal_semaphore(&signal) }.unwrap();
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        let functions = VulkanDevice::of(&self.device).unwrap().device();
+        // SAFETY: the semaphore is destroyed once, after the work that waits for it.
+        unsafe { functions.destroy_semaphore(self.semaphore, None) };
+    }
+}
+
+/// Keeps the device busy, by a submission that waits for the host.
+pub(crate) fn hold_on_device(queue: &Queue) -> Hold {
+    let timeline = Timeline::new(queue.device());
+    let raw = VulkanQueue::of(queue).unwrap();
+    // SAFETY: the semaphore is of the device, lives until the queue's work has run, and the host signals it.
+    unsafe { raw.wait_semaphore(timeline.semaphore, 1) }.unwrap();
+    // Submits the wait.
+    raw.submitted().unwrap();
+    let queue = queue.clone();
+    Hold::new(move || {
+        timeline.signal(1);
+        std::thread::spawn(move || {
+            finish_uncounted(&queue);
+            drop(timeline);
+        });
+    })
+}
+
+/// Waits for the work of a queue, without a call that the device counts.
+fn finish_uncounted(queue: &Queue) {
+    let device = VulkanDevice::of(queue.device()).unwrap().device();
+    let (semaphore, value) = VulkanQueue::of(queue).unwrap().submitted().unwrap();
+    let (semaphores, values) = ([semaphore], [value]);
+    let wait = vk::SemaphoreWaitInfo::default()
+        .semaphores(&semaphores)
+        .values(&values);
+    // SAFETY: the semaphore is the queue's, which is live.
+    unsafe { device.wait_semaphores(&wait, u64::MAX) }.unwrap();
+}
+
+/// The first device, if there is any.
+pub(crate) fn all() -> Vec<Device> {
+    is_there().then(open).into_iter().collect()
+}
+
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
+    vec![
+        VulkanQueue::of(queue).unwrap().submitted().unwrap_err(),
+        devices().unwrap_err(),
+        VulkanConfig::new(0).open().unwrap_err(),
+    ]
+}
+
+/// For the suite of streams: a program's device, if there is any.
+pub(crate) fn rigs() -> Vec<Rig> {
+    #[cfg(not(target_os = "linux"))]
+    let faults = None;
+    #[cfg(target_os = "linux")]
+    let faults = Some(crate::interposer::faults());
+    let opened = is_there().then(|| rig(Program::new().adopt(), faults));
+    opened.into_iter().collect()
+}

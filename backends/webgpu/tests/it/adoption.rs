@@ -1,0 +1,107 @@
+//! A program's own `wgpu::Device`: adopted once, with its queue.
+
+use arrow_array::record_batch;
+use arrow_device::device::DeviceId;
+use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register};
+
+use crate::rigs::{config, own_device, try_open};
+use crate::suite::{assert_clean, assert_error};
+
+#[test]
+fn a_device_is_adopted_once() {
+    let Some((device, queue)) = own_device(|_| {}) else {
+        return;
+    };
+    let config = config();
+    let one = adopt(&device, &queue, &config).unwrap();
+    let again = adopt(
+        &device.clone(),
+        &queue.clone(),
+        &WgpuConfig::new().with_id(77),
+    )
+    .unwrap();
+    assert_eq!(one, again);
+    assert_eq!(one.id(), again.id());
+    let gpu = WgpuDevice::of(&one).unwrap();
+    assert_eq!((gpu.device(), gpu.queue()), (&device, &queue));
+    assert_eq!(adopt(gpu.device(), gpu.queue(), &config).unwrap(), one);
+    // Once it is not used any more, it is adopted anew.
+    drop((one, again));
+    let anew = adopt(&device, &queue, &WgpuConfig::new().with_id(77)).unwrap();
+    assert_eq!(anew.id().id, 77);
+}
+
+/// wgpu runs the program's callbacks within an adoption, which submits something. They may adopt devices too.
+#[test]
+fn a_callback_adopts_devices() {
+    let (Some((device, queue)), Some((two, other))) = (own_device(|_| {}), own_device(|_| {}))
+    else {
+        return;
+    };
+    let (sender, adopted) = std::sync::mpsc::channel();
+    let (own, own_queue) = (device.clone(), queue.clone());
+    queue.on_submitted_work_done(move || {
+        let both = [(&own, &own_queue), (&two, &other)]
+            .map(|(device, queue)| adopt(device, queue, &config()).unwrap());
+        sender.send(both).unwrap();
+    });
+    let outer = adopt(&device, &queue, &config()).unwrap();
+    let [inner, another] = adopted.try_recv().expect("not called within the adoption");
+    assert_eq!(outer, inner, "adopted twice");
+    assert_ne!(outer, another);
+}
+
+/// wgpu calls the devices of two instances equal if their numbers are.
+#[test]
+fn devices_of_two_instances_are_two() {
+    let [Some((one, queue)), Some((two, other))] = [own_device(|_| {}), own_device(|_| {})] else {
+        return;
+    };
+    assert_eq!(one, two, "wgpu tells them apart; so can `is_same`");
+    let first = adopt(&one, &queue, &config()).unwrap();
+    let second = adopt(&two, &other, &config()).unwrap();
+    assert_ne!(first, second);
+    let sent = record_batch!(("a", Int64, [1, 2, 3])).unwrap();
+    for device in [&first, &second] {
+        assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
+        assert_clean(device);
+    }
+}
+
+#[test]
+fn a_queue_of_another_device_is_refused() {
+    let Some((device, _queue)) = own_device(|_| {}) else {
+        return;
+    };
+    let Some((_, other)) = own_device(|_| {}) else {
+        return;
+    };
+    assert_error(
+        adopt(&device, &other, &config()),
+        "the queue takes no work of the device",
+    );
+}
+
+#[test]
+fn the_registry_opens_adapters_by_number() {
+    let devices = Devices::new();
+    register(&devices);
+    assert_error(
+        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)),
+        "WebGPU adapters are numbered from 0",
+    );
+    if try_open().is_none() {
+        return;
+    }
+    let device = devices
+        .get(DeviceId::new(ArrowDeviceType::WEBGPU, 0))
+        .unwrap();
+    assert_eq!(device.id().to_string(), "webgpu:0");
+    assert!(!WgpuDevice::of(&device).unwrap().info().name.is_empty());
+    assert_error(
+        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
+        "which are numbered from 0",
+    );
+    assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
+}

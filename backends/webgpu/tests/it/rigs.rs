@@ -1,0 +1,121 @@
+//! WebGPU devices for tests, and work that ends when a test says so.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use arrow_device::{Device, Error, Queue};
+use arrow_device_conformance::Hold;
+pub(crate) use arrow_device_wgpu::register;
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, open, wgpu};
+
+use crate::stream_suite::Rig;
+use crate::suite::{self, limit, rig};
+
+pub(crate) const NAME: &str = "webgpu:0";
+
+pub(crate) fn is_required() -> bool {
+    suite::is_required("WEBGPU")
+}
+
+/// A configuration with an id that no other device of this process has.
+pub(crate) fn config() -> WgpuConfig {
+    static ID: AtomicI64 = AtomicI64::new(0);
+    WgpuConfig::new().with_id(ID.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Opens the best adapter. Says why a test is skipped where there is none, or fails if it must not be.
+#[track_caller]
+pub(crate) fn try_open() -> Option<Device> {
+    limit();
+    match config().open() {
+        Ok(device) => Some(device),
+        Err(e) => {
+            assert!(!is_required(), "{e}");
+            eprintln!("skipped: {e}");
+            None
+        }
+    }
+}
+
+/// A `wgpu::Device` of the program's own, with the adapter's limits, except those that `lower` changes.
+#[track_caller]
+pub(crate) fn own_device(
+    lower: impl FnOnce(&mut wgpu::Limits),
+) -> Option<(wgpu::Device, wgpu::Queue)> {
+    limit();
+    let instance =
+        wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let adapter = match now(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {
+        Ok(adapter) => adapter,
+        Err(e) => {
+            assert!(!is_required(), "{e}");
+            eprintln!("skipped: {e}");
+            return None;
+        }
+    };
+    let mut required_limits = adapter.limits();
+    lower(&mut required_limits);
+    let descriptor = wgpu::DeviceDescriptor {
+        required_limits,
+        ..Default::default()
+    };
+    Some(now(adapter.request_device(&descriptor)).unwrap())
+}
+
+/// Opens a device over a `wgpu::Device` with such limits.
+#[track_caller]
+pub(crate) fn open_with(lower: impl FnOnce(&mut wgpu::Limits)) -> Option<Device> {
+    let (device, queue) = own_device(lower)?;
+    Some(adopt(&device, &queue, &config()).unwrap())
+}
+
+/// Runs a future of wgpu, all of which are ready.
+pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).poll(&mut cx) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("a future of wgpu is pending"),
+    }
+}
+
+/// Returns what of a device is in use, if anything is.
+pub(crate) fn unclean(device: &Device) -> Option<String> {
+    device.trim();
+    let (memory, events) = WgpuDevice::of(device).unwrap().in_use();
+    let clean = memory == 0 && events == 0;
+    (!clean).then(|| format!("{device}: {memory} allocations, {events} events"))
+}
+
+/// Keeps a device busy.
+pub(crate) fn hold(queue: &Queue) -> Hold {
+    let device = queue.device().clone();
+    let set = move |is_held| WgpuDevice::of(&device).unwrap().hold(is_held);
+    set(true);
+    Hold::new(move || set(false))
+}
+
+/// A device with the adapter's limits, and one whose allocations have several buffers.
+pub(crate) fn all() -> Vec<Device> {
+    let small = open_with(|limits| {
+        limits.max_buffer_size = 4096;
+        limits.max_storage_buffer_binding_size = 2048;
+    });
+    try_open().into_iter().chain(small).collect()
+}
+
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
+    let gpu = WgpuDevice::of(queue.device()).unwrap();
+    vec![
+        gpu.poll().unwrap_err(),
+        open().unwrap_err(),
+        adopt(gpu.device(), gpu.queue(), &WgpuConfig::new()).unwrap_err(),
+    ]
+}
+
+/// For the suite of streams. wgpu cannot be told to fail at its nth call: `failures.rs` has what can be made to fail.
+pub(crate) fn rigs() -> Vec<Rig> {
+    try_open()
+        .into_iter()
+        .map(|device| rig(device, None))
+        .collect()
+}

@@ -1,0 +1,312 @@
+//! The tests' operator that DataFusion asks: it answers everything.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use arrow_device::Device;
+use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+use arrow_device_datafusion::{
+    DeviceExec, DevicePlan, DeviceSpec, DeviceToHostExec, SendableDeviceStream,
+};
+use async_trait::async_trait;
+use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::compute::filter_record_batch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::stats::Precision;
+use datafusion::common::{DataFusionError, Result, Statistics};
+use datafusion::execution::TaskContext;
+use datafusion::logical_expr::{Expr, TableType};
+use datafusion::physical_expr::expressions::{Column, DynamicFilterPhysicalExpr, lit};
+use datafusion::physical_expr::{
+    Distribution, EquivalenceProperties, LexRequirement, OrderingRequirements, Partitioning,
+    PhysicalExpr, PhysicalSortExpr, PhysicalSortRequirement,
+};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, CardinalityEffect, EmissionType, InvariantLevel,
+};
+use datafusion::physical_plan::filter_pushdown::{
+    ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
+    PushedDown,
+};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::{
+    InputDistributionRequirements, PlanProperties, SortOrderPushdownResult,
+};
+
+use crate::kit::*;
+
+/// A scan of one batch after another, which takes all filters. Over a child, it is only asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    device: DeviceSpec,
+    pub(crate) child: Option<Plan>,
+    schema: SchemaRef,
+    batches: Arc<Vec<RecordBatch>>,
+    filters: Vec<Arc<dyn PhysicalExpr>>,
+    /// What the last call asked for, which made this operator of another.
+    pub(crate) last: String,
+    fetch: Option<usize>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+    pub(crate) resets: Arc<AtomicUsize>,
+}
+
+impl Asked {
+    pub(crate) fn new(
+        device: impl Into<DeviceSpec>,
+        batches: &[RecordBatch],
+        resets: &Arc<AtomicUsize>,
+    ) -> Self {
+        let schema = batches[0].schema();
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(schema.clone()),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Incremental,
+            Boundedness::Bounded,
+        );
+        Self {
+            device: device.into(),
+            child: None,
+            schema,
+            batches: Arc::new(batches.to_vec()),
+            filters: Vec::new(),
+            last: String::new(),
+            fetch: None,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+            resets: resets.clone(),
+        }
+    }
+
+    pub(crate) fn after(&self, last: impl Into<String>) -> Arc<dyn DevicePlan> {
+        let mut own = self.clone();
+        own.last = last.into();
+        Arc::new(own)
+    }
+
+    pub(crate) fn node(self) -> Plan {
+        Arc::new(DeviceExec::new(Arc::new(self)))
+    }
+}
+
+impl DevicePlan for Asked {
+    fn name(&self) -> &str {
+        "AskedExec"
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ", filters={}", self.filters.len())
+    }
+
+    fn describe_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "answers=all")
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Plan> {
+        self.child.iter().collect()
+    }
+
+    fn with_children(&self, mut children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
+        let mut own = self.clone();
+        own.child = children.pop();
+        Ok(Arc::new(own))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        device: &Device,
+        _: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let own = MetricBuilder::new(&self.metrics).counter("batches_read", partition);
+        let (this, device) = (self.clone(), device.clone());
+        let (schema, device_type) = (self.schema.clone(), device.id().device_type);
+        let read = move |i: usize| -> arrow_device::Result<_> {
+            own.add(1);
+            let mut batch = this.batches[i].clone();
+            for filter in &this.filters {
+                let kept = filter.evaluate(&batch).unwrap();
+                let kept = kept.into_array(batch.num_rows()).unwrap();
+                batch = filter_record_batch(&batch, kept.as_boolean())?;
+            }
+            device.upload(&batch)
+        };
+        let batches = futures::stream::iter((0..self.batches.len()).map(read));
+        let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+        Ok(Box::pin(stream))
+    }
+
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        let one = self.child.iter().map(|_| Distribution::SinglePartition);
+        InputDistributionRequirements::new(one.collect())
+    }
+
+    fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
+        let by = PhysicalSortRequirement::new(Arc::new(Column::new("a", 0)), None);
+        let by = LexRequirement::new([by]).map(OrderingRequirements::new);
+        self.child.iter().map(|_| by.clone()).collect()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        self.child.iter().map(|_| true).collect()
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        self.child.iter().map(|_| true).collect()
+    }
+
+    fn statistics(
+        &self,
+        partition: Option<usize>,
+        inputs: &[Arc<Statistics>],
+    ) -> Result<Arc<Statistics>> {
+        let rows = 1000 + 10 * inputs.len() + partition.unwrap_or(9);
+        let mut statistics = Statistics::new_unknown(&self.schema);
+        statistics.num_rows = Precision::Inexact(rows);
+        Ok(Arc::new(statistics))
+    }
+
+    fn cardinality_effect(&self) -> CardinalityEffect {
+        CardinalityEffect::LowerEqual
+    }
+
+    fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
+        self.filters.iter().collect()
+    }
+
+    fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
+        let dynamic = |_| Arc::new(DynamicFilterPhysicalExpr::new(vec![], lit(true))) as _;
+        self.child.iter().map(dynamic).collect()
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        self.child.is_some()
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
+    }
+
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
+        let mut own = self.clone();
+        own.fetch = Some(limit?);
+        own.child.is_some().then(|| Arc::new(own) as _)
+    }
+
+    fn repartitioned(&self, n: usize, _: &ConfigOptions) -> Result<Option<Arc<dyn DevicePlan>>> {
+        let child = self.child.as_ref();
+        Ok(child.map(|_| self.after(format!("repartitioned({n})"))))
+    }
+
+    fn try_swapping_with_projection(&self, above: &ProjectionExec) -> Result<Option<Plan>> {
+        assert!(self.child.is_none() || above.expr().len() == 1);
+        Ok(self.child.clone())
+    }
+
+    fn gather_filters_for_pushdown(
+        &self,
+        _: FilterPushdownPhase,
+        filters: Vec<Arc<dyn PhysicalExpr>>,
+        _: &ConfigOptions,
+    ) -> Result<FilterDescription> {
+        FilterDescription::from_children(filters, &self.children())
+    }
+
+    fn handle_child_pushdown_result(
+        &self,
+        _: FilterPushdownPhase,
+        result: ChildPushdownResult,
+        _: &ConfigOptions,
+    ) -> Result<FilterPushdownPropagation<Arc<dyn DevicePlan>>> {
+        let mut own = self.clone();
+        for offered in &result.parent_filters {
+            own.filters.push(offered.filter.clone());
+        }
+        let taken = vec![PushedDown::Yes; result.parent_filters.len()];
+        let answer = FilterPushdownPropagation::with_parent_pushdown_result(taken);
+        Ok(answer.with_updated_node(Arc::new(own)))
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+    ) -> Result<SortOrderPushdownResult<Arc<dyn DevicePlan>>> {
+        let inner = self.after("sorted");
+        Ok(match order.len() {
+            1 => SortOrderPushdownResult::Exact { inner },
+            2 => SortOrderPushdownResult::Inexact { inner },
+            _ => SortOrderPushdownResult::Unsupported,
+        })
+    }
+
+    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn DevicePlan>> {
+        preserve_order.then(|| self.after("preserves"))
+    }
+
+    fn reset_state(&self) -> Result<Arc<dyn DevicePlan>> {
+        self.resets.fetch_add(1, SeqCst);
+        Ok(self.after("reset"))
+    }
+
+    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn DevicePlan>> {
+        let state = state.downcast_ref::<&str>()?;
+        Some(self.after(*state))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
+        match (check, &*self.last) {
+            (InvariantLevel::Executable, "broken") => {
+                Err(DataFusionError::Internal("as asked".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A table whose scan is the operator.
+#[derive(Debug)]
+pub(crate) struct AskedTable(pub(crate) Asked);
+
+#[async_trait]
+impl TableProvider for AskedTable {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema.clone()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        _: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        _: &[Expr],
+        _: Option<usize>,
+    ) -> Result<Plan> {
+        let mut scan = self.0.clone();
+        if let Some(projection) = projection {
+            let batches = scan.batches.iter().map(|b| b.project(projection));
+            let batches: Vec<_> = batches.collect::<std::result::Result<_, _>>()?;
+            scan = Asked::new(scan.device, &batches, &scan.resets);
+        }
+        Ok(Arc::new(DeviceToHostExec::new(scan.node())))
+    }
+}

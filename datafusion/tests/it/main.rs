@@ -1,0 +1,59 @@
+//! What must hold of tables on devices, of plans with device operators in them, and of their results.
+
+mod asked;
+mod asking;
+mod coalesce;
+mod errors;
+mod forms;
+mod guide;
+mod joined;
+mod kit;
+mod lifetime;
+mod memory;
+mod merged;
+mod nodes;
+mod operator;
+mod ops;
+mod origin;
+mod plans;
+mod plugin;
+mod queries;
+mod readers;
+mod reserved;
+mod rewrite;
+mod round_robin;
+mod runs;
+mod runtimes;
+mod schemas;
+mod sink;
+mod small;
+mod source;
+mod spec;
+mod tpch;
+mod transfers;
+mod uploads;
+
+/// The example's plugin.
+#[allow(dead_code, unused_imports)]
+#[path = "../../examples/sql/device_filter/mod.rs"]
+mod device_filter;
+
+/// What the core's own tests use, too.
+#[allow(dead_code, unreachable_pub, unused_imports)]
+#[path = "."]
+mod support {
+    #[path = "../../../tests/it/support/cases.rs"]
+    mod cases;
+    #[path = "../../../tests/it/support/compare.rs"]
+    pub(crate) mod compare;
+    #[path = "../../../tests/it/support/gen.rs"]
+    pub(crate) mod r#gen;
+    #[path = "../../../tests/it/support/rng.rs"]
+    mod rng;
+    #[path = "../../../tests/it/support/types.rs"]
+    pub(crate) mod types;
+    #[path = "../../../tests/it/support/values.rs"]
+    mod values;
+    #[path = "../../../tests/it/support/variants.rs"]
+    mod variants;
+}

@@ -1,0 +1,388 @@
+//! What is reserved in the session's memory pool.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use arrow_device::device::sim::FaultOp;
+use arrow_device::{Device, Devices};
+use arrow_device_datafusion::{
+    DeviceExec, DeviceReservation, DeviceToDeviceExec, execute_on_device, to_datafusion,
+};
+use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use datafusion::common::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{
+    FairSpillPool, GreedyMemoryPool, MemoryConsumer, MemoryPool, MemoryReservation,
+};
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::physical_plan::spill::get_record_batch_memory_size;
+use datafusion::physical_plan::{collect, execute_stream};
+use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::{StreamExt, TryStreamExt};
+
+use crate::kit::*;
+use crate::nodes::*;
+
+/// A pool without a limit that keeps what each consumer has, and had at most.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder(Mutex<BTreeMap<String, (usize, usize)>>);
+
+impl Recorder {
+    /// The most bytes of each consumer that had any.
+    pub(crate) fn peaks(&self) -> BTreeMap<String, usize> {
+        let of = self.0.lock().unwrap();
+        let peaks = of.iter().map(|(name, (_, peak))| (name.clone(), *peak));
+        peaks.filter(|(_, peak)| *peak > 0).collect()
+    }
+}
+
+impl fmt::Display for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recorder")
+    }
+}
+
+impl MemoryPool for Recorder {
+    fn name(&self) -> &str {
+        "Recorder"
+    }
+
+    fn grow(&self, reservation: &MemoryReservation, additional: usize) {
+        let mut all = self.0.lock().unwrap();
+        let (bytes, peak) = all.entry(reservation.consumer().name().into()).or_default();
+        *bytes += additional;
+        *peak = (*peak).max(*bytes);
+    }
+
+    fn shrink(&self, reservation: &MemoryReservation, shrink: usize) {
+        let mut all = self.0.lock().unwrap();
+        let bytes = &mut all.get_mut(reservation.consumer().name()).unwrap().0;
+        *bytes = bytes.checked_sub(shrink).expect("more than it has");
+    }
+
+    fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
+        assert!(!reservation.consumer().can_spill());
+        self.grow(reservation, additional);
+        Ok(())
+    }
+
+    fn reserved(&self) -> usize {
+        let of = self.0.lock().unwrap();
+        of.values().map(|(bytes, _)| bytes).sum()
+    }
+}
+
+/// A session whose uploads join nothing, with this pool.
+fn context(pool: Arc<dyn MemoryPool>) -> Arc<TaskContext> {
+    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool);
+    let config = SessionConfig::new().with_option_extension(joined_to(0));
+    SessionContext::new_with_config_rt(config, runtime.build_arc().unwrap()).task_ctx()
+}
+
+pub(crate) fn limited(bytes: usize) -> (Arc<TaskContext>, Arc<dyn MemoryPool>) {
+    let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(bytes));
+    (context(pool.clone()), pool)
+}
+
+pub(crate) fn recorded() -> (Arc<TaskContext>, Arc<Recorder>) {
+    let pool = Arc::new(Recorder::default());
+    (context(pool.clone()), pool)
+}
+
+/// `double` over an upload, with a download above.
+async fn up_and_down(n: i64, sim: &Sim) -> Plan {
+    with_transitions(double(scan(host_table(&[batches(0, n)])).await, sim))
+}
+
+#[track_caller]
+pub(crate) fn assert_refused<T>(result: Result<T>, parts: &[&str]) {
+    let e = fails(result, parts);
+    let exhausted = |e: &_| matches!(e, DataFusionError::ResourcesExhausted(_));
+    assert!(exhausted(e.find_root()), "{e:?}");
+    assert!(exhausted(&e), "not wrapped: {e:?}");
+}
+
+/// 1.28 MB under 1 KiB.
+#[tokio::test]
+async fn uploads_are_refused_before_they_allocate() {
+    let sim = Sim::new();
+    let wide: Vec<_> = (0..20).map(|i| numbers(i * 8_000, 8_000)).collect();
+    let device = sim.id().to_string();
+    let parts = ["HostToDeviceExec, partition 0", "64000 bytes", &device];
+    for doubles in 0..3 {
+        let host = scan(host_table(std::slice::from_ref(&wide))).await;
+        let plan = (0..doubles).fold(host, |plan, _| double(plan, &sim));
+        let (context, pool) = limited(1024);
+        let before = sim.stats();
+        if doubles == 0 {
+            // The errors of device streams are those of DataFusion, too.
+            let stream = execute_on_device(plan, context, &sim).unwrap();
+            let found: arrow_device::Result<Vec<_>> = stream.try_collect().await;
+            assert_refused(found.map_err(to_datafusion), &parts);
+        } else {
+            assert_refused(collect(with_transitions(plan), context).await, &parts);
+        }
+        assert_eq!(sim.stats().since(&before).allocations, 0);
+        assert_eq!(pool.reserved(), 0);
+        sim.assert_done();
+    }
+    // Enough for what is under way, however much goes through.
+    let host = scan(host_table(&[wide])).await;
+    let (context, pool) = limited(4 * 64_000);
+    let found = collect(with_transitions(double(host, &sim)), context).await;
+    assert_eq!(row_count(&found.unwrap()), 160_000);
+    assert_eq!(pool.reserved(), 0);
+}
+
+/// For each partition by itself.
+#[tokio::test]
+async fn each_node_reserves_what_is_under_way() {
+    let sim = Sim::new();
+    let (context, pool) = recorded();
+    let host = scan(host_table(&[batches(0, 10), batches(0, 10)])).await;
+    let plan = with_transitions(double(host, &sim));
+    assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 20);
+    let mut expected = BTreeMap::new();
+    for partition in 0..2 {
+        // One that was returned or is being copied, and one ahead.
+        expected.insert(format!("DeviceToHostExec[{partition}]"), 2 * 128);
+        expected.insert(format!("HostToDeviceExec[{partition}]"), 128);
+        expected.insert(format!("MapExec[{partition}]"), 128);
+    }
+    assert_eq!(pool.peaks(), expected);
+    assert_eq!(pool.reserved(), 0);
+    let peak = metric(&plan, "DeviceToHostExec", "peak_mem_used");
+    assert_eq!(peak, Some(2 * 2 * 128));
+}
+
+/// Nothing is reserved twice where an operator uploads or moves its input itself.
+#[tokio::test]
+async fn plans_without_the_rule_reserve_the_same() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let (context, pool) = recorded();
+    let plan = double(scan(host_table(&[batches(0, 5)])).await, &a);
+    assert_eq!(collect(plan, context).await.unwrap().len(), 5);
+    // The operator itself and the download in it.
+    let expected = [("MapExec[0]", 3 * 128), ("input DataSourceExec[0]", 128)];
+    let expected = expected.map(|(name, bytes)| (name.to_owned(), bytes));
+    assert_eq!(pool.peaks(), expected.into());
+    assert_eq!(pool.reserved(), 0);
+
+    let (context, pool) = recorded();
+    let moved = double(scan(device_table(&a, &[batches(0, 5)])).await, &b);
+    assert_eq!(collect(moved, context).await.unwrap().len(), 5);
+    // On the device, on its way through the host, and one ahead.
+    assert_eq!(pool.peaks()["input DeviceToHostExec[0]"], 3 * 128);
+    assert_eq!(pool.reserved(), 0);
+}
+
+/// By node: what it needs beside others, and what it says if there is not enough.
+#[tokio::test]
+async fn every_node_is_refused_what_it_needs() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let source = scan(device_table(&a, &[batches(0, 5)])).await;
+    let moves = DeviceToDeviceExec::new(source.children()[0].clone(), &b);
+    let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+    let doubled = with_transitions(double(source.clone(), &a));
+    for (plan, device, least, node) in [
+        // A copy of one batch and one ahead, on their way to the host.
+        (source, &a, 2 * 128, "DeviceToHostExec, partition 0"),
+        // What operators allocate is known when they have.
+        (doubled, &a, 3 * 128, "MapExec, partition 0"),
+        // Both halves.
+        (moves, &b, 6 * 128, "DeviceToDeviceExec, partition 0"),
+    ] {
+        let (context, pool) = limited(127);
+        let before = device.stats();
+        let found = collect(plan.clone(), context).await;
+        let id = device.id().to_string();
+        assert_refused(found, &[node, "128 bytes", &id]);
+        let copies = device.stats().since(&before).copies;
+        assert_eq!((pool.reserved(), copies), (0, 0), "{node}");
+        let (context, pool) = limited(least);
+        assert_eq!(collect(plan, context).await.unwrap().len(), 5);
+        assert_eq!(pool.reserved(), 0);
+    }
+}
+
+#[tokio::test]
+async fn memory_that_the_host_reads_is_not_reserved() {
+    let cpu = Devices::cpu();
+    let (context, pool) = limited(1);
+    let plan = scan(device_table(&cpu, &[batches(0, 5)])).await;
+    assert_eq!(collect(plan, context.clone()).await.unwrap().len(), 5);
+    // An upload to the host's own memory copies nothing.
+    let host = scan(host_table(&[batches(0, 5)])).await;
+    let stream = execute_on_device(host, context, &cpu).unwrap();
+    assert_eq!(stream.try_collect::<Vec<_>>().await.unwrap().len(), 5);
+    assert_eq!(pool.reserved(), 0);
+}
+
+#[tokio::test]
+async fn nothing_stays_reserved() {
+    let sim = Sim::new();
+    // In the middle.
+    let (context, pool) = recorded();
+    let mut stream = execute_stream(up_and_down(10, &sim).await, context).unwrap();
+    stream.next().await.unwrap().unwrap();
+    assert!(pool.reserved() >= 3 * 128, "{}", pool.reserved());
+    drop(stream);
+    assert_eq!(pool.reserved(), 0);
+
+    // After errors of the host, of the device, and of an operator.
+    for failing in 0..3 {
+        let (context, pool) = recorded();
+        let plan = match failing {
+            0 => {
+                let (table, _) = host_stream(|i| match i {
+                    0..3 => Some(Ok(numbers(i as i64 * 16, 16))),
+                    _ => Some(Err(DataFusionError::Execution("line 7".into()))),
+                });
+                with_transitions(double(scan(table).await, &sim))
+            }
+            1 => up_and_down(5, &sim).await,
+            _ => {
+                let host = scan(host_table(&[batches(0, 5)])).await;
+                let kernel = |n| match n {
+                    40 => Err("no 40".to_string()),
+                    n => Ok(n),
+                };
+                with_transitions(map(vec![host], &sim, kernel))
+            }
+        };
+        if failing == 1 {
+            sim.sim.faults().fail_nth(FaultOp::Allocate, 4);
+        }
+        let mut stream = execute_stream(plan, context).unwrap();
+        let mut failed = false;
+        while let Some(batch) = stream.next().await {
+            failed = batch.is_err();
+        }
+        assert!(failed, "{failing}");
+        // The stream is still there.
+        assert_eq!(pool.reserved(), 0, "{failing}");
+        drop(stream);
+        sim.sim.faults().clear();
+    }
+}
+
+/// A task that is cancelled gives back what it had.
+#[tokio::test]
+async fn a_cancelled_task_gives_all_back() {
+    let sim = Sim::deferred();
+    let (context, pool) = recorded();
+    let plan = up_and_down(10, &sim).await;
+    // Its download never arrives.
+    let task = tokio::spawn(collect(plan, context));
+    while pool.reserved() < 3 * 128 {
+        tokio::task::yield_now().await;
+    }
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert_eq!(pool.reserved(), 0);
+    sim.assert_done();
+}
+
+/// A node that spills has less beside an upload.
+#[tokio::test]
+async fn a_fair_pool_counts_uploads() {
+    let sim = Sim::new();
+    let pool: Arc<dyn MemoryPool> = Arc::new(FairSpillPool::new(1000));
+    let sort = MemoryConsumer::new("sort").with_can_spill(true);
+    let sort = sort.register(&pool);
+    sort.try_grow(900).unwrap();
+    sort.free();
+    let host = scan(host_table(&[batches(0, 5)])).await;
+    let up = with_transitions(double(host, &sim));
+    let mut stream = execute_stream(up, context(pool.clone())).unwrap();
+    stream.next().await.unwrap().unwrap();
+    assert!(sort.try_grow(900).is_err(), "{} reserved", pool.reserved());
+    sort.try_grow(400).unwrap();
+    drop(stream);
+    sort.try_grow(500).unwrap();
+}
+
+#[test]
+fn an_operator_reserves_what_it_keeps() {
+    let sim = Sim::new();
+    let device: &Device = &sim;
+    let (context, pool) = limited(1000);
+    let kept = DeviceReservation::new(&context, "JoinExec", 7, device);
+    kept.grow(600).unwrap();
+    let id = sim.id().to_string();
+    let parts = ["JoinExec, partition 7", "401 bytes", &id, "JoinExec[7]"];
+    assert_refused(kept.grow(401), &parts);
+    assert_eq!((kept.size(), pool.reserved()), (600, 600));
+    kept.shrink(100);
+    assert_eq!(pool.reserved(), 500);
+    kept.shrink(501);
+    assert_eq!((kept.size(), pool.reserved()), (0, 0));
+    kept.grow(1000).unwrap();
+    drop(kept);
+    assert_eq!(pool.reserved(), 0);
+}
+
+/// More than is left is all that is left, also while another thread gives back.
+#[test]
+fn two_threads_give_back() {
+    let sim = Sim::new();
+    let device: &Device = &sim;
+    // This pool has no lock that would have them take turns.
+    let (context, pool) = limited(1000);
+    let kept = DeviceReservation::new(&context, "JoinExec", 0, device);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..100_000 {
+                    kept.grow(1).unwrap();
+                    kept.shrink(2);
+                }
+            });
+        }
+    });
+    kept.shrink(usize::MAX);
+    assert_eq!((kept.size(), pool.reserved()), (0, 0));
+}
+
+/// A node that keeps one column of a downloaded batch keeps that column's memory, and counts it right.
+#[tokio::test]
+async fn a_kept_column_keeps_no_others() {
+    const ROWS: usize = 8192;
+    // 64 KiB: one block of the device's host memory.
+    const COLUMN: usize = ROWS * 8;
+    let sim = Sim::new();
+    let column = |i: i64| {
+        let values = Int64Array::from_iter_values((0..ROWS as i64).map(|row| row * 20 + i));
+        (format!("c{i}"), Arc::new(values) as ArrayRef)
+    };
+    let wide = RecordBatch::try_from_iter((0..20).map(column)).unwrap();
+    for direct in [false, true] {
+        let table = device_table(&sim, &[vec![wide.clone()]]);
+        let scan = scan(table).await;
+        // With and without a node for the download.
+        let plan = match direct {
+            true => scan.children()[0].clone(),
+            false => scan,
+        };
+        let found = collect(plan, recorded().0).await.unwrap();
+        assert_eq!(found, std::slice::from_ref(&wide));
+        // Staging memory returns to the pool, and goes, a little later than its copy is done.
+        let live = |bytes| {
+            eventually(&format!("{bytes} bytes of host memory"), || {
+                sim.synchronize().unwrap();
+                sim.trim();
+                sim.sim.report().live_host_bytes == bytes
+            });
+        };
+        live(20 * COLUMN);
+        assert_eq!(get_record_batch_memory_size(&found[0]), 20 * COLUMN);
+        let kept = found[0].project(&[7]).unwrap();
+        drop(found);
+        live(COLUMN);
+        assert_eq!(get_record_batch_memory_size(&kept), COLUMN);
+        assert_eq!(kept, wide.project(&[7]).unwrap());
+        drop(kept);
+        live(0);
+    }
+}

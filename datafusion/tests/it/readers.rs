@@ -1,0 +1,214 @@
+//! Tables that are read while a plan runs, and what was asked of them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader};
+use arrow_device_datafusion::{DeviceTable, ScanRequest};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::common::Result;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
+use futures::Stream;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+
+use crate::kit::{Sim, numbers};
+
+/// A reader that uploads what a closure gives, and counts how often it was asked.
+pub(crate) struct Reader {
+    device: Device,
+    schema: SchemaRef,
+    next: Box<dyn FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send>,
+    at: usize,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Reader {
+    pub(crate) fn new(
+        device: &Device,
+        schema: SchemaRef,
+        next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            schema,
+            next: Box::new(next),
+            at: 0,
+            asked: Arc::default(),
+        }
+    }
+}
+
+impl Iterator for Reader {
+    type Item = arrow_device::Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.asked.fetch_add(1, SeqCst);
+        let batch = (self.next)(self.at)?;
+        self.at += 1;
+        Some(batch.and_then(|batch| self.device.upload(&batch)))
+    }
+}
+
+impl DeviceRecordBatchReader for Reader {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device.id().device_type
+    }
+}
+
+/// A table of such readers of the column of [`numbers`], which are told their partition.
+pub(crate) fn readers_table(
+    device: &Device,
+    partitions: usize,
+    next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
+    let (asked, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(next));
+    let (of, counts) = (device.clone(), asked.clone());
+    let schema = numbers(0, 1).schema();
+    let open = move |request: ScanRequest| {
+        let next = next.clone();
+        let next = move |i| next(request.partition, i);
+        let mut reader = Reader::new(&of, numbers(0, 1).schema(), next);
+        reader.asked = counts.clone();
+        Ok(reader)
+    };
+    let table = DeviceTable::from_readers(schema, device.clone(), partitions, open);
+    (Arc::new(table), asked)
+}
+
+/// A table of one such reader, and how often it was asked.
+pub(crate) fn reader_table(
+    device: &Device,
+    next: impl Fn(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
+    readers_table(device, 1, move |_, i| next(i))
+}
+
+/// Says when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// More batches than any test reads: one that should be stopped fails, and does not hang.
+pub(crate) const MANY: usize = 100_000;
+
+/// A table of an endless reader, how often it was asked, and whether it was let go.
+pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    let (asked, gone) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
+    let open = move |_| {
+        let dropped = Dropped(flag.clone());
+        let next = move |i| {
+            let _ = &dropped;
+            (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
+        };
+        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
+        reader.asked = counts.clone();
+        Ok(reader)
+    };
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
+    (Arc::new(table), asked, gone)
+}
+
+pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
+
+/// A table whose partitions are the streams that a closure makes, of the column of [`numbers`].
+pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
+    device: &Device,
+    partitions: usize,
+    make: impl Fn(usize) -> S + Send + Sync + 'static,
+) -> Arc<DeviceTable> {
+    let open = move |request: ScanRequest| {
+        let (schema, device_type) = (numbers(0, 1).schema(), request.device.id().device_type);
+        let stream = make(request.partition);
+        let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, stream);
+        std::future::ready(Ok(stream))
+    };
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::from_streams(schema, device.clone(), partitions, open);
+    Arc::new(table)
+}
+
+/// A table whose partitions give what is sent, once, and the senders.
+pub(crate) fn sent(
+    device: &Device,
+    partitions: usize,
+) -> (Arc<DeviceTable>, Vec<UnboundedSender<Sent>>) {
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..partitions).map(|_| unbounded()).unzip();
+    let receivers: Vec<_> = receivers.into_iter().map(|r| Mutex::new(Some(r))).collect();
+    let take = move |p: usize| -> UnboundedReceiver<Sent> {
+        receivers[p].lock().unwrap().take().expect("one scan")
+    };
+    (streams_table(device, partitions, take), senders)
+}
+
+struct Partition<F>(SchemaRef, F);
+
+impl<F> fmt::Debug for Partition<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Partition")
+    }
+}
+
+impl<F, S> PartitionStream for Partition<F>
+where
+    F: Fn() -> S + Send + Sync + 'static,
+    S: Stream<Item = Result<RecordBatch>> + Send + 'static,
+{
+    fn schema(&self) -> &SchemaRef {
+        &self.0
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        Box::pin(RecordBatchStreamAdapter::new(self.0.clone(), (self.1)()))
+    }
+}
+
+/// A table on the host whose only partition is the stream that a closure makes.
+pub(crate) fn stream_table<S: Stream<Item = Result<RecordBatch>> + Send + 'static>(
+    schema: SchemaRef,
+    make: impl Fn() -> S + Send + Sync + 'static,
+) -> StreamingTable {
+    let partition = Partition(schema.clone(), make);
+    StreamingTable::try_new(schema, vec![Arc::new(partition)]).unwrap()
+}
+
+/// A table of numbers on the host whose only partition consists of what a closure returns, and how
+/// often it was asked.
+pub(crate) fn host_stream(
+    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
+    host_stream_of(numbers(0, 1).schema(), next)
+}
+
+/// The same with another schema.
+pub(crate) fn host_stream_of(
+    schema: SchemaRef,
+    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
+    let (asked, next) = (Arc::<AtomicUsize>::default(), Arc::new(next));
+    let counts = asked.clone();
+    let make = move || {
+        let (next, asked) = (next.clone(), counts.clone());
+        let mut at = 0..;
+        futures::stream::iter(std::iter::from_fn(move || {
+            asked.fetch_add(1, SeqCst);
+            next(at.next()?)
+        }))
+    };
+    (Arc::new(stream_table(schema, make)), asked)
+}

@@ -1,0 +1,155 @@
+//! Nodes describe their device, and open it where they run.
+
+use arrow_device::{ArrowDeviceType, DeviceId, Devices, Error};
+use arrow_device_datafusion::{DeviceResolver, DeviceSpec, execute_on_device};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::physical_plan::{collect, collect_partitioned};
+use futures::TryStreamExt;
+
+use crate::kit::*;
+
+fn partitions(n: i64) -> Vec<Vec<RecordBatch>> {
+    (0..n).map(|p| batches(p * 16, 1)).collect()
+}
+
+/// Bytes that each device was sent, and sent back.
+fn moved(sims: [&Sim; 2]) -> [(u64, u64); 2] {
+    sims.map(|sim| {
+        let stats = sim.stats();
+        (stats.bytes_to_device, stats.bytes_to_host)
+    })
+}
+
+#[test]
+fn descriptions_compare_what_they_describe() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let of = DeviceSpec::from(&a);
+    assert_eq!(of, DeviceSpec::from(a.device.clone()));
+    assert_ne!(of, DeviceSpec::from(&b));
+    assert_ne!(of, any_sim());
+    // Of a device of the same id, in another process perhaps.
+    assert_ne!(of, DeviceSpec::from(a.device.id()));
+    assert!(of.fits(&a) && !of.fits(&b));
+    assert!(any_sim().fits(&a) && any_sim().fits(&b));
+    assert!(!any_sim().fits(&Devices::cpu()));
+    assert!(DeviceSpec::from(a.device.id()).fits(&a));
+    let cpu = DeviceSpec::from(&Devices::cpu());
+    assert_eq!((cpu.id(), cpu.to_string()), (None, "cpu".to_owned()));
+    for text in ["cuda", "cuda:1", "cpu", "sim", "vulkan:3", "cuda-host:0"] {
+        let spec: DeviceSpec = text.parse().unwrap();
+        assert_eq!(spec.to_string(), text);
+    }
+    assert!("gpu".parse::<DeviceSpec>().is_err());
+}
+
+/// Four partitions on two devices: each has its half, and a whole chain of operators stays there.
+#[tokio::test]
+async fn partitions_go_to_different_devices() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let child = scan(host_table(&partitions(4))).await;
+    let plan = with_transitions(double(double(child, any_sim()), any_sim()));
+    let found = collect_partitioned(plan, offering([&a, &b])).await.unwrap();
+    assert_eq!(numbers_of(&found.concat()), multiples(64, 4));
+    assert_eq!(moved([&a, &b]), [(256, 256); 2]);
+    // One device takes all.
+    let child = scan(host_table(&partitions(4))).await;
+    let plan = with_transitions(double(child, any_sim()));
+    collect(plan, offering([&b])).await.unwrap();
+    assert_eq!(moved([&a, &b]), [(256, 256), (768, 768)]);
+    drop(found);
+    a.assert_done();
+    b.assert_done();
+}
+
+/// What `execute_on_device` is asked for is where the batches are, wherever the plan ran.
+#[tokio::test]
+async fn a_result_on_one_device_of_a_plan_on_two() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let child = scan(host_table(&partitions(4))).await;
+    let plan = double(child, any_sim());
+    let stream = execute_on_device(plan, offering([&a, &b]), &a).unwrap();
+    let batches: Vec<_> = stream.try_collect().await.unwrap();
+    assert!(batches.iter().all(|batch| *batch.device() == a.device));
+    assert_eq!(sorted(numbers_on(&batches)), multiples(64, 2));
+    drop(batches);
+    a.assert_done();
+    b.assert_done();
+}
+
+/// Whoever plans needs no device: it is asked for when the plan runs, and the error says what is
+/// missing and what there is.
+#[tokio::test]
+async fn a_plan_for_a_device_that_is_not_there() {
+    let a = Sim::new();
+    for (text, context, says) in [
+        ("cuda:7", session().task_ctx(), "cuda:7"),
+        ("opencl", session().task_ctx(), "opencl"),
+        ("cuda", offering([&a]), "the session offers [sim:"),
+        ("cuda", offering([]), "the session offers []"),
+    ] {
+        let spec: DeviceSpec = text.parse().unwrap();
+        let child = scan(host_table(&partitions(2))).await;
+        let plan = with_transitions(double(child, spec));
+        assert!(crate::kit::text(&plan, &[]).contains(&format!("device={text}")));
+        let error = collect(plan, context).await.unwrap_err();
+        let Error::DeviceNotAvailable { device, .. } = ours(&error) else {
+            panic!("{error}");
+        };
+        assert_eq!(device.device_type.short_name(), text.split(':').next());
+        crate::kit::says(&error, &[says, "MapExec, partition 0"]);
+    }
+}
+
+/// The session's devices first of all, by their ids.
+#[test]
+fn a_session_opens_its_own_devices() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let context = offering([&a, &b]);
+    let resolver = DeviceResolver::of_task(&context);
+    let open = |spec: DeviceSpec, partition| resolver.open(&spec, partition);
+    for (sim, partition) in [(&a, 0), (&b, 1), (&a, 2), (&b, 5)] {
+        assert_eq!(open(any_sim(), partition).unwrap(), sim.device);
+        // An id is that device's, whatever the partition.
+        let id = sim.device.id();
+        assert_eq!(open(id.into(), partition + 1).unwrap(), sim.device);
+    }
+    let other = Sim::new();
+    let e = open(other.device.id().into(), 0).unwrap_err();
+    assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e}");
+    // This very device is meant, and this program has it.
+    assert_eq!(open(DeviceSpec::from(&other), 0).unwrap(), other.device);
+    assert_eq!(open(DeviceId::CPU.into(), 3).unwrap(), Devices::cpu());
+}
+
+#[test]
+fn a_resolver_that_returns_another_type() {
+    let resolver = DeviceResolver::new(|_, _| Ok(Devices::cpu()));
+    let e = resolver.open(&any_sim(), 0).unwrap_err();
+    let of = |e: &Error| matches!(e, Error::DeviceNotAvailable { device, .. } if device.device_type == ArrowDeviceType::EXT_DEV);
+    assert!(of(&e), "{e:?}");
+    says(&e, &["returned cpu"]);
+}
+
+/// Without a resolver, the process's devices.
+#[test]
+fn a_session_without_devices_opens_those_of_the_process() {
+    let resolver = DeviceResolver::of_task(&session().task_ctx());
+    let sim = Devices::simulated().unwrap();
+    for (spec, device) in [("sim", &sim), ("sim:0", &sim), ("cpu", &Devices::cpu())] {
+        assert_eq!(resolver.open(&spec.parse().unwrap(), 1).unwrap(), *device);
+    }
+}
+
+/// A plan does not keep its device, and says so when it runs too late.
+#[tokio::test]
+async fn a_plan_holds_no_device() {
+    let sim = Sim::new();
+    let id = sim.device.id();
+    let child = scan(host_table(&partitions(1))).await;
+    let plan = with_transitions(double(child, &sim));
+    let weak = sim.device.downgrade();
+    drop(sim);
+    assert!(weak.upgrade().is_none());
+    let error = ours(&fails(run(&plan).await, &[&id.to_string()]));
+    assert!(matches!(error, Error::DeviceNotAvailable { .. }));
+}

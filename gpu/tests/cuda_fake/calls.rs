@@ -1,0 +1,340 @@
+//! How many calls of the driver an operation costs the thread that makes it. Calls are counted by
+//! thread: the reaper's thread makes others.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_device::device::DevicePtr;
+use arrow_device::{DeviceBufferMut, DeviceRecordBatch, ExportOptions, SyncPolicy};
+use arrow_schema::DataType;
+
+use crate::block::Block;
+use crate::fake::{Group, MODES, NO_BATCH, NO_POOLS, in_mode};
+use crate::rig::{Rig, end_all, hold_running, soon};
+use crate::support::{assert_same_batch, wide_batch};
+use crate::support_c::Foreign;
+use crate::vendor::{Config, assert_untouched};
+
+/// The calls of a piece of work, by name.
+#[derive(Debug)]
+struct Calls(BTreeMap<String, u64>);
+
+impl Calls {
+    fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        let before = Group::thread_calls();
+        let done = work();
+        let mut calls = Group::thread_calls();
+        for (name, n) in before {
+            *calls.get_mut(&name).unwrap() -= n;
+        }
+        calls.retain(|_, n| *n > 0);
+        (done, Self(calls))
+    }
+
+    fn named(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    /// The questions whose memory an address is.
+    fn lookups(&self) -> u64 {
+        self.named("cuPointerGetAttributes")
+    }
+
+    #[track_caller]
+    fn at_most(&self, limit: u64, what: impl fmt::Display) {
+        let all: u64 = self.0.values().sum();
+        assert!(all <= limit, "{what}: {all}, more than {limit}\n{self:#?}");
+    }
+}
+
+/// A device that has staging memory, page-locked memory and events at hand.
+fn warm(mode: u32) -> Rig {
+    let rig = Rig::new(mode);
+    for _ in 0..3 {
+        let batch = wide_batch(40, 200);
+        assert_same_batch(&batch, &rig.upload(&batch).unwrap().to_host().unwrap(), "");
+    }
+    rig.synchronize().unwrap();
+    drop([0; 64].map(|_| rig.default_queue().record().unwrap()));
+    rig
+}
+
+fn longs(columns: usize, rows: usize) -> RecordBatch {
+    let column = |i: usize| {
+        let values = Int64Array::from_iter_values((0..rows as i64).map(|n| n * i as i64));
+        (format!("c{i}"), Arc::new(values) as ArrayRef)
+    };
+    RecordBatch::try_from_iter((0..columns).map(column)).unwrap()
+}
+
+#[test]
+fn single_operations() {
+    for mode in MODES {
+        let rig = warm(mode);
+        let queue = rig.default_queue();
+        let limit = |what: &str, limit: u64, work: &mut dyn FnMut()| {
+            let ((), calls) = Calls::of(work);
+            calls.at_most(limit, format!("{what}, mode {mode}"));
+        };
+        // Entering and leaving are four calls: push, capture mode, capture mode, pop. Without a pool the
+        // device is entered twice.
+        let entries = 1 + u64::from(in_mode(NO_POOLS));
+        // A driver that refuses lists gets a call for each copy, after the list, whose code has two texts.
+        let no_lists = in_mode(NO_BATCH);
+        let copies = |n: u64| if no_lists { n + 3 } else { 1 };
+        let mut memory = None;
+        limit("allocate", 1 + 5 * entries, &mut || {
+            memory = Some(DeviceBufferMut::allocate(&queue, 1000).unwrap());
+        });
+        limit("free", 6, &mut || memory = None);
+        let mut event = None;
+        limit("record", 6, &mut || event = queue.record().unwrap());
+        limit("wait", 5, &mut || event.as_ref().unwrap().wait().unwrap());
+        limit("another wait", 0, &mut || {
+            let event = event.as_ref().unwrap();
+            event.wait().unwrap();
+            assert!(event.is_complete().unwrap());
+        });
+        limit("synchronize a queue", 7, &mut || {
+            queue.synchronize().unwrap()
+        });
+
+        // All columns are one copy each way.
+        let batch = wide_batch(40, 200);
+        let mut up = None;
+        limit("upload", 8, &mut || up = Some(rig.upload(&batch).unwrap()));
+        assert_same_batch(&batch, &up.unwrap().to_host().unwrap(), "upload");
+        // Values only: sizes need no read.
+        let batch = longs(40, 200);
+        let up = rig.upload(&batch).unwrap();
+        drop(up.to_host().unwrap());
+        let mut down = None;
+        limit("download", 8, &mut || down = Some(up.to_host().unwrap()));
+        assert_eq!(down.unwrap(), batch);
+        let mut started = None;
+        limit("start of a download", 7, &mut || {
+            started = Some(up.start_to_host().unwrap());
+        });
+        drop(started);
+        let mut compact = None;
+        // Values and their padding.
+        let limit_of_compact = 8 + 2 + copies(2 * 40) + 5 * (entries - 1);
+        limit("compact", limit_of_compact, &mut || {
+            compact = Some(up.slice(1, 50).unwrap().compact().unwrap());
+        });
+        drop((compact, up, event, queue));
+        rig.end();
+    }
+}
+
+/// One question for each allocation, whatever the number of buffers, and one entry.
+#[test]
+fn an_import_asks_once_for_each_allocation() {
+    let is_view = |column: &&ArrayRef| {
+        matches!(
+            column.data_type(),
+            DataType::Utf8View | DataType::BinaryView
+        )
+    };
+    for mode in MODES {
+        let rig = warm(mode);
+        let import = |up: &DeviceRecordBatch, allocations: u64| {
+            let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+            let (again, calls) = Calls::of(|| {
+                // SAFETY: both structs come from one export of this crate.
+                unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap()
+            });
+            assert!(calls.lookups() <= allocations, "{allocations}\n{calls:?}");
+            calls.at_most(4 + allocations, format!("{allocations} allocations"));
+            again
+        };
+        for columns in [1, 10, 100] {
+            let batch = wide_batch(columns, 50);
+            // The lengths of view buffers are in page-locked memory of their own.
+            let views = batch.columns().iter().filter(is_view).count() as u64;
+            let again = import(&rig.upload(&batch).unwrap(), 1 + views);
+            assert_same_batch(&batch, &again.to_host().unwrap(), "imported");
+        }
+        let batch = longs(30, 50);
+        let upload = |column: &ArrayRef| rig.upload_array(column).unwrap();
+        let columns: Vec<_> = batch.columns().iter().map(upload).collect();
+        let up = DeviceRecordBatch::try_new(batch.schema(), &columns).unwrap();
+        drop(columns);
+        let again = import(&up, 30);
+        assert_same_batch(&batch, &again.to_host().unwrap(), "of several allocations");
+        drop((up, again));
+        rig.end();
+    }
+}
+
+/// What the driver reports of an allocation counts, and nothing beyond it.
+#[test]
+fn an_import_trusts_no_more_than_is_reported() {
+    let ints: Int64Array = (0..100).map(|i| (i % 3 != 0).then_some(i)).collect();
+    for mode in MODES {
+        let rig = Rig::new(mode);
+        let import = |block: &Block, values: usize| {
+            let at = |bytes: usize| block.ptr.wrapping_byte_add(bytes).cast_const();
+            let mut foreign = Foreign::new(&ints.to_data(), &rig.device);
+            foreign.set_buffer(&[], 0, at(0));
+            foreign.set_buffer(&[], 1, at(values));
+            let (imported, calls) = Calls::of(|| foreign.import(&rig.options).map(drop));
+            rig.synchronize().unwrap();
+            assert!(soon(|| foreign.releases() == (1, 1)));
+            (imported, calls)
+        };
+        let refused = |block: &Block| {
+            let e = import(block, 232).0.unwrap_err();
+            assert!(e.to_string().contains("array.buffers[1]"), "{e}");
+        };
+        // All in one allocation, up to its last byte.
+        let whole = Block::device(rig.group.first, 1024);
+        let (imported, calls) = import(&whole, 224);
+        imported.unwrap();
+        assert_eq!(calls.lookups(), 1, "{calls:?}");
+        // The first buffer is known, and so is where the second begins, but not where it ends.
+        refused(&whole);
+
+        // Reported too long, as reserved addresses may be: the end of the range is somebody else's.
+        let mapped = Block::device(rig.group.first, 1024);
+        Group::misreport(mapped.ptr.addr(), 1 << 30);
+        let (imported, calls) = import(&mapped, 224);
+        imported.unwrap();
+        assert!(calls.lookups() > 1, "{calls:?}");
+        refused(&mapped);
+        // Reported too short: the last byte counts.
+        Group::misreport(mapped.ptr.addr(), 64);
+        import(&mapped, 224).0.unwrap();
+        refused(&mapped);
+        drop((whole, mapped));
+        rig.end();
+    }
+}
+
+/// Page-locked memory between two pieces of it is not, whatever its first and last byte are.
+#[test]
+fn a_gap_in_page_locked_memory() {
+    let rig = Rig::new(0);
+    let block = Block::pinned(rig.group.first, 4 << 20);
+    let direct = |bytes| {
+        let ptr = DevicePtr::new(block.ptr);
+        rig.backend().copies_directly_from(ptr, bytes)
+    };
+    Group::misreport(block.ptr.addr(), 1 << 20);
+    assert!(!direct(2 << 20), "the driver has reported less");
+    assert!(direct(1 << 20));
+    let (_, calls) = Calls::of(|| {
+        assert!(direct(1000) && direct(1 << 20));
+    });
+    calls.at_most(0, "answers are kept");
+    drop(block);
+    rig.end();
+}
+
+/// What was seen complete is not asked about again: an export of a ready batch, whatever it
+/// consists of, makes no call.
+#[test]
+fn an_export_of_a_ready_batch() {
+    let rig = warm(0);
+    let batch = longs(30, 50);
+    let upload = |column: &ArrayRef| rig.upload_array(column).unwrap();
+    let own: Vec<_> = batch.columns().iter().map(upload).collect();
+    let several = DeviceRecordBatch::try_new(batch.schema(), &own).unwrap();
+    drop(own);
+    // Without an event a foreign array is ready, too.
+    let (array, schema) = rig
+        .upload(&batch)
+        .unwrap()
+        .export(SyncPolicy::Wait)
+        .unwrap();
+    assert!(array.sync_event().is_null());
+    // SAFETY: both structs come from one export of this crate.
+    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
+    for up in [several, rig.upload(&batch).unwrap(), again] {
+        up.as_struct().wait().unwrap();
+        let ((), calls) = Calls::of(|| {
+            for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+                drop(up.export_array(&ExportOptions::new(sync)).unwrap());
+            }
+            assert!(up.as_struct().is_ready().unwrap());
+            up.as_struct().wait().unwrap();
+        });
+        calls.at_most(0, "what was seen complete");
+    }
+    rig.end();
+}
+
+/// An event of a device that has failed is an error, unless it was seen complete before.
+#[test]
+fn a_failed_event_stays_an_error() {
+    let rig = warm(0);
+    let queue = rig.default_queue();
+    let seen = queue.record().unwrap().unwrap();
+    seen.wait().unwrap();
+    let held = hold_running(&queue);
+    let event = queue.record().unwrap().unwrap();
+    assert!(!event.is_complete().unwrap());
+    drop(held);
+    rig.group.break_with(700);
+    for _ in 0..2 {
+        // It may have completed before.
+        if event.is_complete().is_err() {
+            assert!(event.is_complete().is_err());
+            assert!(event.wait().is_err());
+        }
+    }
+    assert!(queue.record().is_err());
+    assert!(seen.is_complete().unwrap());
+}
+
+/// Scopes of two devices in each other, errors and panics: the thread is as it was.
+#[test]
+fn scopes_leave_nothing_behind() {
+    for mode in MODES {
+        let group = Group::open(2, mode);
+        let [one, two] = [0, 1].map(|i| Rig::of(group, &Config::new(group.ordinal() + i)));
+        let batch = longs(5, 100);
+        let up = |rig: &Rig| {
+            let up = rig.upload(&batch).unwrap();
+            assert_same_batch(&batch, &up.to_host().unwrap(), "in a scope");
+        };
+        one.backend().within(&mut || {
+            up(&one);
+            two.backend().within(&mut || {
+                up(&two);
+                up(&one);
+                one.backend().within(&mut || up(&two));
+                up(&two);
+            });
+            up(&one);
+        });
+        assert_untouched();
+        let (panicked, calls) = Calls::of(|| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                one.backend().within(&mut || {
+                    one.synchronize().unwrap();
+                    std::panic::resume_unwind(Box::new("on purpose"));
+                });
+            }))
+        });
+        assert!(panicked.is_err());
+        assert_eq!(
+            calls.named("cuThreadExchangeStreamCaptureMode"),
+            2,
+            "{calls:?}"
+        );
+        assert_untouched();
+        // Whatever fails in it, also the entry itself.
+        for name in ["cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"] {
+            one.group.fail(name, 1, 1);
+            one.backend().within(&mut || drop(one.upload(&batch)));
+            one.group.clear();
+            assert_untouched();
+        }
+        let ((), calls) = Calls::of(|| one.backend().within(&mut || ()));
+        calls.at_most(0, "nothing was called");
+        end_all(group, [one, two]);
+    }
+}

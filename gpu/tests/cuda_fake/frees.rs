@@ -1,0 +1,281 @@
+//! When memory is freed that no stream frees in its order, and what a driver refuses.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use arrow_device::device::{CopyKind, CopyOp};
+use arrow_device::{DeviceBufferMut, Error, HostSlab};
+
+use crate::fake::{FREE_BLOCKS, Group, LAZY, MODES, NO_BATCH, NO_POOLS, in_mode};
+use crate::gpu_suite::soon;
+use crate::rig::{Rig, hold};
+use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::{Config, Memory};
+
+/// Far longer than any of this takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ends the program if `work` hangs: what hangs holds the library's lock.
+fn watched(work: impl FnOnce() + Send + 'static) {
+    let (told, done) = channel();
+    let worker = thread::spawn(move || {
+        work();
+        let _ = told.send(());
+    });
+    if done.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        eprintln!("a free hangs");
+        std::process::abort();
+    }
+    worker.join().unwrap();
+}
+
+/// A host function may wait for a thread that frees memory and then makes calls: no free that the
+/// thread causes waits for the host function.
+#[test]
+fn a_host_function_waits_for_a_thread_that_frees() {
+    for (flags, memory) in [
+        (0, Memory::Device),
+        (NO_POOLS, Memory::Device),
+        (0, Memory::Host),
+        (0, Memory::Managed),
+    ] {
+        watched(move || {
+            let rig = Rig::with(flags | FREE_BLOCKS, memory);
+            rig.set_idle_slab_limit(0);
+            let (queue, other) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
+            let slab = rig.host_slab(1 << 20).unwrap();
+            // More than are kept for reuse.
+            let buffer = |_| DeviceBufferMut::allocate(&other, 1000).unwrap();
+            let buffers: Vec<_> = (0..1100).map(buffer).collect();
+            let held = hold(&queue);
+            let device = rig.device.clone();
+            let thread = thread::spawn(move || {
+                drop((slab, buffers));
+                // Long enough for a free on another thread to begin.
+                thread::sleep(Duration::from_millis(100));
+                let other = device.new_queue().unwrap();
+                let buffer = DeviceBufferMut::allocate(&other, 3000).unwrap();
+                drop((buffer, device.host_slab(4 << 20).unwrap(), other));
+                // The host function may return now.
+                drop(held);
+            });
+            thread.join().unwrap();
+            rig.synchronize().unwrap();
+            rig.trim();
+            drop((queue, other));
+            rig.end();
+        });
+    }
+}
+
+/// Page-locked memory that is not in use stays until the device has no work, and serves again.
+#[test]
+fn page_locked_memory_is_freed_when_nothing_is_pending() {
+    let group = Group::open(1, 0);
+    let config = Config::new(group.ordinal()).with_page_locked_limit(3 << 20);
+    let rig = Rig::of(group, &config);
+    rig.set_idle_slab_limit(0);
+    let slab = |mib: usize| rig.host_slab(mib << 20).unwrap();
+    let pinned = || group.live("pinned");
+    let address = |slab: &HostSlab| slab.as_device_ptr().address();
+
+    let first = slab(2);
+    let (queue, at) = (rig.new_queue().unwrap(), address(&first));
+    let held = hold(&queue);
+    drop(first);
+    assert_eq!(pinned(), 1, "work is pending");
+    let again = slab(2);
+    assert_eq!((pinned(), address(&again)), (1, at), "it serves again");
+    drop(again);
+    // Too large for the block, and both together too much: ordinary memory serves.
+    drop(slab(3));
+    assert_eq!(pinned(), 1);
+    drop(held);
+    queue.synchronize().unwrap();
+    // Nothing is pending any more, and the room is needed.
+    let large = slab(3);
+    assert_eq!(pinned(), 1);
+    assert_ne!(address(&large), 0);
+    drop(large);
+    assert_eq!(pinned(), 1);
+    rig.synchronize().unwrap();
+    assert_eq!(pinned(), 0);
+    drop((slab(1), queue));
+    assert_eq!(pinned(), 1);
+    rig.trim();
+    assert_eq!(pinned(), 0);
+    drop(slab(1));
+    drop(rig);
+    // The device's end.
+    assert!(soon(|| group.live("pinned") == 0));
+    crate::rig::assert_gone(group);
+}
+
+/// Whatever code a driver refuses page-locked memory with: ordinary memory serves, and the driver
+/// is not asked for as much again until `trim`.
+#[test]
+fn page_locked_memory_that_is_refused() {
+    let rig = Rig::new(0);
+    let asked = || rig.group.calls("cuMemHostAlloc");
+    for code in [1, 208, 911] {
+        let before = asked();
+        rig.group.fail("cuMemHostAlloc", 1, code);
+        drop(rig.host_slab(4 << 20).unwrap());
+        assert_eq!((asked(), rig.group.clear()), (before + 1, 1));
+        let text = format!("{:?}", rig.backend());
+        assert!(text.contains(&format!("failed with code {code}")), "{text}");
+        rig.set_idle_slab_limit(0);
+        drop([0; 3].map(|_| rig.host_slab(4 << 20).unwrap()));
+        assert_eq!(asked(), before + 1, "asked again");
+        rig.trim();
+    }
+    let batch = wide_batch(20, 3000);
+    assert_same_batch(
+        &batch,
+        &rig.upload(&batch).unwrap().to_host().unwrap(),
+        "refused",
+    );
+    rig.end();
+
+    // A device that is lost is an error.
+    let rig = Rig::new(0);
+    rig.group.break_with(719);
+    assert!(matches!(
+        rig.host_slab(1 << 20),
+        Err(Error::Device { code: 719, .. })
+    ));
+}
+
+/// Where pools are promised and refused, blocks are used again without one.
+#[test]
+fn pools_that_cannot_be_created() {
+    for mode in MODES {
+        let group = Group::open(1, mode);
+        group.fail("cuMemPoolCreate", 1, 801);
+        let rig = Rig::of(group, &Config::new(group.ordinal()));
+        let batch = wide_batch(20, 300);
+        for _ in 0..2 {
+            let up = rig.upload(&batch).unwrap();
+            assert_same_batch(&batch, &up.to_host().unwrap(), "no pool");
+        }
+        assert_eq!(group.calls("cuMemAllocFromPoolAsync"), 0);
+        assert!(group.calls("cuMemAlloc_v2") > 0);
+        group.clear();
+        rig.end();
+    }
+}
+
+/// Lists of copies are one call, where the driver has it; long ones are cut.
+#[test]
+fn lists_of_many_copies() {
+    for (flags, columns) in [(0, 4500), (0, 50), (LAZY, 50), (LAZY | NO_BATCH, 50)] {
+        let rig = Rig::new(flags);
+        let batch = wide_batch(columns, 20);
+        // Cut, so that buffers do not go together.
+        let up = rig.upload(&batch).unwrap().slice(0, 19).unwrap();
+        rig.synchronize().unwrap();
+        let made = || ["cuMemcpyBatchAsync_v2", "cuMemcpyAsync"].map(|name| rig.group.calls(name));
+        let (before, stats) = (made(), rig.stats());
+        assert_same_batch(&batch.slice(0, 19), &up.to_host().unwrap(), "lists");
+        let copies = rig.stats().since(&stats).copies;
+        assert!(copies > columns as u64, "{copies} copies");
+        let [lists, alone] = made();
+        let (lists, alone) = (lists - before[0], alone - before[1]);
+        if flags & NO_BATCH != 0 || in_mode(NO_BATCH) {
+            assert_eq!(alone, copies);
+        } else {
+            let most = copies.div_ceil(4096) + 1;
+            assert!((1..=most).contains(&lists) && alone < 8, "{lists}, {alone}");
+        }
+        drop(up);
+        rig.end();
+    }
+}
+
+/// A copy of 1 MiB goes by itself, and those beside it, one byte shorter at most, go as one list.
+#[test]
+fn a_large_copy_beside_a_list() {
+    const MIB: usize = 1 << 20;
+    let rig = Rig::new(0);
+    let queue = rig.new_queue().unwrap();
+    let lengths = [100, 100, 100, MIB, 100, 100, 100, 100, MIB - 1];
+    let all = lengths.iter().sum();
+    let slab = rig.host_slab(all).unwrap();
+    let memory = DeviceBufferMut::allocate(&queue, all).unwrap();
+    let mut at = 0;
+    let copies = lengths.map(|bytes| {
+        let copy = CopyOp {
+            src: slab.as_device_ptr().offset(at),
+            dst: memory.address().offset(at),
+            bytes,
+            kind: CopyKind::HostToDevice,
+        };
+        at += bytes;
+        copy
+    });
+    let made = || ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2"].map(|name| rig.group.calls(name));
+    let before = made();
+    // SAFETY: slab and memory have `all` bytes, and live until the queue is done.
+    unsafe { queue.raw().copy(&copies) }.unwrap();
+    let [alone, lists] = made();
+    let (alone, lists) = (alone - before[0], lists - before[1]);
+    match in_mode(NO_BATCH) {
+        true => assert!((alone, lists) <= (9, 1), "{alone} alone, {lists} lists"),
+        false => assert_eq!((alone, lists), (1, 1)),
+    }
+    queue.synchronize().unwrap();
+    drop((memory, slab, queue));
+    rig.end();
+}
+
+/// Only a refusal of lists as such switches them off.
+#[test]
+fn lists_that_fail() {
+    let batch = wide_batch(50, 100).slice(0, 99);
+    for (code, off) in [(1, true), (801, true), (999, false)] {
+        let rig = Rig::new(0);
+        let whole = rig.upload(&wide_batch(50, 100)).unwrap();
+        let up = whole.slice(0, 99).unwrap();
+        drop(whole);
+        rig.group.fail("cuMemcpyBatchAsync_v2", 1, code);
+        match (up.to_host(), off) {
+            (Ok(down), true) => assert_same_batch(&batch, &down, "refused"),
+            (Err(Error::Device { code: got, .. }), false) => assert_eq!(got, code),
+            (other, _) => panic!("{code}: {other:?}"),
+        }
+        assert_eq!(rig.group.clear(), 1);
+        let before = rig.group.calls("cuMemcpyBatchAsync_v2");
+        assert_same_batch(&batch, &up.to_host().unwrap(), "after");
+        let asked = rig.group.calls("cuMemcpyBatchAsync_v2") > before;
+        assert_eq!(asked, !off, "{code}");
+        drop(up);
+        rig.end();
+    }
+}
+
+/// An allocation waits for memory that pending work frees.
+#[test]
+fn memory_that_pending_work_frees() {
+    for flags in [0, LAZY, NO_POOLS, LAZY | NO_POOLS] {
+        let group = Group::with_capacity(1, flags, 8 << 20);
+        let rig = Rig::of(group, &Config::new(group.ordinal()));
+        let (one, two) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
+        let first = DeviceBufferMut::allocate(&one, 5 << 20).unwrap();
+        // On a lazy driver nothing runs before it is waited for.
+        let held = (flags & LAZY == 0).then(|| hold(&one));
+        drop(first);
+        let opener = held.map(|held| {
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(held);
+            })
+        });
+        let second = DeviceBufferMut::allocate(&two, 6 << 20).unwrap();
+        if let Some(opener) = opener {
+            opener.join().unwrap();
+        }
+        drop((second, one, two));
+        rig.end();
+    }
+}
