@@ -9,6 +9,7 @@ use crate::support_c::export::join;
 use crate::support_c::{Foreign, c};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int32Array, NullArray, RecordBatch, StructArray, UInt8Array};
+use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Devices, Error,
@@ -357,6 +358,31 @@ fn rule_3_values_and_offsets() {
             rows.unwrap(),
             &[("array.children[0].children[0].buffers[1]", "rule 3")],
         );
+    });
+}
+
+/// No import or constructor lets such arrays pass, except one whose base is null against its contract.
+#[test]
+fn rules_4_and_5_missing_buffers() {
+    use DataType::*;
+    each_device(|device| {
+        let base = DevicePtr::NULL;
+        // SAFETY: there is no memory at `base`, against the contract; nothing below reads a buffer.
+        let null = |n| Some(unsafe { DeviceBuffer::from_raw(device, base, n, Box::new(()), None) });
+        let missing = |data_type, buffers: &[_], rule| {
+            let column = of(data_type, 3, buffers);
+            assert_found(&join(&[column]), &[("array.children[0].buffers[1]", rule)]);
+        };
+        missing(Int32, &[None, null(12)], "rule 4");
+        missing(Boolean, &[None, null(1)], "rule 4");
+        missing(Utf8, &[None, null(16), null(0)], "rule 5");
+        missing(LargeUtf8, &[None, null(32), null(0)], "rule 5");
+        // No text at all is fine, and so is anything of no rows.
+        let offsets = bytes_on(device, &[0; 16]);
+        let text = of(Utf8, 3, &[None, Some(offsets), None]);
+        assert_found(&join(&[text]), &[]);
+        let empty = of(Int32, 0, &[None, null(0)]);
+        assert_found(&join(&[empty]), &[]);
     });
 }
 
