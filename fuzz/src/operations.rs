@@ -154,7 +154,7 @@ fn step(
 ) -> Option<Held> {
     let Held { device, rows } = &held[from];
     let n = rows.len();
-    // Bytes mean what they mean in kept inputs, but for operations that are gone.
+    // Bytes mean what they mean in kept inputs, except those of operations that no longer exist.
     let op = match input.u8() {
         byte @ 224.. => 14 + byte % 7,
         byte => byte % 14,

@@ -146,7 +146,7 @@ fn errors_and_panics_of_the_reader_are_the_last_item() {
     }
 }
 
-/// And lets go of the task that waits for it.
+/// The waker of the task that waits for the stream is dropped at once, too.
 #[test]
 fn dropping_a_reader_stream_ends_its_thread() {
     // Held up by a full queue.
