@@ -2,19 +2,24 @@
 
 use std::ffi::c_int;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_device::async_stream::{
-    AsyncBatch, DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce, produce_at,
+    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Outcome,
+    ProduceOptions, produce, produce_at,
 };
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, Result, SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions, Result,
+    SyncPolicy,
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema};
-use futures::{Stream, stream};
+use futures::executor::block_on;
+use futures::{Stream, StreamExt, stream};
 use libc::{ECANCELED, EINVAL, EIO, ENOMEM};
 
 use crate::async_stream::kit::*;
@@ -455,5 +460,100 @@ fn a_produce_that_is_dropped_tells_its_consumer() {
             );
         }
         consumer.assert_done();
+    }
+}
+
+/// A task that its waker, or another thread, can drop.
+type Slot = Arc<Mutex<Option<Running>>>;
+
+/// A stream of one batch, with this many tasks requested at a time, and the task that produces it, which waits.
+fn half_way(depth: usize, slot: &Slot, waker: &Waker) -> AsyncDeviceRecordBatchStream {
+    let batches = adapted(stream::iter([Ok(batch(0))]).chain(stream::pending()));
+    // SAFETY: the producer is this crate's.
+    let (handler, mut opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(depth, ImportOptions::default()) };
+    let mut task: Running = Box::pin(produce(batches, handler, options()));
+    assert!(
+        task.as_mut()
+            .poll(&mut Context::from_waker(waker))
+            .is_pending()
+    );
+    *slot.lock().unwrap() = Some(task);
+    match poll(&mut opening) {
+        Poll::Ready(stream) => stream.unwrap(),
+        Poll::Pending => panic!("the schema has come"),
+    }
+}
+
+/// What an executor does that has ended: the task's last holder is its waker.
+#[test]
+fn a_waker_drops_its_task_while_the_consumer_calls() {
+    struct Dropping(Slot);
+    impl Wake for Dropping {
+        fn wake(self: Arc<Self>) {
+            let task = self.0.lock().unwrap().take();
+            drop(task);
+        }
+    }
+    for depth in [1, 4] {
+        let slot = Slot::default();
+        let mut stream = half_way(depth, &slot, &Arc::new(Dropping(slot.clone())).into());
+        // At a depth of 1 this requests the next task; at 4, only the drop of the stream calls the producer.
+        let first = poll(&mut stream.next());
+        assert!(matches!(first, Poll::Ready(Some(Ok(_)))), "{first:?}");
+        assert_eq!(slot.lock().unwrap().is_none(), depth == 1);
+        drop(stream);
+        assert!(slot.lock().unwrap().is_none());
+    }
+}
+
+/// An executor drops its tasks under the lock that its wakers take.
+#[test]
+fn a_task_is_dropped_under_the_lock_that_its_waker_waits_for() {
+    struct Locking {
+        slot: Slot,
+        wakes: mpsc::Sender<()>,
+        is_locked: Mutex<mpsc::Receiver<()>>,
+    }
+    impl Wake for Locking {
+        fn wake(self: Arc<Self>) {
+            self.wakes.send(()).unwrap();
+            self.is_locked.lock().unwrap().recv().unwrap();
+            drop(self.slot.lock());
+        }
+    }
+    let slot = Slot::default();
+    let ((wakes, is_waking), (locks, is_locked)) = (mpsc::channel(), mpsc::channel());
+    let waker = Arc::new(Locking {
+        slot: slot.clone(),
+        wakes,
+        is_locked: Mutex::new(is_locked),
+    });
+    let mut stream = half_way(1, &slot, &waker.into());
+    let (done, is_done) = mpsc::channel();
+    let also_done = done.clone();
+    thread::spawn(move || {
+        let first = poll(&mut stream.next());
+        done.send(matches!(first, Poll::Ready(Some(Ok(_)))))
+            .unwrap();
+        let next = block_on(stream.next());
+        done.send(matches!(
+            next,
+            Some(Err(Error::AsyncProducer {
+                errno: ECANCELED,
+                ..
+            }))
+        ))
+        .unwrap();
+    });
+    thread::spawn(move || {
+        is_waking.recv().unwrap();
+        let mut task = slot.lock().unwrap();
+        locks.send(()).unwrap();
+        *task = None;
+        also_done.send(true).unwrap();
+    });
+    for _ in 0..3 {
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(10)), Ok(true));
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::thread;
 
 use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -67,7 +68,7 @@ pub enum Outcome {
 ///
 /// One batch is taken from `stream` and exported ahead of the consumer's requests, so that the consumer learns of the end
 /// as soon as it is reached. Dropping the future before its end reports an error (`ECANCELED`) to the consumer and releases
-/// the handler at once, which waits for a call by the consumer that is under way on another thread.
+/// the handler: at once, or on another thread while a call by the consumer is waking the task, for which the release waits.
 ///
 /// A consumer's request wakes the task. The waker must not poll the task on the thread that wakes it, as no executor does:
 /// the handler would then be called within its own request.
@@ -332,7 +333,16 @@ impl<S> Drop for Produce<S> {
             (_, Turn::Invalid(n)) => self.end(Err(invalid(n))),
             (_, Turn::Produce(_)) => self.end(Err(Error::Cancelled { operation })),
         }
-        self.release();
+        if !self.shared.demand.is_waking() {
+            return self.release();
+        }
+        // The consumer's release waits for its call that is waking this task, and the waker may wait for a lock that this thread
+        // holds. A thread that cannot be started drops the handler here.
+        let (handler, shared) = (self.handler.take(), self.shared.clone());
+        let _ = thread::Builder::new().spawn(move || {
+            drop(handler);
+            drop(shared);
+        });
     }
 }
 

@@ -15,6 +15,8 @@ use crate::abi::{
 pub(super) struct Shared {
     pub(super) demand: Demand,
     ffi: FFI_ArrowAsyncProducer,
+    /// For shares of this during the consumer's calls.
+    this: Weak<Self>,
     /// What `ffi` points to.
     _metadata: Option<Vec<u8>>,
 }
@@ -41,6 +43,7 @@ impl Shared {
             Self {
                 demand: Demand::new(),
                 ffi,
+                this: this.clone(),
                 _metadata: metadata,
             }
         })
@@ -69,38 +72,39 @@ struct Task {
     _producer: Arc<Shared>,
 }
 
+/// Runs `call` with a share of what the consumer calls: the waker of the producer's task may drop the task, whose share may be the
+/// last one. A waker may panic, too.
+///
 /// # Safety
 /// `producer` is null or the struct of a live [`Shared`].
-unsafe fn shared<'a>(producer: *mut FFI_ArrowAsyncProducer) -> Option<&'a Shared> {
+unsafe fn call(
+    producer: *mut FFI_ArrowAsyncProducer,
+    operation: &'static str,
+    call: impl FnOnce(&Shared),
+) {
     // SAFETY: the caller guarantees that a pointer that is not null points to the struct of a live `Shared`, to which its
     // `private_data` points.
-    unsafe {
-        producer
-            .as_ref()
-            .map(|producer| &*producer.private_data().cast::<Shared>())
+    let shared = unsafe {
+        let producer = producer.as_ref();
+        producer.and_then(|producer| (*producer.private_data().cast::<Shared>()).this.upgrade())
+    };
+    if let Some(shared) = shared {
+        let _ = guard::callback(operation, move || {
+            call(&shared);
+            Ok(())
+        });
     }
 }
 
 unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i64) {
     // SAFETY: the interface lets the consumer pass the struct until the release and for tasks after it; `Shared` lives as
     // long.
-    if let Some(shared) = unsafe { shared(producer) } {
-        // A waker may panic.
-        let _ = guard::callback("request", || {
-            shared.demand.request(n);
-            Ok(())
-        });
-    }
+    unsafe { call(producer, "request", |shared| shared.demand.request(n)) };
 }
 
 unsafe extern "C-unwind" fn cancel(producer: *mut FFI_ArrowAsyncProducer) {
     // SAFETY: the interface lets the consumer pass the struct until the release, and `Shared` lives longer.
-    if let Some(shared) = unsafe { shared(producer) } {
-        let _ = guard::callback("cancel", || {
-            shared.demand.cancel();
-            Ok(())
-        });
-    }
+    unsafe { call(producer, "cancel", |shared| shared.demand.cancel()) };
 }
 
 unsafe extern "C-unwind" fn extract_data(
