@@ -37,17 +37,19 @@ pub struct LiveBytes(Arc<AtomicUsize>);
 
 impl LiveBytes {
     /// Runs `work`. Device memory that this thread allocates meanwhile belongs to this count until it is freed, except in scopes of
-    /// other counts within `work`. A panic passes through.
+    /// other counts within `work`. In a destructor of a thread-local value nothing is counted. A panic passes through.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Outer(Option<LiveBytes>);
         impl Drop for Outer {
             fn drop(&mut self) {
                 let outer = self.0.take();
                 // The inner one is dropped after the borrow.
-                let _inner = SCOPE.with(|scope| scope.replace(outer));
+                let _inner = SCOPE.try_with(|scope| scope.replace(outer));
             }
         }
-        let _outer = Outer(SCOPE.with(|scope| scope.replace(Some(self.clone()))));
+        // A thread that is ending counts nothing.
+        let outer = SCOPE.try_with(|scope| scope.replace(Some(self.clone())));
+        let _outer = outer.map(Outer);
         work()
     }
 

@@ -1,5 +1,6 @@
 //! Threads on one device: while one is in a copy, which may take long, the others go on.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
 use std::time::Duration;
@@ -7,7 +8,9 @@ use std::time::Duration;
 use crate::altered::{Altered, Stay};
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::device::sim::{SimConfig, SimDevice};
-use arrow_device::{Device, DeviceRecordBatch, Devices, ImportOptions, Result, SyncPolicy};
+use arrow_device::{
+    Device, DeviceRecordBatch, Devices, ImportOptions, LiveBytes, Result, SyncPolicy, TransferStats,
+};
 
 /// All that producers and consumers do on a device.
 fn work(device: &Device, imports: &ImportOptions) -> Result<()> {
@@ -77,5 +80,46 @@ fn a_copy_holds_up_nobody() {
         device.synchronize().unwrap();
         device.trim();
         assert_eq!(sim.report().violations, [""; 0]);
+    }
+}
+
+/// A thread that ends may use devices in the destructors of its thread-local values, which may run after those of this crate's own.
+#[test]
+fn thread_local_values_use_devices_to_the_end() {
+    struct AtEnd(Box<dyn FnMut()>);
+    impl Drop for AtEnd {
+        fn drop(&mut self) {
+            self.0();
+        }
+    }
+    thread_local!(static KEPT: RefCell<Vec<AtEnd>> = const { RefCell::new(Vec::new()) });
+    let devices = Devices::new();
+    let simulated = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
+    devices.add(simulated.clone()).unwrap();
+    let imports = ImportOptions::default().with_devices(devices);
+    for device in [Devices::cpu(), simulated] {
+        let imports = imports.clone();
+        let (done, is_done) = channel();
+        let all = move || {
+            work(&device, &imports).unwrap();
+            let (result, stats) = TransferStats::scope(|| work(&device, &imports));
+            result.unwrap();
+            LiveBytes::default()
+                .scope(|| work(&device, &imports))
+                .unwrap();
+            done.send(stats).unwrap();
+        };
+        let thread = std::thread::spawn(move || {
+            // Registered before any of this crate's, the destructor runs after those.
+            KEPT.with_borrow_mut(|kept| kept.push(AtEnd(Box::new(all.clone()))));
+            all();
+        });
+        thread.join().unwrap();
+        let counts = [is_done.recv().unwrap(), is_done.recv().unwrap()];
+        let copies = counts.map(|stats| stats.copies);
+        assert_eq!(
+            copies[0], copies[1],
+            "a scope counts at the end of a thread, too"
+        );
     }
 }
