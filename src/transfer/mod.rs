@@ -169,9 +169,7 @@ fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<T
     if queue.device().has_pages() {
         return fill_pages(array, queue, admit);
     }
-    queue
-        .device()
-        .within(|| upload::upload(array, queue, admit))
+    upload::upload(array, queue, admit)
 }
 
 /// Returns how many bytes of device memory the upload of a batch fills.

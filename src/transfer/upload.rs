@@ -22,10 +22,16 @@ pub(crate) fn upload(
     admit: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<Tree> {
     let plan = plan(array, Extent::Rows, true, None)?;
+    // Outside of the scope, since it may be a caller's.
     admit(plan.device_bytes())?;
+    queue.device().within(|| upload_plan(plan, array, queue))
+}
+
+/// As [`upload`], of a plan for `array`.
+fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let threads = parallel::threads(queue, plan.bytes);
-    // SAFETY: `plan` waited for the source, which the host can read and `keep_until` keeps with the staging slabs until the
+    // SAFETY: planning waited for the source, which the host can read and `keep_until` keeps with the staging slabs until the
     // copies are done, even after an error; the device slab, of `plan.device_bytes()` bytes, is freed in the queue's order.
     let (submitted, slabs) = unsafe {
         match threads {

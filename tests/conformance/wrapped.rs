@@ -1,6 +1,7 @@
 //! Third-party backends that pass everything on to a simulated device, except one thing.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Wake, Waker};
@@ -57,6 +58,13 @@ pub(crate) enum Twist {
     SynchronizesOneQueue,
     NewDefaultQueues,
     WithinTwice,
+}
+
+thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
+
+/// How many calls of `within` this thread is in.
+pub(crate) fn depth() -> usize {
+    DEPTH.get()
 }
 
 #[derive(Debug)]
@@ -287,7 +295,9 @@ unsafe impl Backend for Wrapped {
     }
 
     fn within(&self, work: &mut dyn FnMut()) {
+        DEPTH.set(DEPTH.get() + 1);
         work();
+        DEPTH.set(DEPTH.get() - 1);
         if self.twist == Twist::WithinTwice {
             work();
         }
