@@ -119,12 +119,14 @@ impl<'a> Stage<'a> {
                 true => open.slab.len(),
                 false => next,
             };
-            let room = &mut open.slab[open.used..stop];
-            let part = room.len().min(end - done);
-            let full = part == room.len();
-            // SAFETY: the caller guarantees that the host can read the source; the slab is fresh memory of this stage, which no
-            // queued copy reads from `used` on.
-            unsafe { pack(piece, ready, done, &mut room[..part]) };
+            let part = (stop - open.used).min(end - done);
+            let full = part == stop - open.used;
+            // SAFETY: the caller guarantees that the host can read the source; the part lies in the slab, fresh memory of this stage,
+            // which no queued copy reads from `used` on.
+            unsafe {
+                let room = open.slab.part_mut(open.used..open.used + part);
+                pack(piece, ready, done, room);
+            }
             open.used += part;
             done += part;
             self.left -= part;

@@ -49,6 +49,7 @@ mod packing;
 mod pending;
 #[cfg(not(miri))]
 mod properties;
+mod queued;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod sim_kernel;
 mod simkit;
