@@ -40,6 +40,8 @@ struct Inner {
     reaper: Reaper,
     slabs: SlabPool,
     drop_error: Mutex<Option<Error>>,
+    /// What runs once the device has settled. Whoever adds the first sees to it.
+    unsettled: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     /// 0 is the default number.
     packing_threads: AtomicUsize,
     // Last, so that the fields above can still use it while they are dropped.
@@ -82,6 +84,7 @@ impl Device {
             reaper: Reaper::default(),
             slabs: SlabPool::default(),
             drop_error: Mutex::new(None),
+            unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
             backend,
         })))
@@ -210,6 +213,29 @@ impl Device {
         if let Err(e) = self.0.backend.settle() {
             self.park_drop_error(e);
         }
+    }
+
+    /// Runs `action` on the reaper's thread once no work that was queued before runs any more. The thread settles once for all
+    /// actions that have come by then. A panic is kept for [`take_drop_error`](Self::take_drop_error).
+    pub(crate) fn settled(&self, action: impl FnOnce() + Send + 'static) {
+        if self.is_forked() {
+            // There is no such work, and the list may be locked for ever.
+            return self.parking("release", action);
+        }
+        let mut unsettled = lock(&self.0.unsettled);
+        unsettled.push(Box::new(action));
+        if unsettled.len() > 1 {
+            return;
+        }
+        drop(unsettled);
+        let device = self.clone();
+        self.later(move || {
+            let actions = std::mem::take(&mut *lock(&device.0.unsettled));
+            device.settle();
+            for action in actions {
+                device.parking("release", action);
+            }
+        });
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -222,13 +222,7 @@ impl Queue {
         match self.record() {
             Ok(None) => drop(sources),
             Ok(Some(event)) => self.device.reap(vec![event], move || drop(sources)),
-            Err(_) => {
-                let device = self.device.clone();
-                self.device.later(move || {
-                    device.settle();
-                    drop(sources);
-                });
-            }
+            Err(_) => self.device.settled(move || drop(sources)),
         }
     }
 }

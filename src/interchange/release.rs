@@ -37,11 +37,7 @@ impl ReleasePolicy {
         if !self.waits_for(device) {
             return drop(kept);
         }
-        let settled = device.clone();
-        device.later(move || {
-            settled.settle();
-            drop(kept);
-        });
+        device.settled(move || drop(kept));
     }
 
     /// Work of a synchronous device has always completed.

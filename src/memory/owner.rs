@@ -284,10 +284,7 @@ impl Drop for Owner {
         let mut uses = std::mem::take(&mut uses.events);
         if *self.unrecorded.get_mut() {
             let device = self.device.clone();
-            return self.device.later(move || {
-                device.settle();
-                memory.free(&device);
-            });
+            return self.device.settled(move || memory.free(&device));
         }
         // Memory of this crate is freed in the order of its queue. Other memory may still be written: it must be ready first.
         if let (false, Ready::Event(event)) = (matches!(memory, Memory::Device { .. }), &self.ready)

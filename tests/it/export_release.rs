@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::support::types::{dictionary, structure};
 use crate::support::wide_batch;
@@ -206,7 +207,7 @@ fn release_synchronizes_elsewhere() {
         let (queue, go) = busy(&place);
         drop(exported);
         // Long enough for a reaper that does not wait.
-        thread::sleep(std::time::Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
         let live = place.sim().report().live_allocations;
         assert_eq!(
             live,
@@ -217,6 +218,36 @@ fn release_synchronizes_elsewhere() {
         drop(queue);
         place.assert_clean();
     }
+}
+
+/// However much is released while the device is busy, it is settled for all of it together.
+#[test]
+fn releases_wait_together() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    let up = place.device.upload_array(&ints(100)).unwrap();
+    up.wait().unwrap();
+    let options = EVENT.with_release(ReleasePolicy::Synchronize);
+    let exported: Vec<_> = (0..1000)
+        .map(|_| up.compact().unwrap().export_array(&options).unwrap())
+        .collect();
+    place.device.synchronize().unwrap();
+    let before = place.device.stats();
+    let (queue, go) = busy(&place);
+    drop(exported);
+    assert_eq!(place.sim().report().live_allocations, 1001);
+    go.send(()).unwrap();
+    let start = Instant::now();
+    while place.sim().report().live_allocations > 1 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        thread::yield_now();
+    }
+    // One that was under way, and one for what came meanwhile.
+    let waits = place.device.stats().since(&before).host_waits;
+    assert!((1..=2).contains(&waits), "{waits} waits");
+    drop((queue, up));
+    place.assert_clean();
 }
 
 /// Memory of several columns goes with the last of them, beside memory of others.

@@ -5,9 +5,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use super::event::Point;
-use super::state::{After, Core, End, Op, Pick, State, Timed, Work};
-use super::{INVALID_ACCESS, KERNEL, MISUSE, SimError, SimMode};
-use crate::abi::guard;
+use super::state::{After, Core, Op, Pick, State};
+use super::{INVALID_ACCESS, MISUSE, SimMode};
 use crate::device::{device_error, lock};
 use crate::error::Result;
 
@@ -148,16 +147,6 @@ impl Core {
                 let _mark = EngineMark::set();
                 kernel(self)
             }
-            Some(Op::Timed(Timed {
-                kernel: Some((kernel, end)),
-                submitted,
-            })) => {
-                let ready = self.state().ready(id, submitted);
-                match self.run_timed(kernel, end, ready) {
-                    Ok(end) if self.hold(id, end) => return after,
-                    result => result.map(|_| ()),
-                }
-            }
             Some(Op::Free(offset)) => {
                 let freed = self.state().finish_free(&self.mapping, offset);
                 self.retire(freed);
@@ -168,7 +157,7 @@ impl Core {
                 self.retire(freed);
                 Ok(())
             }
-            Some(Op::Kernel(None) | Op::Timed(_) | Op::Mark | Op::Wait(_)) | None => Ok(()),
+            Some(Op::Kernel(None) | Op::Mark | Op::Wait(_)) | None => Ok(()),
         };
         let mut state = self.state();
         match result {
@@ -185,38 +174,6 @@ impl Core {
         drop(state);
         self.done.notify_all();
         after
-    }
-}
-
-impl Core {
-    /// Runs a timed kernel. Returns when it ends.
-    fn run_timed(&self, kernel: Work, end: End, ready: Instant) -> Result<Instant, SimError> {
-        let _mark = EngineMark::set();
-        let end =
-            guard::call_foreign("end of a kernel", || end(ready)).map_err(|panic| SimError {
-                operation: "kernel",
-                code: KERNEL,
-                message: panic.to_string(),
-            })?;
-        kernel(self)?;
-        Ok(end)
-    }
-
-    /// Keeps the first operation of a queue there until it ends. Without a worker, this thread
-    /// waits for that here, and `false` comes back.
-    fn hold(&self, id: u64, end: Instant) -> bool {
-        let mut state = self.state();
-        let Some(queue) = state.queues.get_mut(&id) else {
-            return false;
-        };
-        queue.time = Some(end);
-        if self.config.mode == SimMode::Async {
-            queue.due.set(Some(end));
-            return true;
-        }
-        drop(state);
-        std::thread::sleep(end.saturating_duration_since(Instant::now()));
-        false
     }
 }
 

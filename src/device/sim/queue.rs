@@ -3,13 +3,12 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::MISUSE;
 use super::engine::Handle;
 use super::fault::FaultOp;
 use super::kernel::{self, SimMemory};
-use super::state::{Core, Op, QueueState, Timed, Work};
+use super::state::{Core, Op, QueueState};
 use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue, device_error};
 use crate::error::{Error, Result};
 
@@ -129,48 +128,6 @@ impl SimQueue {
     ) -> Result<()> {
         let kernel = Op::Kernel(Some(Box::new(move |core| kernel::run(core, kernel))));
         self.submit(FaultOp::Launch, "launch", kernel)
-    }
-
-    /// Queues a kernel that takes time: the queue runs nothing further before the time that `end`
-    /// returns. Meanwhile, other queues run.
-    ///
-    /// `end` is called when the queue has reached the kernel, and the kernel runs right after it.
-    /// Its argument is the time from which on the kernel could run: when it was submitted, or when
-    /// the work before it (and what that waited for) ended, whichever is later. In
-    /// [`SimMode::Deferred`](super::SimMode::Deferred), the thread that runs the kernel sleeps
-    /// until it ends. Otherwise this is [`launch`](Self::launch).
-    ///
-    /// ```
-    /// use std::time::{Duration, Instant};
-    /// use arrow_device::device::Backend;
-    /// use arrow_device::device::sim::{SimConfig, SimDevice, SimQueue};
-    /// # fn main() -> arrow_device::Result<()> {
-    /// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
-    /// let device = SimDevice::new(SimConfig::default())?;
-    /// let queue = device.default_queue()?;
-    /// let sim = queue.as_any().downcast_ref::<SimQueue>().unwrap();
-    /// let begin = Instant::now();
-    /// // SAFETY: the kernel writes nothing.
-    /// unsafe { sim.launch_timed(|ready| ready + Duration::from_millis(20), |_| Ok(())) }?;
-    /// device.synchronize()?;
-    /// assert!(begin.elapsed() >= Duration::from_millis(20));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch).
-    pub unsafe fn launch_timed(
-        &self,
-        end: impl FnOnce(Instant) -> Instant + Send + 'static,
-        kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
-    ) -> Result<()> {
-        let work: Work = Box::new(move |core| kernel::run(core, kernel));
-        let timed = Op::Timed(Timed {
-            kernel: Some((work, Box::new(end))),
-            submitted: Instant::now(),
-        });
-        self.submit(FaultOp::Launch, "launch", timed)
     }
 }
 

@@ -159,16 +159,8 @@ impl State {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
-        let mut waited_for = None;
         if let Some(op) = queue.pending.pop_front() {
             self.host.release(&op);
-            match &op {
-                Op::Copy { .. } | Op::Fill { .. } | Op::Kernel(_) => {
-                    queue.time = Some(Instant::now())
-                }
-                Op::Wait(point) => waited_for = Some(point.queue),
-                Op::Timed(_) | Op::Free(_) | Op::Shrink { .. } | Op::Mark => {}
-            }
             after.garbage.push(op);
         }
         queue.completed += 1;
@@ -180,16 +172,6 @@ impl State {
                 self.queues.remove(&id);
             }
         }
-        let time = waited_for.and_then(|other| self.queues.get(&other)?.time);
-        if let Some(queue) = self.queues.get_mut(&id) {
-            queue.time = queue.time.max(time);
-        }
-    }
-
-    /// Returns from when on a timed kernel of this queue could have run, apart from its own delay.
-    pub(super) fn ready(&self, id: u64, submitted: Instant) -> Instant {
-        let time = self.queues.get(&id).and_then(|queue| queue.time);
-        time.map_or(submitted, |time| time.max(submitted))
     }
 
     /// Ends the device: runs queued frees, drops all other work, and wakes every waker.
@@ -251,12 +233,6 @@ impl State {
                         return Pick::Run(*id);
                     }
                 }
-                (Some(Op::Timed(_)), _) => match queue.due.get() {
-                    Some(due) if due > Instant::now() && !self.closing => {
-                        again = Some(again.map_or(due, |other| other.min(due)));
-                    }
-                    _ => return Pick::Run(*id),
-                },
                 (Some(Op::Copy { copies, .. }), Some(rate)) => {
                     let now = Instant::now();
                     let due = queue.due.get().unwrap_or_else(|| {
@@ -303,16 +279,6 @@ impl After {
 /// What a kernel does when it runs, on the engine of the device.
 pub(super) type Work = Box<dyn FnOnce(&Core) -> Result<(), SimError> + Send>;
 
-/// Returns when a kernel ends that could run from a time on.
-pub(super) type End = Box<dyn FnOnce(Instant) -> Instant + Send>;
-
-/// A kernel that ends at a time.
-pub(super) struct Timed {
-    /// `None` once it has begun to run.
-    pub(super) kernel: Option<(Work, End)>,
-    pub(super) submitted: Instant,
-}
-
 /// Queued work.
 pub(super) enum Op {
     Copy {
@@ -334,7 +300,6 @@ pub(super) enum Op {
     },
     /// `None` once it has begun to run.
     Kernel(Option<Work>),
-    Timed(Timed),
     /// The position of an event.
     Mark,
     Wait(Point),
@@ -359,10 +324,6 @@ impl Op {
                 keep: *keep,
             },
             Self::Kernel(kernel) => Self::Kernel(kernel.take()),
-            Self::Timed(Timed { kernel, submitted }) => Self::Timed(Timed {
-                kernel: kernel.take(),
-                submitted: *submitted,
-            }),
             Self::Mark => Self::Mark,
             Self::Wait(point) => Self::Wait(*point),
         }
@@ -423,7 +384,6 @@ impl fmt::Debug for Op {
             Self::Free(_) => "Free",
             Self::Shrink { .. } => "Shrink",
             Self::Kernel(_) => "Kernel",
-            Self::Timed(_) => "Timed",
             Self::Mark => "Mark",
             Self::Wait(_) => "Wait",
         })
@@ -437,10 +397,8 @@ pub(super) struct QueueState {
     pub(super) submitted: u64,
     pub(super) completed: u64,
     pub(super) wakers: Wakers,
-    /// When the first operation may run, if copies are slowed down; when it ends, if it is timed.
+    /// When the first operation may run, if copies are slowed down.
     pub(super) due: Cell<Option<Instant>>,
-    /// When the completed work has ended, as far as anything took time.
-    pub(super) time: Option<Instant>,
     /// The handle was dropped; the queue is forgotten once its work is done.
     pub(super) dropped: bool,
 }

@@ -475,3 +475,30 @@ fn shrinks_run_in_the_order_of_the_queue() {
     );
     free(&queue, memory, 64).unwrap();
 }
+
+#[test]
+fn memory_that_is_not_filled_is_guarded_still() {
+    let Some(device) = device(small().with_fill(false)) else {
+        return;
+    };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(100).unwrap();
+    assert_eq!(contents(&device, &queue, memory, 100), [0; 100]);
+    fill(&queue, memory, 1, 100).unwrap();
+    free(&queue, memory, 100).unwrap();
+    device.synchronize().unwrap();
+    device.assert_clean();
+    let mut host = [0];
+    download(&queue, memory, &mut host).unwrap();
+    let error = device.synchronize().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Device {
+                code: INVALID_ACCESS,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}

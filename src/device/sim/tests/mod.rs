@@ -11,7 +11,6 @@ mod ends;
 mod faults;
 mod memory;
 mod queues;
-mod timed;
 
 /// A device, or `None` where there are none.
 fn device(config: SimConfig) -> Option<Arc<SimDevice>> {
