@@ -21,6 +21,7 @@ pub(crate) type Record<'a> = &'a mut dyn FnMut(&ash::Device, vk::CommandBuffer);
 pub(crate) struct Batch<'a> {
     /// Runs before the commands are submitted.
     pub(crate) before: Option<HostWork>,
+    /// By default, a barrier between all work before and after.
     pub(crate) record: Option<Record<'a>>,
     /// A program's command buffers, which come after what is recorded.
     pub(crate) commands: &'a [vk::CommandBuffer],
@@ -37,8 +38,6 @@ pub(crate) enum Wait {
     Point(Point),
     /// Whatever sets this, which then calls [`Lanes::advance`].
     Host(Arc<AtomicBool>),
-    /// A program's timeline semaphore, whose signal was submitted, and the value.
-    Semaphore(vk::Semaphore, u64),
 }
 
 impl Wait {
@@ -47,7 +46,6 @@ impl Wait {
         match self {
             Self::Point(point) => point.lane.submitted() >= point.number,
             Self::Host(done) => done.load(Ordering::Acquire),
-            Self::Semaphore(..) => true,
         }
     }
 }

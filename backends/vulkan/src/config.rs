@@ -12,7 +12,7 @@ use ash::vk;
 use crate::codes::{absent, absent_after};
 use crate::context::{Context, Origin, SharedQueue};
 use crate::device::VulkanDevice;
-use crate::physical::{Asked, Instance, VulkanDeviceInfo, ask, create_device, family_of, serves};
+use crate::physical::{Asked, Instance, VulkanDeviceInfo, ask, family_of, serves, take_device};
 use crate::shared::Shared;
 
 /// How many VkQueues [`VulkanConfig::open`] uses at most.
@@ -102,8 +102,8 @@ impl VulkanConfig {
         DeviceId::new(ArrowDeviceType::VULKAN, self.id)
     }
 
-    /// Opens the device with an instance and a device of its own, with up to four VkQueues of one family, which the queues of the
-    /// device use in turn. Features for kernels on columns are enabled where the device has them: 8-, 16- and 64-bit integers,
+    /// Opens the device with a VkDevice of its own, with up to four VkQueues of one family, which the queues of the device use in turn.
+    /// The VkDevice is kept for the next call when the device is dropped, and this crate's VkInstance to the end of the process. Features for kernels on columns are enabled where the device has them: 8-, 16- and 64-bit integers,
     /// 16- and 64-bit floats, 8- and 16-bit storage, and scalar block layout.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl VulkanConfig {
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
         let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
-        let instance = Instance::new(id)?;
+        let instance = Instance::get(id)?;
         let listed = instance.list(id)?;
         let count = listed.len();
         let Some(physical) = listed.into_iter().nth(self.ordinal) else {
@@ -125,12 +125,12 @@ impl VulkanConfig {
             ));
         };
         // SAFETY: the instance is live and has listed the device.
-        let Asked { info, families } = unsafe { ask(instance.get(), physical) };
+        let Asked { info, families } = unsafe { ask(&instance.instance, physical) };
         let family = check(id, &info, family_of(&families))?;
         let most = families.get(family as usize);
         let count = most.map_or(1, |family| family.queue_count.clamp(1, QUEUES));
-        // SAFETY: the instance is live and has listed the device; `check` found that the device lacks nothing, and the family has as many queues.
-        let device = unsafe { create_device(instance.get(), physical, family, count as usize) };
+        // SAFETY: the instance has listed the device; `check` found that the device lacks nothing, and the family has as many queues.
+        let device = unsafe { take_device(instance, (physical, family, count as usize)) };
         let device = device.map_err(|failed| absent_after(id, failed))?;
         let queues = (0..count).map(|number| {
             // SAFETY: the device was made with as many queues of the family, and without flags for them
@@ -139,9 +139,9 @@ impl VulkanConfig {
             Arc::new(Mutex::new(queue)) as Arc<dyn SharedQueue>
         });
         let queues = queues.collect();
-        let loaded = instance.into_parts();
-        // SAFETY: all were just made, belong together, and are nobody else's.
-        let context = unsafe { Context::new(id, loaded, physical, device, family, Origin::Own) };
+        let (instance, origin) = (instance.instance.clone(), Origin::Own(count as usize));
+        // SAFETY: all belong together, and are nobody else's; the instance is never destroyed.
+        let context = unsafe { Context::new(id, instance, physical, device, family, origin) };
         self.open_in(context, info, queues)
     }
 
@@ -186,9 +186,9 @@ impl VulkanConfig {
         let Asked { info, families } = unsafe { ask(&instance, physical) };
         let given = families.get(family as usize).filter(|given| serves(given));
         check(id, &info, given.map(|_| family))?;
-        let (loaded, origin) = ((entry, instance), Origin::Program(keep));
+        let origin = Origin::Program(keep, entry);
         // SAFETY: the caller guarantees that all are live, belong together, and live as long as `keep`.
-        let context = unsafe { Context::new(id, loaded, physical, device, family, origin) };
+        let context = unsafe { Context::new(id, instance, physical, device, family, origin) };
         self.open_in(context, info, vec![queue])
     }
 

@@ -11,13 +11,14 @@ use arrow_device::{Error, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Failed};
+use crate::physical::keep_device;
 
-/// Who destroys the device.
+/// Whose the device is.
 pub(crate) enum Origin {
-    /// This crate has made device and instance.
-    Own,
-    /// They are a program's, which keeps them as long as this lives.
-    Program(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+    /// This crate's, with so many VkQueues.
+    Own(usize),
+    /// A program's, which keeps it as long as the first lives, and the loader as long as the second.
+    Program(Box<dyn Any + Send + Sync>, ash::Entry),
 }
 
 /// A device of Vulkan.
@@ -36,17 +37,17 @@ pub(crate) struct Context {
     pub(crate) copier: Worker,
     /// Calls wakers, which are foreign code and may block.
     pub(crate) wakers: Worker,
-    /// After all of the above. The loader's library stays as long as the entry.
-    end: ManuallyDrop<(Origin, ash::Entry)>,
+    /// After all of the above.
+    origin: ManuallyDrop<Origin>,
 }
 
 impl Context {
     /// # Safety
-    /// Instance and device are live, belong to the physical device, and were made by functions of the entry. The device has queues
-    /// of the family. They are this crate's to destroy, or live as long as what `origin` keeps.
+    /// Instance and device are live and belong to the physical device. The device has queues of the family. They are from
+    /// [`take_device`](crate::physical::take_device), or live as long as what `origin` keeps.
     pub(crate) unsafe fn new(
         id: DeviceId,
-        (entry, instance): (ash::Entry, ash::Instance),
+        instance: ash::Instance,
         physical: vk::PhysicalDevice,
         device: ash::Device,
         family: u32,
@@ -64,7 +65,7 @@ impl Context {
             worker: Worker::new("arrow-device vulkan"),
             copier: Worker::new("arrow-device vulkan copies"),
             wakers: Worker::new("arrow-device vulkan wakers"),
-            end: ManuallyDrop::new((origin, entry)),
+            origin: ManuallyDrop::new(origin),
         }
     }
 
@@ -165,19 +166,19 @@ impl Drop for Context {
             return;
         };
         // SAFETY: the value is not used again.
-        let (origin, entry) = unsafe { ManuallyDrop::take(&mut self.end) };
-        if matches!(origin, Origin::Own) {
-            // SAFETY: this crate made both and destroys them once. Each object that it made of the device holds this context and
-            // was destroyed before (VUID-vkDestroyDevice-device-05137), after its work (`Shared::drop`); the device is the
-            // instance's only object (VUID-vkDestroyInstance-instance-00629). No other thread has a reference to this value.
-            unsafe {
-                self.device.destroy_device(None);
-                self.instance.destroy_instance(None);
+        match unsafe { ManuallyDrop::take(&mut self.origin) } {
+            // All that was made of it holds this context and was destroyed before, after its work (`Shared::drop`).
+            Origin::Own(count) if !self.failure.is_set() => {
+                keep_device((self.physical, self.family, count), self.device.clone());
+            }
+            // Of no use to anybody, and not destroyed either.
+            Origin::Own(_) => {}
+            // The program's objects may go now, and then the library.
+            Origin::Program(keep, entry) => {
+                drop(keep);
+                drop(entry);
             }
         }
-        // A program's objects may go now, and then the library.
-        drop(origin);
-        drop(entry);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use arrow_device::device::DeviceId;
 use arrow_device::device::parts::{Process, exit};
@@ -10,6 +10,7 @@ use arrow_device::{ArrowDeviceType, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Of, absent, absent_after};
+use crate::context::lock;
 
 /// What Vulkan reports about a physical device.
 #[derive(Clone, Debug)]
@@ -41,52 +42,57 @@ impl fmt::Display for VulkanDeviceInfo {
 pub fn devices() -> Result<Vec<VulkanDeviceInfo>> {
     let id = DeviceId::new(ArrowDeviceType::VULKAN, 0);
     let _inside = exit::enter().ok_or_else(|| absent(id, "the process is ending"))?;
-    let instance = Instance::new(id)?;
+    let instance = Instance::get(id)?;
     let listed = instance.list(id)?;
     // SAFETY: the instance is live and has listed the devices.
     let describe = |physical| unsafe { describe(&instance.instance, physical) };
     Ok(listed.into_iter().map(describe).collect())
 }
 
-/// Returns the functions of Vulkan's loader. The library stays loaded.
-fn loader(id: DeviceId) -> Result<&'static ash::Entry> {
-    static LOADED: OnceLock<(Process, ash::Entry)> = OnceLock::new();
-    let (process, entry) = match LOADED.get() {
-        Some(loaded) => loaded,
-        None => {
-            // SAFETY: the library is the system's Vulkan loader, whose initialisation is as sound as that of any library of the
-            // system. It is not unloaded while its functions are used: a second one of two threads is dropped unused.
-            let entry = unsafe { ash::Entry::load() };
-            let entry = entry.map_err(|e| {
-                let reason = format!(
-                    "Vulkan's loader cannot be loaded ({e}); install it and a driver (Debian and Ubuntu: libvulkan1, and the GPU's \
-                     driver or mesa-vulkan-drivers)"
-                );
-                absent(id, reason)
-            })?;
-            LOADED.get_or_init(|| (Process::this(), entry))
-        }
-    };
-    process.check(id, vk::Result::ERROR_INITIALIZATION_FAILED.as_raw())?;
-    Ok(entry)
-}
-
-/// An instance of this crate, which its drop destroys.
+/// The instance of this crate, with the loader's functions. It is never destroyed: with its last instance the loader unloads drivers,
+/// some of which then crash at the end of a thread that has called them.
 pub(crate) struct Instance {
-    entry: &'static ash::Entry,
-    instance: ash::Instance,
+    process: Process,
+    /// Keeps the loader.
+    _entry: ash::Entry,
+    pub(crate) instance: ash::Instance,
 }
 
 impl Instance {
-    pub(crate) fn new(id: DeviceId) -> Result<Self> {
-        let entry = loader(id)?;
+    /// Makes the instance at the first call. After an error, the next call tries again.
+    pub(crate) fn get(id: DeviceId) -> Result<&'static Self> {
+        static MADE: OnceLock<Instance> = OnceLock::new();
+        let made = match MADE.get() {
+            Some(made) => made,
+            None => {
+                // A second one of two threads stays, unused.
+                let made = Self::new(id)?;
+                MADE.get_or_init(|| made)
+            }
+        };
+        let code = vk::Result::ERROR_INITIALIZATION_FAILED.as_raw();
+        made.process.check(id, code)?;
+        Ok(made)
+    }
+
+    fn new(id: DeviceId) -> Result<Self> {
+        // SAFETY: the library is the system's Vulkan loader, whose initialisation is as sound as that of any library of the system. It
+        // is not unloaded while its functions are used, since the result stays; after an error they are not used.
+        let entry = unsafe { ash::Entry::load() };
+        let entry = entry.map_err(|e| {
+            let reason = format!(
+                "Vulkan's loader cannot be loaded ({e}); install it and a driver (Debian and Ubuntu: libvulkan1, and the GPU's driver \
+                 or mesa-vulkan-drivers)"
+            );
+            absent(id, reason)
+        })?;
         let made = (|| {
             // SAFETY: the entry's functions are those of the loader; the result is a number.
             let version = unsafe { entry.try_enumerate_instance_version() };
             // `None` is a loader of Vulkan 1.0.
             let version = version.of("vkEnumerateInstanceVersion")?;
             let version = version.unwrap_or(vk::API_VERSION_1_0);
-            if version < vk::API_VERSION_1_1 {
+            if version < vk::API_VERSION_1_2 {
                 return Ok(None);
             }
             let application = vk::ApplicationInfo::default()
@@ -106,7 +112,11 @@ impl Instance {
             made.of("vkCreateInstance").map(Some)
         })();
         match made {
-            Ok(Some(instance)) => Ok(Self { entry, instance }),
+            Ok(Some(instance)) => Ok(Self {
+                process: Process::this(),
+                _entry: entry,
+                instance,
+            }),
             // Its instances lack functions that this crate calls.
             Ok(None) => Err(absent(id, OLD_LOADER)),
             Err(failed) if failed.code == vk::Result::ERROR_INCOMPATIBLE_DRIVER => {
@@ -126,31 +136,12 @@ impl Instance {
             some => Ok(some),
         }
     }
-
-    pub(crate) fn get(&self) -> &ash::Instance {
-        &self.instance
-    }
-
-    /// Gives the instance, with the loader's functions, to the caller, who destroys it.
-    pub(crate) fn into_parts(self) -> (ash::Entry, ash::Instance) {
-        let parts = (self.entry.clone(), self.instance.clone());
-        std::mem::forget(self);
-        parts
-    }
 }
 
-const OLD_LOADER: &str = "Vulkan's loader is one of Vulkan 1.0; update it";
+const OLD_LOADER: &str = "Vulkan's loader is older than Vulkan 1.2; update it";
 
 const NO_DRIVER: &str = "Vulkan's loader finds no driver with a device; install the GPU's, or one for processors (Debian and Ubuntu: \
      mesa-vulkan-drivers)";
-
-impl Drop for Instance {
-    fn drop(&mut self) {
-        // SAFETY: this value made the instance and destroys it once. Nothing was made of it, or all of that was destroyed
-        // (VUID-vkDestroyInstance-instance-00629).
-        unsafe { self.instance.destroy_instance(None) };
-    }
-}
 
 /// What was asked of a physical device.
 pub(crate) struct Asked {
@@ -243,16 +234,39 @@ pub(crate) fn family_of(families: &[vk::QueueFamilyProperties]) -> Option<u32> {
     u32::try_from(at).ok()
 }
 
-/// Makes a device of this crate, with `count` queues of the family, and the features that kernels on columns use, as far as there
-/// are any.
+/// Of what a device was made: the physical device, the queue family, and the number of its queues.
+pub(crate) type Kind = (vk::PhysicalDevice, u32, usize);
+
+/// Devices of this crate that nobody uses. They are used again, and never destroyed: NVIDIA's driver locks up if a device is destroyed
+/// while a thread that has called the driver ends, and to make one takes it 150 ms.
+static IDLE: Mutex<Vec<(Kind, ash::Device)>> = Mutex::new(Vec::new());
+
+/// Keeps a device of [`take_device`], whose work has ended and of which nothing is left.
+pub(crate) fn keep_device(kind: Kind, device: ash::Device) {
+    lock(&IDLE).push((kind, device));
+}
+
+/// Returns a device of this crate: one that nobody uses, or else a new one.
+///
+/// # Safety
+/// The physical device is one of the instance's and lacks nothing, and the family has as many queues.
+pub(crate) unsafe fn take_device(instance: &'static Instance, kind: Kind) -> Answer<ash::Device> {
+    let mut idle = lock(&IDLE);
+    if let Some(at) = idle.iter().position(|(other, _)| *other == kind) {
+        return Ok(idle.swap_remove(at).1);
+    }
+    drop(idle);
+    // SAFETY: the instance is live, and the caller guarantees the rest.
+    unsafe { create_device(&instance.instance, kind) }
+}
+
+/// Makes a device, with `count` queues of the family, and the features that kernels on columns use, as far as there are any.
 ///
 /// # Safety
 /// The instance is live, the physical device is one of its own and lacks nothing, and the family has as many queues.
-pub(crate) unsafe fn create_device(
+unsafe fn create_device(
     instance: &ash::Instance,
-    physical: vk::PhysicalDevice,
-    family: u32,
-    count: usize,
+    (physical, family, count): Kind,
 ) -> Answer<ash::Device> {
     let mut has_16 = vk::PhysicalDevice16BitStorageFeatures::default();
     let mut has_12 = vk::PhysicalDeviceVulkan12Features::default();

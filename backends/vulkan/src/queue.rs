@@ -65,33 +65,12 @@ impl VulkanQueue {
     /// - They read memory of columns only while a loan or its owner is kept, and write to memory of a
     ///   [`DeviceBufferMut`](arrow_device::DeviceBufferMut) only.
     pub unsafe fn submit(&self, commands: &[vk::CommandBuffer]) -> Result<()> {
-        let mut barrier = |device: &ash::Device, commands| {
-            // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`.
-            unsafe { crate::copy::record_full_barrier(device, commands) };
-        };
         let batch = Batch {
-            record: Some(&mut barrier),
             commands,
             ..Batch::default()
         };
         // SAFETY: the caller guarantees the command buffers (see `# Safety`).
         unsafe { self.shared.lanes.push(&self.lane, batch) }.map(drop)
-    }
-
-    /// Makes later work of the queue wait until a timeline semaphore of the program has a value, without waiting itself. Unlike an
-    /// event, this holds up all queues that share the VkQueue.
-    ///
-    /// # Errors
-    /// Returns the device's own error.
-    ///
-    /// # Safety
-    /// The semaphore is a timeline semaphore of the device, and lives until an event that is recorded afterwards has completed. The
-    /// value is reached by work that was submitted, or by the host; not by later work of the same VkQueue, which would never run.
-    pub unsafe fn wait_semaphore(&self, semaphore: vk::Semaphore, value: u64) -> Result<()> {
-        let _inside = self.shared.context.enter_usable()?;
-        let wait = Wait::Semaphore(semaphore, value);
-        self.shared.lanes.wait(&self.lane, wait);
-        Ok(())
     }
 
     /// Returns a timeline semaphore of this crate and the value that it has once all work of the queue so far has completed, for a
@@ -105,17 +84,9 @@ impl VulkanQueue {
     /// Returns the device's own error.
     pub fn submitted(&self) -> Result<(vk::Semaphore, u64)> {
         let Shared { lanes, .. } = &*self.shared;
-        let mut barrier = |device: &ash::Device, commands| {
-            // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`.
-            unsafe { crate::copy::record_full_barrier(device, commands) };
-        };
-        let batch = Batch {
-            record: Some(&mut barrier),
-            ..Batch::default()
-        };
         // What the queue was told to wait for belongs to the work so far.
         // SAFETY: the batch has a barrier only.
-        let number = unsafe { lanes.push(&self.lane, batch) }?;
+        let number = unsafe { lanes.push(&self.lane, Batch::default()) }?;
         lanes.wait_submitted(&self.lane, number)?;
         Ok((self.lane.timeline, number))
     }

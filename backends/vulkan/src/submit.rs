@@ -15,6 +15,7 @@ use ash::vk;
 use crate::batch::{Batch, Flying, Held, State, Track, Wait};
 use crate::codes::{Answer, Failed, Of};
 use crate::context::{Context, SharedQueue, lock};
+use crate::copy::record_full_barrier;
 use crate::lane::{Lane, Point};
 
 /// The pause between two attempts to wait for the device.
@@ -133,20 +134,25 @@ impl Lanes {
         let _inside = self.context.enter_usable()?;
         let mut state = lock(&self.state);
         let ended = state.reap();
-        let own = match batch.record {
-            Some(record) => Some(
-                self.context
-                    .check(state.record(&self.context.device, record))?,
-            ),
-            None => None,
+        // A submission always has commands: NVIDIA's driver has hung on those without.
+        let mut barrier = |device: &ash::Device, commands| {
+            // SAFETY: `State::record` passes a command buffer that records, of a family that `serves`.
+            unsafe { record_full_barrier(device, commands) };
         };
-        let mut commands: Vec<_> = own.into_iter().collect();
+        let record = match batch.record {
+            Some(record) => record,
+            None => &mut barrier,
+        };
+        let own = self
+            .context
+            .check(state.record(&self.context.device, record))?;
+        let mut commands = vec![own];
         commands.extend(batch.commands);
         let has_after = batch.after.is_some();
         let number = lane.given() + 1;
         let Some(track) = state.track(lane.number) else {
             // Lanes are forgotten after their queues were dropped only.
-            state.idle.extend(own);
+            state.idle.push(own);
             return Err(self
                 .context
                 .not_supported("submit", "the queue was dropped".into()));
@@ -158,7 +164,7 @@ impl Lanes {
             waits,
             before: batch.before,
             commands,
-            own,
+            own: Some(own),
             after: batch.after,
             buffers: batch.buffers,
             is_submitted: false,
@@ -318,10 +324,6 @@ impl Lanes {
                     values.push(point.number);
                 }
                 Wait::Host(_) => {}
-                Wait::Semaphore(semaphore, value) => {
-                    semaphores.push(*semaphore);
-                    values.push(*value);
-                }
             }
         }
         let stages = vec![vk::PipelineStageFlags::ALL_COMMANDS; semaphores.len()];
@@ -340,8 +342,8 @@ impl Lanes {
             queue.with(&mut |queue| {
                 // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is of the device and the family
                 // of the command buffers. These have been recorded and are in no other submission; each semaphore is a live
-                // timeline, kept by the lane, the waits, or the caller of `wait_semaphore`; the signalled value is greater than all
-                // before (VUID-VkSubmitInfo-pSignalSemaphores-03242), as numbers of a lane are submitted in order.
+                // timeline, kept by the lane or the waits; the signalled value is greater than all before
+                // (VUID-VkSubmitInfo-pSignalSemaphores-03242), as numbers of a lane are submitted in order.
                 let done = unsafe {
                     let device = &self.context.device;
                     device.queue_submit(queue, &submit, vk::Fence::null())

@@ -7,10 +7,10 @@ use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, DeviceBufferMut, DeviceId, Devices, SyncPolicy};
 use arrow_device_vulkan::ash::vk;
-use arrow_device_vulkan::{VulkanDevice, VulkanQueue, devices, register};
+use arrow_device_vulkan::{VulkanDevice, devices, register};
 
 use crate::program::Program;
-use crate::rigs::{is_there, open};
+use crate::rigs::{Timeline, is_there, open};
 use crate::suite::{assert_clean, assert_error, soon};
 
 fn batch() -> RecordBatch {
@@ -19,14 +19,13 @@ fn batch() -> RecordBatch {
 }
 
 /// Nothing of the program's device is destroyed while work is pending, and everything afterwards, which the validation layer checks.
-fn assert_ends(program: &Weak<Program>, open: impl FnOnce()) {
+/// The test holds so many shares of it.
+fn assert_ends(program: &Weak<Program>, shares: usize, open: impl FnOnce()) {
     std::thread::sleep(Duration::from_millis(30));
-    assert!(
-        program.strong_count() > 1,
-        "destroyed while work is pending"
-    );
+    let is_left = || program.strong_count() > shares;
+    assert!(is_left(), "destroyed while work is pending");
     open();
-    assert!(soon(|| program.strong_count() == 1), "not destroyed");
+    assert!(soon(|| !is_left()), "not destroyed");
 }
 
 #[test]
@@ -36,24 +35,15 @@ fn a_device_is_dropped_while_its_work_runs() {
     }
     let program = Program::new();
     let device = program.adopt();
-    let mut kind =
-        vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-    let create = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-    // SAFETY: the device is live.
-    let gate = unsafe { program.device.create_semaphore(&create, None) }.unwrap();
     let queue = device.new_queue().unwrap();
-    // SAFETY: the semaphore lives until the work has ended, and the host signals it.
-    unsafe { VulkanQueue::of(&queue).unwrap().wait_semaphore(gate, 1) }.unwrap();
+    let other = program.adopt();
+    let timeline = Timeline::new(&other);
+    timeline.block(&queue);
     let up = device.upload_on(&batch(), &queue).unwrap();
     let exported = up.export(SyncPolicy::Event).unwrap();
     drop((up, queue, device, exported));
-    assert_ends(&Arc::downgrade(&program), || {
-        let signal = vk::SemaphoreSignalInfo::default().semaphore(gate).value(1);
-        // SAFETY: the semaphore is live and has a smaller value.
-        unsafe { program.device.signal_semaphore(&signal) }.unwrap();
-    });
-    // SAFETY: the work that waited for it has ended.
-    unsafe { program.device.destroy_semaphore(gate, None) };
+    assert_ends(&Arc::downgrade(&program), 2, || timeline.signal(1));
+    other.synchronize().unwrap();
 }
 
 #[test]
@@ -76,7 +66,7 @@ fn a_device_is_dropped_while_its_work_is_held_back() {
     unsafe { queue.raw().wait(pointer) }.unwrap();
     let up = device.upload_on(&batch(), &queue).unwrap();
     drop((up, queue, device));
-    assert_ends(&Arc::downgrade(&program), || {
+    assert_ends(&Arc::downgrade(&program), 1, || {
         let commands = [program.record(|commands| {
             let all = vk::PipelineStageFlags::ALL_COMMANDS;
             // SAFETY: the event is live.

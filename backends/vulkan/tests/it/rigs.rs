@@ -153,10 +153,11 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     })
 }
 
-/// A timeline semaphore of a program's.
+/// A timeline semaphore of a program's, and commands that wait for it.
 pub(crate) struct Timeline {
     device: Device,
     pub(crate) semaphore: vk::Semaphore,
+    pool: vk::CommandPool,
 }
 
 impl Timeline {
@@ -165,12 +166,54 @@ impl Timeline {
         let mut kind =
             vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
         let create = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        // SAFETY: the device is live, with timeline semaphores enabled.
-        let semaphore = unsafe { functions.create_semaphore(&create, None) };
+        let family = VulkanDevice::of(device).unwrap().queue_family();
+        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
+        // SAFETY: the device is live, with timeline semaphores enabled, and has the family.
+        let (semaphore, pool) = unsafe {
+            (
+                functions.create_semaphore(&create, None),
+                functions.create_command_pool(&pool, None),
+            )
+        };
         Arc::new(Self {
             device: device.clone(),
             semaphore: semaphore.unwrap(),
+            pool: pool.unwrap(),
         })
+    }
+
+    /// Submits commands of a program to the queue's VkQueue, behind which nothing runs before the semaphore has the value 1.
+    pub(crate) fn block(&self, queue: &Queue) {
+        let functions = VulkanDevice::of(&self.device).unwrap().device();
+        let allocate = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .command_buffer_count(1);
+        let all = vk::PipelineStageFlags::ALL_COMMANDS;
+        let (none, begin) = (
+            vk::DependencyFlags::empty(),
+            vk::CommandBufferBeginInfo::default(),
+        );
+        // SAFETY: the device is live; all is made, recorded and used as its structures say.
+        let commands = unsafe {
+            let commands = functions.allocate_command_buffers(&allocate).unwrap();
+            functions.begin_command_buffer(commands[0], &begin).unwrap();
+            functions.cmd_pipeline_barrier(commands[0], all, all, none, &[], &[], &[]);
+            functions.end_command_buffer(commands[0]).unwrap();
+            commands
+        };
+        let (semaphores, values, stages) = ([self.semaphore], [1], [all]);
+        let mut wait = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+        let submit = [vk::SubmitInfo::default()
+            .wait_semaphores(&semaphores)
+            .wait_dst_stage_mask(&stages)
+            .command_buffers(&commands)
+            .push_next(&mut wait)];
+        let raw = VulkanQueue::of(queue).unwrap();
+        raw.submitted().unwrap();
+        raw.shared_queue().with(&mut |queue| {
+            // SAFETY: this thread has the queue; the commands and the semaphore live until they have run.
+            unsafe { functions.queue_submit(queue, &submit, vk::Fence::null()) }.unwrap();
+        });
     }
 
     pub(crate) fn signal(&self, value: u64) {
@@ -186,19 +229,18 @@ impl Timeline {
 impl Drop for Timeline {
     fn drop(&mut self) {
         let functions = VulkanDevice::of(&self.device).unwrap().device();
-        // SAFETY: the semaphore is destroyed once, after the work that waits for it.
-        unsafe { functions.destroy_semaphore(self.semaphore, None) };
+        // SAFETY: both are destroyed once, after the work that waits.
+        unsafe {
+            functions.destroy_command_pool(self.pool, None);
+            functions.destroy_semaphore(self.semaphore, None);
+        }
     }
 }
 
-/// Keeps the device busy, by a submission that waits for the host.
+/// Keeps the device busy, by a submission of a program that waits for the host.
 pub(crate) fn hold_on_device(queue: &Queue) -> Hold {
     let timeline = Timeline::new(queue.device());
-    let raw = VulkanQueue::of(queue).unwrap();
-    // SAFETY: the semaphore is of the device, lives until the queue's work has run, and the host signals it.
-    unsafe { raw.wait_semaphore(timeline.semaphore, 1) }.unwrap();
-    // Submits the wait.
-    raw.submitted().unwrap();
+    timeline.block(queue);
     let queue = queue.clone();
     Hold::new(move || {
         timeline.signal(1);

@@ -3,13 +3,13 @@
 use std::mem::forget;
 
 use crate::exit::ends_well;
-use crate::rigs::{Gate, Timeline, hold_on_device};
+use crate::rigs::{Gate, hold};
 
 #[test]
 fn at_the_end() {
     ends_well("waits::at_the_end", |device| {
         let queue = device.new_queue().unwrap();
-        forget(hold_on_device(&queue));
+        forget(hold(&queue));
         let event = queue.record().unwrap().unwrap();
         std::thread::spawn(move || event.wait().unwrap());
         let gate = Gate::new(&device);
@@ -18,7 +18,7 @@ fn at_the_end() {
         unsafe { other.raw().wait(gate.pointer()) }.unwrap();
         let event = other.record().unwrap().unwrap();
         let waits = std::thread::spawn(move || event.wait().unwrap());
-        forget((gate, Timeline::new(&device), device));
+        forget((gate, device));
         std::thread::sleep(std::time::Duration::from_millis(5));
         drop(waits);
     });

@@ -19,9 +19,9 @@ use ash::vk;
 use crate::faults::foreign::Foreign;
 use crate::interposer::account::{calls, clear, fail, fail_from, live, misuses};
 use crate::interposer::functions::VERSION;
-use crate::interposer::interposed;
+use crate::interposer::{interposed, interposed_at_first};
 use crate::program::Program;
-use crate::rigs::hold_on_device;
+use crate::rigs::{hold_on_device, is_there};
 use crate::suite::{assert_error, soon};
 
 pub(crate) fn batch() -> RecordBatch {
@@ -196,7 +196,13 @@ fn every_call_fails_once() {
         return;
     }
     let program = Program::new();
-    let owned = live();
+    // But for what an opening keeps.
+    let left = || {
+        let mut left = live();
+        left.retain(|kind, _| !["instance", "device"].contains(kind));
+        left
+    };
+    let owned = left();
     for (name, operation) in OPERATIONS {
         for code in CODES {
             for nth in 1.. {
@@ -208,7 +214,7 @@ fn every_call_fails_once() {
                 check_error(&outcome, &case);
                 check_device(&device, &case);
                 drop(device);
-                assert!(soon(|| live() == owned), "{case}: left {:?}", live());
+                assert!(soon(|| left() == owned), "{case}: left {:?}", live());
                 assert!(misuses().is_empty(), "{case}: {:?}", misuses());
                 if failed.is_empty() {
                     assert!(outcome.is_ok(), "{case}");
@@ -288,20 +294,41 @@ fn a_lost_device_stays_lost() {
     }
 }
 
-/// Instances of such a loader lack functions that the crate calls.
+/// Each call of an opening fails once, and the next opening does what is left. Neither instance nor devices are made again.
 #[test]
-fn a_loader_of_vulkan_1_0_is_too_old() {
-    if !interposed("faults::every_call::a_loader_of_vulkan_1_0_is_too_old") {
+fn openings_fail_and_go_on() {
+    if !interposed_at_first("faults::every_call::openings_fail_and_go_on") {
         return;
     }
-    let instances = calls("vkCreateInstance");
-    VERSION.store(vk::API_VERSION_1_0, Ordering::SeqCst);
-    let (listed, opened) = (devices(), VulkanConfig::new(0).open());
+    let open = || VulkanConfig::new(0).open();
+    // Instances of such a loader lack functions that the crate calls.
+    VERSION.store(vk::API_VERSION_1_1, Ordering::SeqCst);
+    let (listed, opened) = (devices(), open());
     VERSION.store(0, Ordering::SeqCst);
     for error in [listed.map(drop), opened.map(drop)] {
-        assert_error(error, "loader is one of Vulkan 1.0; update it");
+        assert_error(error, "loader is older than Vulkan 1.2; update it");
     }
-    assert_eq!(calls("vkCreateInstance"), instances);
+    assert_eq!(calls("vkCreateInstance"), 0);
+    if !is_there() {
+        return;
+    }
+    for call in ["vkEnumeratePhysicalDevices", "vkCreateDevice"] {
+        fail(call, 1, vk::Result::ERROR_OUT_OF_HOST_MEMORY);
+        assert_error(open().map(drop), call);
+        assert_eq!(clear(), [call]);
+    }
+    for round in 0..3 {
+        let (one, two) = (open().unwrap(), open().unwrap());
+        for device in [&one, &two] {
+            assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
+        }
+        drop((one, two));
+        // What still runs keeps a device.
+        assert!(soon(|| !live().contains_key("buffer")), "{:?}", live());
+        let made = ["vkCreateInstance", "vkCreateDevice"].map(calls);
+        assert_eq!(made, [1, 1 + 2], "round {round}");
+    }
+    assert_eq!(calls("vkDestroyDevice") + calls("vkDestroyInstance"), 0);
 }
 
 /// A driver may wait for a shorter time than it was asked for. Nobody takes that for the end of the work.
