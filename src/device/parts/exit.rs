@@ -13,6 +13,8 @@ static WATCHED: AtomicU64 = AtomicU64::new(0);
 static ENDER: AtomicUsize = AtomicUsize::new(0);
 /// How many threads are in a runtime.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
+/// How often threads have entered one.
+static ENTERED: AtomicU64 = AtomicU64::new(0);
 
 /// How long the end of the process waits for threads that are in a runtime. It then goes on all the same.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -58,6 +60,10 @@ pub fn enter() -> Option<Inside> {
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
+        // What a function of a driver makes at its first call is destroyed before what was registered earlier.
+        if (ENTERED.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two() {
+            register();
+        }
     }
     DEPTH.set(outer + 1);
     Some(Inside(PhantomData))
@@ -65,7 +71,7 @@ pub fn enter() -> Option<Inside> {
 
 /// Watches for the end of the process, when libraries of drivers run their destructors: a thread that is in one of them crashes. A
 /// backend calls this whenever it has made a device, since what is registered last runs first: before the destructors of the libraries that
-/// were loaded for the device. It calls [`enter`] before each call of the runtime on threads that may outlive `main`, and wherever the last
+/// were loaded for the device. ([`enter`] registers again now and then, for what those libraries make later.) It calls [`enter`] before each call of the runtime on threads that may outlive `main`, and wherever the last
 /// handle of a device may be dropped.
 ///
 /// All backends of a process share what is known of its end. On systems without `atexit`, and under Miri, this does nothing.
@@ -86,6 +92,10 @@ pub fn watch() {
         INSIDE.store(usize::from(DEPTH.get() > 0), Ordering::SeqCst);
         ENDER.store(0, Ordering::SeqCst);
     }
+    register();
+}
+
+fn register() {
     #[cfg(all(any(unix, windows), not(miri)))]
     {
         unsafe extern "C" {
@@ -168,6 +178,29 @@ mod tests {
         USED.store(true, Ordering::SeqCst);
         std::thread::sleep(time);
         USED.store(false, Ordering::SeqCst);
+    }
+
+    /// A driver may make what it destroys only when it is first used.
+    #[test]
+    fn what_a_driver_makes_late_is_destroyed_late() {
+        let (code, _) = ends("what_a_driver_makes_late_is_destroyed_late", || {
+            watch();
+            let (sender, is_used) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                for time in 0.. {
+                    use_driver(Duration::from_millis(3));
+                    match time {
+                        // SAFETY: the function uses an atomic number and the clock.
+                        0 => assert_eq!(unsafe { libc::atexit(unload) }, 0),
+                        3 => sender.send(()).unwrap(),
+                        _ => {}
+                    }
+                }
+            });
+            is_used.recv().unwrap();
+            std::process::exit(7);
+        });
+        assert_eq!(code, Some(7));
     }
 
     /// Threads that are in the driver again and again are outside while it is unloaded.

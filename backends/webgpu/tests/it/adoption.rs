@@ -39,6 +39,8 @@ fn a_callback_adopts_devices() {
     else {
         return;
     };
+    // Behind work that has not ended, the callback would come later.
+    device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
     let (sender, adopted) = std::sync::mpsc::channel();
     let (own, own_queue) = (device.clone(), queue.clone());
     queue.on_submitted_work_done(move || {
