@@ -403,6 +403,6 @@ mod tests {
         }
         let took = start.elapsed();
         assert_eq!(builder.owners.len(), n);
-        assert!(took < Duration::from_secs(20), "{took:?}");
+        assert!(took < Duration::from_secs(60), "{took:?}");
     }
 }

@@ -159,7 +159,7 @@ impl Device {
     /// Sets how many threads may pack a large upload: the thread that calls the upload, and others that live as long as
     /// that call. 1 means no other thread, 0 the default: as many as there are cores, but at most 4. More than 8 are not used.
     ///
-    /// Other threads help from 16 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
+    /// Other threads help from 2 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
     /// of 1 MiB and more, is not packed. Uploads on a per-thread default stream are always packed by one thread.
     ///
     /// ```

@@ -59,7 +59,7 @@ impl Device {
     /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from
     /// where they are (see [`HostSlab`](crate::HostSlab)).
     ///
-    /// Each packed MiB is a copy that is queued at once, so that it runs while the next one is packed. From 16 MiB of packed
+    /// Each packed MiB is a copy that is queued at once, so that it runs while the next one is packed. From 2 MiB of packed
     /// bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)). Staging memory whose copies are
     /// done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
     ///
