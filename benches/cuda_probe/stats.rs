@@ -1,4 +1,4 @@
-//! Rounds in which all ways take turns, medians, tables, and the rows of the record.
+//! Rounds of all ways, medians, tables, and the rows of the record.
 
 use std::error::Error;
 use std::time::Instant;
@@ -75,9 +75,8 @@ impl Compared {
     }
 }
 
-/// The first way beside the others, for `seconds` and 5 rounds at least. A round runs all of them in turn and then in the other
-/// order, so that no way always pays for what the same other one left behind; the second run shows how far the same code is from
-/// itself.
+/// The first way beside the others, for `seconds` and 5 rounds at least. Each round begins with another way and runs each twice in a row:
+/// the second time counts, since the first may pay for what the way before has left behind, such as a pool that has given its memory back.
 pub(crate) fn compare(
     probe: &Probe,
     title: &str,
@@ -85,30 +84,29 @@ pub(crate) fn compare(
     seconds: f64,
     mut ways: Vec<Way<'_>>,
 ) -> Res<Compared> {
-    let mut times: Vec<[Vec<f64>; 2]> = Vec::new();
-    for (_, run) in &mut ways {
-        run()?;
-        times.push(Default::default());
-    }
+    let mut times: Vec<[Vec<f64>; 2]> = vec![Default::default(); ways.len()];
+    // The second run's time divided by the first's.
+    let mut twice: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
     let (start, mut done) = (Instant::now(), 0);
     while done < if probe.quick { 2 } else { 5 } || (!probe.quick && since(start) < seconds) {
-        let order = (0..ways.len()).chain((0..ways.len()).rev());
-        for i in order {
-            let took = (ways[i].1)()?;
+        let all = ways.len();
+        for i in (done..done + all).map(|i| i % all) {
+            let run = &mut ways[i].1;
+            let (before, took) = (run()?, run()?);
+            twice[i].push(took[1] / before[1]);
             for (times, took) in times[i].iter_mut().zip(took) {
                 times.push(took);
             }
         }
         done += 1;
     }
-    println!("{title}\n{} a run, {done} rounds of two runs", size(bytes));
+    println!("{title}\n{} a run, {done} rounds", size(bytes));
     let mut table =
         Table::new("way submit median p10 p90 rate first/this p10 p90 second/first-run-p10 p90");
     let first = times[0][1].clone();
-    for ((name, _), [submitted, own]) in ways.iter().zip(&times) {
+    for (((name, _), [submitted, own]), twice) in ways.iter().zip(&times).zip(twice) {
         let ratios = first.iter().zip(own).map(|(first, own)| first / own);
-        let twice = own.chunks_exact(2).map(|pair| pair[1] / pair[0]);
-        let [ratios, twice] = [ratios.collect(), twice.collect()].map(Sample::new);
+        let (ratios, twice) = (Sample::new(ratios.collect()), Sample::new(twice));
         let (submitted, own) = (Sample::new(submitted.clone()), Sample::new(own.clone()));
         let mut cells = vec![name.clone(), time(submitted.median())];
         cells.extend(own.spread().map(time));
@@ -126,7 +124,8 @@ pub(crate) fn compare(
 /// What the columns of [`compare`] are.
 pub(crate) const LEGEND: &str = "\
 submit: until all was submitted (median; - where the call waits itself). median, p10, p90: until all was done, seen by the host.
-first/this: the first row's time divided by this row's, run for run. second/first-run: the same row's two runs of a round.\n";
+first/this: the first row's time divided by this row's, round for round. second/first-run: each way runs twice in a row, of which the
+second run counts; what the first pays for what the way before has left behind.\n";
 
 impl Probe {
     /// Prints a row of the record: `row`, id, what, measured, target and verdict, with tabs between them.
