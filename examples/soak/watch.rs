@@ -34,8 +34,14 @@ impl Sample {
             at,
             memory: field("VmRSS:")? << 10,
             threads: field("Threads:")?,
-            // Without the one that lists them.
-            files: std::fs::read_dir("/proc/self/fd")?.count() as u64 - 1,
+            // Without the one that lists them, and those that NVIDIA's driver opens and closes as it likes.
+            files: std::fs::read_dir("/proc/self/fd")?
+                .flatten()
+                .filter_map(|file| std::fs::read_link(file.path()).ok())
+                .filter(|to| {
+                    !to.starts_with("/proc") && !to.to_string_lossy().starts_with("/dev/nvidia")
+                })
+                .count() as u64,
         })
     }
 }
