@@ -39,7 +39,7 @@ impl Sample {
                 .flatten()
                 .filter_map(|file| std::fs::read_link(file.path()).ok())
                 .filter(|to| {
-                    !to.starts_with("/proc") && !to.to_string_lossy().starts_with("/dev/nvidia")
+                    !to.ends_with("fd") && !to.to_string_lossy().starts_with("/dev/nvidia")
                 })
                 .count() as u64,
         })

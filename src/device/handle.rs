@@ -40,7 +40,7 @@ struct Inner {
     reaper: Reaper,
     slabs: SlabPool,
     drop_error: Mutex<Option<Error>>,
-    /// What runs once the device has settled. Whoever adds the first sees to it.
+    /// What runs once the device has settled.
     unsettled: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
     /// 0 is the default number.
     packing_threads: AtomicUsize,
@@ -222,15 +222,13 @@ impl Device {
             // There is no such work, and the list may be locked for ever.
             return self.parking("release", action);
         }
-        let mut unsettled = lock(&self.0.unsettled);
-        unsettled.push(Box::new(action));
-        if unsettled.len() > 1 {
-            return;
-        }
-        drop(unsettled);
+        lock(&self.0.unsettled).push(Box::new(action));
         let device = self.clone();
         self.later(move || {
             let actions = std::mem::take(&mut *lock(&device.0.unsettled));
+            if actions.is_empty() {
+                return;
+            }
             device.settle();
             for action in actions {
                 device.parking("release", action);

@@ -37,7 +37,7 @@ pub struct LiveBytes(Arc<AtomicUsize>);
 
 impl LiveBytes {
     /// Runs `work`. Device memory that this thread allocates meanwhile belongs to this count until it is freed, except in scopes of
-    /// other counts within `work`. In a destructor of a thread-local value nothing is counted. A panic passes through.
+    /// other counts within `work`. In destructors of thread-local values that come after this crate's own, nothing is counted. A panic passes through.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Outer(Option<LiveBytes>);
         impl Drop for Outer {
@@ -47,7 +47,7 @@ impl LiveBytes {
                 let _inner = SCOPE.try_with(|scope| scope.replace(outer));
             }
         }
-        // A thread that is ending counts nothing.
+        // Once the scope itself is gone, as its thread ends, nothing is counted.
         let outer = SCOPE.try_with(|scope| scope.replace(Some(self.clone())));
         let _outer = outer.map(Outer);
         work()

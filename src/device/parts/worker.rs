@@ -120,7 +120,8 @@ impl Shared {
 
     /// Runs the jobs that can run now.
     fn round(&self, jobs: &mut Vec<Job>) {
-        RUNS.with_borrow_mut(|runs| runs.push(self.address()));
+        // Where a thread's own values are gone already, `finish` does not wait, either.
+        let _ = RUNS.try_with(|runs| runs.borrow_mut().push(self.address()));
         jobs.retain_mut(|job| {
             if !job.run() {
                 return true;
@@ -132,7 +133,7 @@ impl Shared {
             }
             false
         });
-        RUNS.with_borrow_mut(Vec::pop);
+        let _ = RUNS.try_with(|runs| runs.borrow_mut().pop());
     }
 
     /// The thread. It ends when there has been no work for a while.
@@ -259,12 +260,11 @@ impl Worker {
         }
     }
 
-    /// Waits until no job is left, those that are pushed meanwhile included. Within a job of this worker it returns at once, since
-    /// that job would wait for itself.
+    /// Waits until no job is left, those that are pushed meanwhile included. Within a job of this worker, and once the
+    /// thread's own values are gone, it returns at once: a job would wait for itself.
     pub fn finish(&self) {
         let within = |runs: &RefCell<Vec<usize>>| runs.borrow().contains(&self.shared.address());
-        // While the thread's own values are destroyed it runs no job.
-        if !self.process.is_this() || RUNS.try_with(within).unwrap_or(false) {
+        if !self.process.is_this() || RUNS.try_with(within).unwrap_or(true) {
             return;
         }
         let left = |state: &mut State| state.pending > 0;

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_device::async_stream::{
@@ -554,6 +553,6 @@ fn a_task_is_dropped_under_the_lock_that_its_waker_waits_for() {
         also_done.send(true).unwrap();
     });
     for _ in 0..3 {
-        assert_eq!(is_done.recv_timeout(Duration::from_secs(10)), Ok(true));
+        assert_eq!(is_done.recv_timeout(LONG), Ok(true));
     }
 }

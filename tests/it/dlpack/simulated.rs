@@ -159,6 +159,35 @@ fn consumers_that_order_their_work() {
     }
 }
 
+/// However many deleters are called while the device is busy, it is waited for once or twice.
+#[test]
+fn deleters_wait_together() {
+    let sim = Sim::new(SimMode::Async);
+    let held: Vec<_> = (0..100)
+        .map(|_| {
+            let column = sim.upload_array(&longs(100)).unwrap();
+            Held::<DLManagedTensor>::new(column.export_dlpack(&plain()).unwrap())
+        })
+        .collect();
+    sim.synchronize().unwrap();
+    let (open, gate) = channel::<()>();
+    let queue = sim.new_queue().unwrap();
+    launch(&queue, move |_| gate.recv().map_err(|e| e.to_string())).unwrap();
+    let before = sim.stats();
+    drop(held);
+    assert_eq!(sim.stats().since(&before).frees, 0);
+    open.send(()).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while sim.stats().since(&before).frees < 100 {
+        assert!(Instant::now() < end, "not freed");
+        std::thread::yield_now();
+    }
+    let waits = sim.stats().since(&before).host_waits;
+    assert!((1..=2).contains(&waits), "{waits} waits");
+    drop(queue);
+    sim.assert_done();
+}
+
 /// A producer's memory on the device: ready for the queue, deleted after the last use of it.
 #[test]
 fn tensors_of_device_memory() {

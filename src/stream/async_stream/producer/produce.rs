@@ -318,31 +318,37 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
 
 impl<S> Drop for Produce<S> {
     fn drop(&mut self) {
-        if self.handler.is_none() {
+        let Some(mut handler) = self.handler.take() else {
             return;
-        }
+        };
         let operation = "producing an async stream";
-        match (
-            std::mem::replace(&mut self.stage, Stage::Over),
-            self.shared.demand.turn(),
-        ) {
+        let turn = self.shared.demand.turn();
+        let error = match (std::mem::replace(&mut self.stage, Stage::Over), turn) {
             // The consumer knows.
-            (Stage::Release(_), _) => {}
-            (Stage::Failed(e), _) => self.end(Err(e)),
-            (_, Turn::Cancelled) => self.end(Ok(Outcome::Cancelled)),
-            (_, Turn::Invalid(n)) => self.end(Err(invalid(n))),
-            (_, Turn::Produce(_)) => self.end(Err(Error::Cancelled { operation })),
-        }
-        if !self.shared.demand.is_waking() {
-            return self.release();
-        }
-        // The consumer's release waits for its call that is waking this task, and the waker may wait for a lock that this thread
-        // holds. A thread that cannot be started drops the handler here.
-        let (handler, shared) = (self.handler.take(), self.shared.clone());
-        let _ = thread::Builder::new().spawn(move || {
-            drop(handler);
+            (Stage::Release(_), _) => None,
+            (Stage::Failed(e), _) => Some(e),
+            (_, Turn::Cancelled) => None,
+            (_, Turn::Invalid(n)) => Some(invalid(n)),
+            (_, Turn::Produce(_)) => Some(Error::Cancelled { operation }),
+        };
+        self.shared.demand.close();
+        let is_waking = self.shared.demand.is_waking();
+        let shared = self.shared.clone();
+        let end = move || {
+            if let Some(e) = error {
+                handler.on_error(&e);
+            }
+            handler.release();
             drop(shared);
-        });
+        };
+        if !is_waking {
+            return end();
+        }
+        // A call of the consumer is waking this task, on this thread or another: the handler must not be called within it, and the
+        // waker may wait for a lock that this thread holds, as the release waits for that call. A thread that cannot be started drops
+        // the handler here.
+        let thread = thread::Builder::new().name("arrow-device async end".into());
+        let _ = thread.spawn(end);
     }
 }
 

@@ -317,7 +317,7 @@ fn openings_fail_and_go_on() {
         assert_error(open().map(drop), call);
         assert_eq!(clear(), [call]);
     }
-    for round in 0..3 {
+    for _ in 0..10 {
         let (one, two) = (open().unwrap(), open().unwrap());
         for device in [&one, &two] {
             assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
@@ -325,9 +325,10 @@ fn openings_fail_and_go_on() {
         drop((one, two));
         // What still runs keeps a device.
         assert!(soon(|| !live().contains_key("buffer")), "{:?}", live());
-        let made = ["vkCreateInstance", "vkCreateDevice"].map(calls);
-        assert_eq!(made, [1, 1 + 2], "round {round}");
     }
+    // One failed above. A device is idle a moment after the last of its objects has gone.
+    let made = ["vkCreateInstance", "vkCreateDevice"].map(calls);
+    assert!(made[0] == 1 && made[1] < 1 + 10, "{made:?}");
     assert_eq!(calls("vkDestroyDevice") + calls("vkDestroyInstance"), 0);
 }
 
