@@ -3,8 +3,8 @@
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::dlpack::{DLDataType, DLDevice, DlpackOptions, DlpackStream};
 use arrow_device::python::{
-    array_from_python, array_to_python, tensor_from_python, tensor_from_python_shared,
-    tensor_to_python,
+    array_from_python, array_to_python, host_array_to_python, schema_to_python, tensor_from_python,
+    tensor_from_python_shared, tensor_to_python,
 };
 use arrow_device::{DeviceArray, Error};
 use arrow_schema::DataType;
@@ -65,6 +65,20 @@ impl Array {
         array_to_python(py, &self.0, &options, requested_schema, kwargs)
     }
 
+    /// Raises an error if the host cannot read the array.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+        host_array_to_python(py, &self.0, requested_schema)
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_to_python(py, &self.0)
+    }
+
     /// Makes an array of any object with `__dlpack__` and `__dlpack_device__`. Memory that the host can read is copied, unless
     /// `copy=False` asks to share it. Then nothing may write to it while the array, or anything made of it, lives.
     #[staticmethod]
@@ -88,7 +102,7 @@ impl Array {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         // SAFETY: the DLPack protocol obliges the Python code that calls this to pass a live stream of the array's device,
-        // and not to write to the tensor of an array that has never been written.
+        // and not to write to a tensor that is not a copy.
         unsafe { tensor_to_python(py, &self.0, stream, max_version, dl_device, copy) }
     }
 
@@ -128,6 +142,7 @@ impl Array {
         let kind = match tensor.data_type().code {
             DLDataType::INT => 'i',
             DLDataType::UINT => 'u',
+            DLDataType::BOOL => 'b',
             _ => 'f',
         };
         let order = if bytes == 1 { '|' } else { '<' };

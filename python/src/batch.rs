@@ -1,7 +1,9 @@
 //! Record batches.
 
 use arrow_device::DeviceRecordBatch;
-use arrow_device::python::{array_from_python, array_to_python};
+use arrow_device::python::{
+    array_from_python, array_to_python, host_array_to_python, schema_to_python,
+};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -66,6 +68,20 @@ impl Batch {
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
         let options = export_options(self.0.device());
         array_to_python(py, &self.0, &options, requested_schema, kwargs)
+    }
+
+    /// Raises an error if the host cannot read the batch.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+        host_array_to_python(py, &self.0, requested_schema)
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_to_python(py, &self.0)
     }
 
     fn __repr__(&self) -> String {

@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod arrow_device_example {
     #[pymodule_export]
-    use super::{array::Array, batch::Batch, stream::HostStream, stream::Stream};
+    use super::{array::Array, batch::Batch, stream::Stream};
     #[pymodule_export]
     use super::{counters, synchronize};
 }

@@ -2,17 +2,16 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use arrow_array::RecordBatchReader;
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::python::{
-    check_request, host_stream_to_python, stream_from_python, stream_to_python,
+    check_request, host_stream_to_python, schema_to_python, stream_from_python, stream_to_python,
 };
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    ExportOptions, FFI_ArrowDeviceArrayStream, HostRecordBatchReader, SyncPolicy,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy, UploadingReader,
 };
 use arrow_schema::{DataType, SchemaRef};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -23,25 +22,49 @@ type Reader = Box<dyn DeviceRecordBatchReader + Send>;
 
 /// A stream of record batches on devices.
 #[pyclass(frozen)]
-pub(crate) struct Stream(Mutex<Option<Reader>>);
+pub(crate) struct Stream {
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+    reader: Mutex<Option<Reader>>,
+}
 
 impl Stream {
     fn of(reader: impl DeviceRecordBatchReader + Send + 'static) -> Self {
-        Self(Mutex::new(Some(Box::new(reader))))
+        Self {
+            schema: reader.schema(),
+            device_type: reader.device_type(),
+            reader: Mutex::new(Some(Box::new(reader))),
+        }
     }
 
     /// Must be called detached from the interpreter, since another thread may hold the lock for long.
     fn lock(&self) -> MutexGuard<'_, Option<Reader>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn schema(&self, py: Python<'_>) -> Option<SchemaRef> {
-        py.detach(|| self.lock().as_ref().map(|reader| reader.schema()))
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<Reader> {
         let reader = py.detach(|| self.lock().take());
         reader.ok_or_else(|| PyValueError::new_err("the stream has already been consumed"))
+    }
+
+    /// Checks the arguments of a method before the stream is consumed.
+    fn check(
+        &self,
+        requested_schema: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let data_type = DataType::Struct(self.schema.fields().clone());
+        check_request(&data_type, requested_schema, kwargs)
+    }
+
+    fn is_host_readable(&self) -> bool {
+        matches!(
+            self.device_type,
+            ArrowDeviceType::CPU
+                | ArrowDeviceType::CUDA_HOST
+                | ArrowDeviceType::CUDA_MANAGED
+                | ArrowDeviceType::ROCM_HOST
+        )
     }
 }
 
@@ -76,13 +99,10 @@ impl Stream {
         }))
     }
 
-    /// Returns the stream for consumers that read host memory only. Consumes this one.
-    fn to_host(&self, py: Python<'_>) -> PyResult<HostStream> {
+    /// Returns the stream on the CPU. Unlike `to("cpu")`, it copies the next batch while one is in use. Consumes this one.
+    fn to_host(&self, py: Python<'_>) -> PyResult<Self> {
         let reader = self.take(py)?.into_host_reader();
-        Ok(HostStream {
-            schema: reader.schema(),
-            reader: Mutex::new(Some(reader)),
-        })
+        Ok(Self::of(UploadingReader::new(reader, &Devices::cpu())))
     }
 
     #[pyo3(signature = (requested_schema = None, **kwargs))]
@@ -92,52 +112,36 @@ impl Stream {
         requested_schema: Option<&Bound<'py, PyAny>>,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        if let Some(schema) = self.schema(py) {
-            let data_type = DataType::Struct(schema.fields().clone());
-            check_request(&data_type, requested_schema, kwargs)?;
-        }
-        let reader = self.take(py)?;
+        self.check(requested_schema, kwargs)?;
         // As for batches, the export waits until memory that the host can read is ready.
-        let options = ExportOptions::new(match reader.device_type() {
-            ArrowDeviceType::CPU
-            | ArrowDeviceType::CUDA_HOST
-            | ArrowDeviceType::CUDA_MANAGED
-            | ArrowDeviceType::ROCM_HOST => SyncPolicy::Wait,
-            _ => SyncPolicy::Event,
+        let options = ExportOptions::new(if self.is_host_readable() {
+            SyncPolicy::Wait
+        } else {
+            SyncPolicy::Event
         });
-        let stream = FFI_ArrowDeviceArrayStream::new(reader, options)?;
+        let stream = FFI_ArrowDeviceArrayStream::new(self.take(py)?, options)?;
         stream_to_python(py, stream, requested_schema, kwargs)
     }
-}
 
-/// A stream with `__arrow_c_stream__`, for pyarrow, polars, DuckDB and others.
-#[pyclass(frozen)]
-pub(crate) struct HostStream {
-    schema: SchemaRef,
-    reader: Mutex<Option<HostRecordBatchReader<Reader>>>,
-}
-
-#[pymethods]
-impl HostStream {
+    /// Raises an error if the host cannot read the batches.
     #[pyo3(signature = (requested_schema = None))]
     fn __arrow_c_stream__<'py>(
         &self,
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let data_type = DataType::Struct(self.schema.fields().clone());
-        check_request(&data_type, requested_schema, None)?;
-        let reader = self
-            .reader
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(reader) = reader else {
-            return Err(PyValueError::new_err(
-                "the stream has already been consumed",
-            ));
-        };
-        host_stream_to_python(py, reader, requested_schema)
+        self.check(requested_schema, None)?;
+        if !self.is_host_readable() {
+            return Err(PyNotImplementedError::new_err(format!(
+                "the host cannot read a stream on {}: use to_host() or __arrow_c_device_stream__",
+                self.device_type
+            )));
+        }
+        host_stream_to_python(py, self.take(py)?.into_host_reader(), requested_schema)
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_to_python(py, self.schema.as_ref())
     }
 }
 

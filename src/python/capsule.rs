@@ -4,6 +4,7 @@
 //! Unpacking moves the struct out, so that the capsule's destructor finds it released.
 
 use std::ffi::CStr;
+use std::mem;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -57,7 +58,7 @@ unsafe impl InCapsule for FFI_ArrowDeviceArrayStream {
     }
 }
 
-/// `ArrowArray`, whose data is on the CPU.
+/// `ArrowArray`, whose data the host can read. Dropping it releases it.
 #[repr(transparent)]
 pub(super) struct HostArray(CArray);
 
@@ -65,8 +66,22 @@ pub(super) struct HostArray(CArray);
 unsafe impl Send for HostArray {}
 
 impl HostArray {
-    pub(super) fn on_cpu(self) -> FFI_ArrowDeviceArray {
-        FFI_ArrowDeviceArray::from_host(self.0)
+    /// The data is ready, and the host can read it.
+    pub(super) fn of(mut array: FFI_ArrowDeviceArray) -> Self {
+        Self(array.take_array())
+    }
+
+    pub(super) fn on_cpu(mut self) -> FFI_ArrowDeviceArray {
+        FFI_ArrowDeviceArray::from_host(mem::replace(&mut self.0, CArray::empty()))
+    }
+}
+
+impl Drop for HostArray {
+    fn drop(&mut self) {
+        // SAFETY: this owns the struct, and whoever has moved it out has left a released one.
+        let outcome = unsafe { CArray::release(&mut self.0) };
+        // A drop cannot report a panic of the callback. The struct is released all the same.
+        drop(outcome);
     }
 }
 

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{DataType, Field, FieldRef, SchemaRef};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::Device;
 use crate::error::Result;
 use crate::interchange::schema::{export_field, export_schema, import_field, import_schema};
 use crate::interchange::{ExportOptions, ImportOptions};
 use crate::stream::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
+
+/// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
+pub trait CapsuleSchema: sealed::Schema {}
 
 /// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleArray: sealed::Array {}
@@ -21,11 +25,15 @@ pub trait CapsuleStream: sealed::Stream {}
 pub(super) mod sealed {
     use super::*;
 
-    pub trait Array: Sized + Send + Sync {
+    pub trait Schema {
+        fn schema(&self) -> Result<FFI_ArrowSchema>;
+    }
+
+    pub trait Array: Schema + Sized + Send + Sync {
         /// The type that the schema capsule describes.
         type Type: Send;
+        fn device(&self) -> &Device;
         fn data_type(&self) -> DataType;
-        fn schema(&self) -> Result<FFI_ArrowSchema>;
         fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
         fn parse(schema: &FFI_ArrowSchema) -> Result<Self::Type>;
         /// # Safety
@@ -44,20 +52,52 @@ pub(super) mod sealed {
     }
 }
 
-impl CapsuleArray for DeviceArray {}
+impl CapsuleSchema for Field {}
 
-impl sealed::Array for DeviceArray {
-    type Type = FieldRef;
-
-    fn data_type(&self) -> DataType {
-        self.data_type().clone()
+impl sealed::Schema for Field {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_field(self)
     }
+}
 
+impl CapsuleSchema for Schema {}
+
+impl sealed::Schema for Schema {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(self)
+    }
+}
+
+impl CapsuleSchema for DeviceArray {}
+
+impl sealed::Schema for DeviceArray {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
         match self.field() {
             Some(field) => export_field(field),
             None => export_field(&Field::new("", self.data_type().clone(), true)),
         }
+    }
+}
+
+impl CapsuleSchema for DeviceRecordBatch {}
+
+impl sealed::Schema for DeviceRecordBatch {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(self.schema_ref())
+    }
+}
+
+impl CapsuleArray for DeviceArray {}
+
+impl sealed::Array for DeviceArray {
+    type Type = FieldRef;
+
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn data_type(&self) -> DataType {
+        self.data_type().clone()
     }
 
     fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
@@ -83,12 +123,12 @@ impl CapsuleArray for DeviceRecordBatch {}
 impl sealed::Array for DeviceRecordBatch {
     type Type = SchemaRef;
 
-    fn data_type(&self) -> DataType {
-        DataType::Struct(self.schema().fields().clone())
+    fn device(&self) -> &Device {
+        self.device()
     }
 
-    fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_schema(self.schema_ref())
+    fn data_type(&self) -> DataType {
+        DataType::Struct(self.schema_ref().fields().clone())
     }
 
     fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {

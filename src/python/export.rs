@@ -5,15 +5,36 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::attached::detached;
-use super::capsule::pack;
-use super::data::CapsuleArray;
+use super::capsule::{HostArray, pack};
+use super::data::{CapsuleArray, CapsuleSchema};
 use super::request::{check_keywords, check_request, check_schema};
 use super::stream;
 use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::device::Devices;
-use crate::interchange::ExportOptions;
+use crate::error::Error;
 use crate::interchange::schema::import_field;
+use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::export_reader;
+
+/// Exports a schema as the capsule `arrow_schema`: the result of `__arrow_c_schema__()`. Consumers such as DuckDB call it before
+/// they ask for the data, so an object with a stream must be able to answer without consuming the stream.
+///
+/// ```
+/// use arrow_device::DeviceRecordBatchReader;
+/// use arrow_device::python::{pyo3::{prelude::*, types::PyCapsule}, schema_to_python};
+/// # fn f<'py>(py: Python<'py>, reader: Box<dyn DeviceRecordBatchReader>) -> PyResult<Bound<'py, PyCapsule>> {
+/// schema_to_python(py, reader.schema().as_ref())
+/// # }
+/// ```
+///
+/// # Errors
+/// Raises `ValueError` for names and metadata that C strings cannot hold.
+pub fn schema_to_python<'py>(
+    py: Python<'py>,
+    described: &impl CapsuleSchema,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    pack(py, described.schema()?)
+}
 
 /// Exports an array or a batch as two capsules, `arrow_schema` and `arrow_device_array`: the result of
 /// `__arrow_c_device_array__(requested_schema=None, **kwargs)`. Nothing is copied.
@@ -33,8 +54,33 @@ pub fn array_to_python<'py>(
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
     check_request(&data.data_type(), requested_schema, keywords)?;
-    let (schema, array) = detached(|| Ok::<_, PyErr>((data.schema()?, data.array(options)?)))?;
+    let (schema, array) = (data.schema()?, detached(|| data.array(options))?);
     Ok((pack(py, schema)?, pack(py, array)?))
+}
+
+/// Exports an array or a batch that the host can read as two capsules, `arrow_schema` and `arrow_array`: the result of
+/// `__arrow_c_array__(requested_schema=None)`, for consumers that do not support devices, as most do not. Waits until the
+/// memory is ready. Nothing is copied. Otherwise this is like [`array_to_python`].
+///
+/// # Errors
+/// Raises `NotImplementedError` if the host cannot read the device's memory, as pyarrow does, and the errors of
+/// [`array_to_python`].
+pub fn host_array_to_python<'py>(
+    py: Python<'py>,
+    data: &impl CapsuleArray,
+    requested_schema: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+    check_request(&data.data_type(), requested_schema, None)?;
+    if !data.device().is_host_readable() {
+        return Err(PyErr::from(Error::NotSupported {
+            device: data.device().id(),
+            operation: "__arrow_c_array__",
+            reason: "the host cannot read this memory; copy the data to the CPU, or use __arrow_c_device_array__".into(),
+        }));
+    }
+    let options = ExportOptions::new(SyncPolicy::Wait);
+    let (schema, array) = (data.schema()?, detached(|| data.array(&options))?);
+    Ok((pack(py, schema)?, pack(py, HostArray::of(array))?))
 }
 
 /// Exports a stream as the capsule `arrow_device_array_stream`: the result of
@@ -62,8 +108,8 @@ pub fn stream_to_python<'py>(
 /// Exports a reader of host batches as the capsule `arrow_array_stream`: the result of
 /// `__arrow_c_stream__(requested_schema=None)`, for consumers that do not support devices, such as pyarrow.
 ///
-/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader) makes such a reader of a device stream. Otherwise
-/// this is like [`stream_to_python`].
+/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader) makes such a reader of a device stream. It waits for
+/// each batch, and copies only those that the host cannot read. Otherwise this is like [`stream_to_python`].
 ///
 /// # Errors
 /// Raises the same errors as [`stream_to_python`].

@@ -32,9 +32,9 @@
 //!
 //! | function | use |
 //! | --- | --- |
-//! | [`array_to_python`] | makes the result of `__arrow_c_device_array__` |
-//! | [`stream_to_python`] | makes the result of `__arrow_c_device_stream__` |
-//! | [`host_stream_to_python`] | makes the result of `__arrow_c_stream__`, for consumers that do not support devices |
+//! | [`array_to_python`], [`stream_to_python`] | make the results of `__arrow_c_device_array__` and `__arrow_c_device_stream__` |
+//! | [`host_array_to_python`], [`host_stream_to_python`] | make the results of `__arrow_c_array__` and `__arrow_c_stream__`, for consumers that do not support devices |
+//! | [`schema_to_python`] | makes the result of `__arrow_c_schema__` |
 //! | [`array_from_python`] | imports an array or a batch from any object with such a method |
 //! | [`stream_from_python`] | imports a stream from any object with such a method |
 //!
@@ -45,6 +45,12 @@
 //! There are no Python classes here: an extension module has its own. The folder `python` of the repository is a complete
 //! module. Whether an extension module is built (pyo3's feature `extension-module`, or `PYO3_BUILD_EXTENSION_MODULE`) or a
 //! program that embeds Python is decided by the crate that uses this one.
+//!
+//! # Host methods
+//!
+//! Most libraries (polars, DuckDB, DataFusion, pandas) know the methods without `device` only. An object whose data the host can
+//! read should have them too. If the host cannot read the data, such a method raises an error, so that nothing is copied
+//! unasked, and consumers that know devices call the other one. An object whose data is never readable for the host does without.
 //!
 //! # The interpreter
 //!
@@ -78,8 +84,11 @@ mod stream;
 mod tensor;
 
 pub use attached::Detached;
-pub use data::{CapsuleArray, CapsuleStream};
-pub use export::{array_to_python, host_stream_to_python, stream_to_python};
+pub use data::{CapsuleArray, CapsuleSchema, CapsuleStream};
+pub use export::{
+    array_to_python, host_array_to_python, host_stream_to_python, schema_to_python,
+    stream_to_python,
+};
 pub use import::{
     array_from_python, array_from_python_with, stream_from_python, stream_from_python_with,
 };
