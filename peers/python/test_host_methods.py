@@ -109,3 +109,31 @@ class Streams(Balanced):
             with self.assertRaisesRegex(ValueError, "already been consumed"):
                 method()
 
+
+class Required:
+    """A producer without a default for its argument."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __arrow_c_array__(self, requested_schema):
+        return self.inner.__arrow_c_array__(requested_schema)
+
+    def __arrow_c_stream__(self, requested_schema):
+        return self.inner.__arrow_c_stream__(requested_schema)
+
+
+class RequiredForDevices(Required):
+    def __arrow_c_device_array__(self, requested_schema, **kwargs):
+        return self.inner.__arrow_c_device_array__(requested_schema, **kwargs)
+
+    def __arrow_c_device_stream__(self, requested_schema, **kwargs):
+        return self.inner.__arrow_c_device_stream__(requested_schema, **kwargs)
+
+
+class Producers(Balanced):
+    def test_an_argument_without_a_default(self):
+        for given in (Required(batch()), RequiredForDevices(ad.Batch(batch()))):
+            self.assertTrue(pa.record_batch(ad.Batch(given)).equals(batch()))
+        for given in (Required(batch()), RequiredForDevices(ad.Stream(batch()))):
+            self.assertEqual(pa.table(ad.Stream(given)).num_rows, 3)

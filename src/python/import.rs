@@ -142,7 +142,8 @@ fn answer<'py>(
     }
     for method in methods {
         if let Some(method) = object.getattr_opt(method)? {
-            return method.call0();
+            // Some producers have no default for `requested_schema`.
+            return method.call1((object.py().None(),));
         }
     }
     let name = object.get_type().name()?;
