@@ -8,6 +8,7 @@ import sys
 import textwrap
 import unittest
 
+import array_api_strict
 import arrow_device_example as ad
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,10 @@ from capsules import api
 from test_capsules import Balanced
 
 FIXED = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
+
+
+def bool8(values):
+    return pa.ExtensionArray.from_storage(pa.bool8(), pa.array(values, pa.bool_()).cast(pa.int8()))
 
 
 class BeforeVersions:
@@ -45,8 +50,6 @@ class Out(Balanced):
     def test_other_types(self):
         times = pa.array([1, 2, 3], pa.timestamp("us"))
         np.testing.assert_array_equal(np.from_dlpack(ad.Array(times)), [1, 2, 3])
-        with self.assertRaisesRegex(ValueError, "booleans"):
-            np.from_dlpack(ad.Array(pa.array([True, False])))
         pairs = pa.FixedSizeListArray.from_arrays(pa.array(range(6), pa.int16()), 2)
         np.testing.assert_array_equal(np.from_dlpack(ad.Array(pairs)), [[0, 1], [2, 3], [4, 5]])
         np.testing.assert_array_equal(np.from_dlpack(ad.Array(pairs).slice(1, 2)), [[2, 3], [4, 5]])
@@ -56,6 +59,28 @@ class Out(Balanced):
         seen = np.from_dlpack(ad.Array(sent))
         self.assertEqual(seen.ctypes.data, sent.buffers()[1].address)
         self.assertFalse(seen.flags.writeable)
+
+    def test_a_copy_is_writable(self):
+        sent = pa.array([1, 2, 3])
+        seen = np.from_dlpack(ad.Array(sent).slice(1, 2), copy=True)
+        seen[0] = 7
+        self.assertEqual((seen.tolist(), sent.to_pylist()), ([7, 3], [1, 2, 3]))
+        again = array_api_strict.from_dlpack(ad.Array(sent), copy=True)
+        again[0] = 7
+        self.assertEqual((int(again[0]), sent.to_pylist()), (7, [1, 2, 3]))
+        for version, name in ((None, b"dltensor"), ((1, 0), b"dltensor_versioned")):
+            for there in (ad.Array(sent), ad.Array(sent).to("sim")):
+                self.assertEqual(api.PyCapsule_GetName(there.__dlpack__(max_version=version, copy=True)), name)
+
+    def test_booleans_of_a_byte(self):
+        column = ad.Array(bool8([True, False, True]))
+        seen = np.from_dlpack(column.slice(1, 2))
+        self.assertEqual((seen.dtype, seen.tolist()), (np.bool_, [False, True]))
+        self.assertEqual(np.from_dlpack(column, copy=True).dtype, np.bool_)
+        there = ad.Array.from_dlpack(column.to("sim"))
+        self.assertTrue(pa.array(there.to("cpu")).equals(bool8([True, False, True])))
+        pairs = pa.FixedSizeListArray.from_arrays(bool8([True, False, True, True]), 2)
+        np.testing.assert_array_equal(np.from_dlpack(ad.Array(pairs)), np.array([[True, False], [True, True]]))
 
     def test_the_memory_lives_as_long_as_the_tensor(self):
         seen = np.from_dlpack(ad.Array(pa.array([1, 2, 3])))
@@ -72,16 +97,21 @@ class Out(Balanced):
 
     def test_what_is_refused(self):
         column = ad.Array(pa.array([1, 2, 3]))
-        with self.assertRaisesRegex(BufferError, "a copy"):
-            column.__dlpack__(copy=True)
         with self.assertRaisesRegex(BufferError, "is on cpu"):
             column.__dlpack__(dl_device=(2, 0))
         with self.assertRaisesRegex(ValueError, "on the CPU only None"):
             column.__dlpack__(stream=1)
-        with self.assertRaisesRegex(ValueError, "null"):
-            ad.Array(pa.array([1, None])).__dlpack__()
-        with self.assertRaisesRegex(ValueError, "Utf8 has no type in DLPack"):
-            ad.Array(pa.array(["a"])).__dlpack__()
+        for copy in (None, True):
+            for wrong, text in (
+                (pa.array([1, None]), "null"),
+                (pa.array([True, False]), "booleans"),
+                (pa.array(["a"]), "Utf8 has no type in DLPack"),
+                (pa.array([1], pa.decimal128(5, 0)), "Decimal128.* has no type"),
+                (pa.nulls(1), "Null has no type"),
+            ):
+                # Consumers take another way then.
+                with self.assertRaisesRegex(BufferError, text):
+                    ad.Array(wrong).__dlpack__(copy=copy)
         column.__dlpack__(copy=False, dl_device=(1, 0))
         self.assertFalse(hasattr(column, "__cuda_array_interface__"))
 
@@ -107,7 +137,10 @@ class In(Balanced):
     def test_other_shapes(self):
         table = np.arange(6, dtype=np.int32).reshape(3, 2)
         self.assertEqual(pa.array(ad.Array.from_dlpack(table)).to_pylist(), [[0, 1], [2, 3], [4, 5]])
-        self.assertEqual(pa.array(ad.Array.from_dlpack(np.array([True, False]))).to_pylist(), [1, 0])
+        sent = np.array([[True, False], [False, True]])
+        self.assertTrue(pa.array(ad.Array.from_dlpack(sent[0])).equals(bool8([True, False])))
+        self.assertEqual(pa.array(ad.Array.from_dlpack(sent)).type.value_type, pa.bool8())
+        np.testing.assert_array_equal(np.from_dlpack(ad.Array.from_dlpack(sent)), sent)
 
     def test_pyarrow(self):
         for sent in (pa.array([1, 2, 3]), pa.array([1.5, 2.5, 3.5], pa.float32()).slice(1), pa.array([], pa.int8())):
@@ -234,6 +267,9 @@ class Cuda(unittest.TestCase):
             for wrong in (pa.array([1, None]), pa.array([True]), pa.array(["a"])):
                 assert not hasattr(ad.Array(wrong).to(name), "__cuda_array_interface__"), wrong
             assert ad.Array(pa.array([1], pa.uint8())).to(name).__cuda_array_interface__["typestr"] == "|u1"
+            flags = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
+            assert ad.Array(flags).to(name).__cuda_array_interface__["typestr"] == "|b1"
+            again.__dlpack__(copy=True, stream=face["stream"])
         assert not hasattr(ad.Array(values).to("cuda-host"), "__cuda_array_interface__")
         print("done")
         """

@@ -242,8 +242,8 @@ pub(crate) unsafe trait Managed: Sized + 'static {
     /// The name in `dlpack.h`.
     const NAME: &'static str;
 
-    /// A struct around a tensor, with a null `manager_ctx`.
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>) -> Self;
+    /// A struct around a tensor, with a null `manager_ctx`, and with these flags if it has some.
+    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, flags: u64) -> Self;
 
     /// The version, if the struct has one.
     ///
@@ -295,7 +295,7 @@ macro_rules! members {
 unsafe impl Managed for DLManagedTensor {
     const NAME: &'static str = "DLManagedTensor";
 
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>) -> Self {
+    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, _: u64) -> Self {
         Self {
             dl_tensor,
             manager_ctx: std::ptr::null_mut(),
@@ -314,13 +314,12 @@ unsafe impl Managed for DLManagedTensor {
 unsafe impl Managed for DLManagedTensorVersioned {
     const NAME: &'static str = "DLManagedTensorVersioned";
 
-    /// The tensor is read-only, since Arrow data does not change.
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>) -> Self {
+    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, flags: u64) -> Self {
         Self {
             version: DLPackVersion::CURRENT,
             manager_ctx: std::ptr::null_mut(),
             deleter: Some(deleter),
-            flags: Self::READ_ONLY,
+            flags,
             dl_tensor,
         }
     }

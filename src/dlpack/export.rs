@@ -79,6 +79,8 @@ pub struct DlpackTensor {
     shape: Vec<i64>,
     bit_offset: usize,
     release: ReleasePolicy,
+    /// Nothing else uses the memory.
+    is_copy: bool,
 }
 
 impl DlpackTensor {
@@ -108,7 +110,7 @@ impl DlpackTensor {
         self.bit_offset
     }
 
-    /// Returns the struct of DLPack 1.0 and later, marked read-only.
+    /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DeviceArray::export_dlpack_copy).
     ///
     /// The consumer must call its deleter once; otherwise the memory is never freed.
     #[must_use = "the memory is freed by the struct's deleter only"]
@@ -119,7 +121,7 @@ impl DlpackTensor {
     /// Returns the struct of DLPack before 1.0. Otherwise like [`into_versioned`](Self::into_versioned).
     ///
     /// # Safety
-    /// The consumer does not write to the memory. The struct has no mark that would tell it so.
+    /// The consumer does not write to the memory, unless the tensor is a copy. The struct has no mark that would tell it so.
     #[must_use = "the memory is freed by the struct's deleter only"]
     pub unsafe fn into_unversioned(self) -> *mut DLManagedTensor {
         self.into_managed()
@@ -142,8 +144,13 @@ impl DlpackTensor {
             // PyTorch and others ignore it.
             byte_offset: 0,
         };
+        // Arrow data does not change.
+        let flags = match self.is_copy {
+            true => DLManagedTensorVersioned::IS_COPIED,
+            false => DLManagedTensorVersioned::READ_ONLY,
+        };
         let block = Box::new(Block {
-            tensor: T::new(tensor, delete::<T>),
+            tensor: T::new(tensor, delete::<T>, flags),
             _dims: dims,
             owner: self.owner,
             release: self.release,
@@ -238,6 +245,7 @@ fn export(
         shape,
         bit_offset,
         release: options.release,
+        is_copy: false,
     };
     let Some(span) = span.filter(|span| span.len > 0) else {
         return Ok(tensor);
@@ -262,6 +270,7 @@ impl DeviceArray {
     /// | type | exported as |
     /// | --- | --- |
     /// | integers, floats | themselves |
+    /// | `arrow.bool8`, an extension type of `Int8` | booleans. Bytes other than 0 and 1 stay as they are |
     /// | dates, times, timestamps, durations, months | their integers, without the unit |
     /// | booleans | the bytes that hold their bits (`uint8`), from [`bit_offset`](DlpackTensor::bit_offset) on |
     /// | fixed-size lists of these, except of booleans | a further dimension: `[rows, size]` |
@@ -290,6 +299,19 @@ impl DeviceArray {
     /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of
     /// addresses; and errors of the device. An unknown null count is computed, which reads the validity bitmap back.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
+        self.export_values(options, false)
+    }
+
+    /// Exports a copy of the values of a column, on the same device, which the consumer may write to. Otherwise like
+    /// [`export_dlpack`](Self::export_dlpack).
+    ///
+    /// # Errors
+    /// Returns the errors of [`export_dlpack`](Self::export_dlpack) and [`compact`](Self::compact).
+    pub fn export_dlpack_copy(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
+        self.export_values(options, true)
+    }
+
+    fn export_values(&self, options: &DlpackOptions<'_>, is_copy: bool) -> Result<DlpackTensor> {
         let mut shape = vec![dim(self.len())?];
         let mut levels = vec![self.clone()];
         let mut leaf = self.clone();
@@ -300,7 +322,8 @@ impl DeviceArray {
             leaf = child;
         }
         let bits = *leaf.data_type() == DataType::Boolean;
-        let dtype = element(leaf.data_type()).filter(|_| !bits || shape.len() == 1);
+        let field = leaf.field().map(AsRef::as_ref);
+        let dtype = element(leaf.data_type(), field).filter(|_| !bits || shape.len() == 1);
         let Some((dtype, width)) = dtype.and_then(|dtype| Some((dtype, dtype.bytes()?))) else {
             return Err(Error::argument(format!(
                 "{} has no type in DLPack; export its buffers with DeviceBuffer::export_dlpack",
@@ -309,6 +332,11 @@ impl DeviceArray {
         };
         if !options.nulls_ignored {
             levels.iter().try_for_each(refuse_nulls)?;
+        }
+        if is_copy {
+            let copy = self.compact()?;
+            let tensor = copy.export_values(&options.with_nulls_ignored(), false)?;
+            return Ok(DlpackTensor { is_copy, ..tensor });
         }
         if bits {
             return leaf.export_bits(1, leaf.view().offset, options);

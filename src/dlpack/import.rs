@@ -8,7 +8,7 @@ use super::abi::{
     DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Managed,
     check_addresses, shares_ids,
 };
-use super::types::data_type;
+use super::types::field;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
@@ -25,8 +25,8 @@ impl DeviceArray {
     /// waited for. The deleter is called once, on any thread, after the last array, export or device work that uses the
     /// memory is gone, or after an error.
     ///
-    /// DLPack's booleans are bytes and become `UInt8`, 0 or 1. Complex numbers, bfloat16 and vectors have no Arrow type. The
-    /// strides must be those of compact rows.
+    /// DLPack's booleans are bytes and become the extension type `arrow.bool8` of `Int8`. Complex numbers, bfloat16 and vectors
+    /// have no Arrow type. The strides must be those of compact rows.
     ///
     /// # Safety
     /// - `tensor` is null, or points to a struct that keeps to DLPack and that nothing else uses. Its pointers are valid for
@@ -115,22 +115,27 @@ unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArra
     let owner = Arc::new(Owner::new(device.clone(), memory, ready));
     let buffer = DeviceBuffer::from_parts(owner, flat.base, flat.offset, flat.bytes);
     let mut rows = flat.elements;
-    let mut array = DeviceArray::from_values(flat.data_type, rows, buffer, None)?;
+    let mut field = flat.field;
+    let mut array = DeviceArray::from_values(field.data_type().clone(), rows, buffer, None)?;
     // From the last dimension to the second.
     for (size, outer) in flat.lists.into_iter().rev() {
         rows = outer;
-        let field = Arc::new(Field::new_list_field(array.data_type().clone(), true));
-        let list = DataType::FixedSizeList(field, size);
+        let list = DataType::FixedSizeList(Arc::new(field), size);
+        field = Field::new_list_field(list.clone(), true);
         // SAFETY: fixed-size lists have no offsets, and no validity bitmap is given, so any values are valid. `from_parts`
         // checks that there are enough.
         array = unsafe { DeviceArray::from_parts(list, rows, Some(0), &[None], &[array]) }?;
     }
-    Ok(array)
+    match field.metadata().is_empty() {
+        true => Ok(array),
+        false => array.with_field(Arc::new(field.with_name(""))),
+    }
 }
 
 /// A checked tensor.
 struct Flat {
-    data_type: DataType,
+    /// Of an element.
+    field: Field,
     base: DevicePtr,
     /// Bytes from `base`.
     offset: usize,
@@ -162,7 +167,7 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
         false => Some(unsafe { numbers("dl_tensor.strides", tensor.strides, ndim) }?),
     };
 
-    let Some(data_type) = data_type(tensor.dtype) else {
+    let Some(field) = field(tensor.dtype) else {
         let DLDataType { code, bits, lanes } = tensor.dtype;
         return invalid(
             "dl_tensor.dtype",
@@ -226,7 +231,7 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
         check_memory(device, base.offset(offset), bytes)?;
     }
     Ok(Flat {
-        data_type,
+        field,
         base,
         offset,
         bytes,

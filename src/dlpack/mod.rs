@@ -27,6 +27,7 @@
 //! | | export | import |
 //! | --- | --- | --- |
 //! | values | [`DeviceArray::export_dlpack`](crate::DeviceArray::export_dlpack) | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
+//! | a copy that the consumer may write to | [`DeviceArray::export_dlpack_copy`](crate::DeviceArray::export_dlpack_copy) | |
 //! | validity bitmaps | [`DeviceArray::export_dlpack_validity`](crate::DeviceArray::export_dlpack_validity) | the same, as `UInt8` |
 //! | any buffer | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
 //! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |
@@ -37,7 +38,8 @@
 //!
 //! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::with_nulls_ignored). Its validity
 //!   bitmap is exported separately.
-//! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Bits are exported as the bytes that hold them.
+//! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Bits are exported as the bytes that hold them. Only the extension
+//!   type `arrow.bool8` has DLPack's booleans, and both are exchanged for each other.
 //! - **Read-only memory**, before version 1.0. Exporting such a struct is `unsafe`: the caller guarantees that the consumer
 //!   does not write.
 //! - **When a consumer's work ends.** The memory is freed after all work of the device, unless the consumer is known to

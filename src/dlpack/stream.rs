@@ -59,7 +59,7 @@ impl<'a> DlpackStream<'a> {
     }
 
     /// What must wait on `device`.
-    pub(super) fn order(self, device: &Device) -> Result<Order<'a>> {
+    pub(crate) fn order(self, device: &Device) -> Result<Order<'a>> {
         let number = match self.0 {
             Kind::Number(number) => number,
             Kind::Queue(queue) => {
@@ -95,7 +95,7 @@ impl<'a> DlpackStream<'a> {
 
 /// What waits until the memory is ready.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Order<'a> {
+pub(crate) enum Order<'a> {
     Nothing,
     /// This thread.
     Host,

@@ -21,6 +21,7 @@ use crate::dlpack::{
     DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
     DlpackStream, DlpackTensor, Managed,
 };
+use crate::error::Error;
 
 const VERSIONED: &CStr = c"dltensor_versioned";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
@@ -28,8 +29,8 @@ const UNVERSIONED: &CStr = c"dltensor";
 const USED_UNVERSIONED: &CStr = c"used_dltensor";
 
 /// Exports the values of a column as the result of
-/// `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)`. Nothing is copied. See
-/// [`DeviceArray::export_dlpack`] for the types, and [`DlpackStream`] for `stream`.
+/// `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)`. Nothing is copied unless `copy` is `True`; the consumer
+/// may then write to the tensor. See [`DeviceArray::export_dlpack`] for the types, and [`DlpackStream`] for `stream`.
 ///
 /// ```
 /// use arrow_device::DeviceArray;
@@ -58,12 +59,13 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 /// # Safety
 /// - `stream`, if it is above 2, is the handle of a live stream of the column's device (see
 ///   [`DlpackStream::from_number`]);
-/// - if no `max_version` of at least 1.0 is asked for, the consumer does not write to the memory: before version 1.0 a
-///   tensor cannot say that it is read-only.
+/// - if neither a copy nor a `max_version` of at least 1.0 is asked for, the consumer does not write to the memory: before version
+///   1.0 a tensor cannot say that it is read-only.
 ///
 /// # Errors
-/// Raises `BufferError` if another device than the column's or a copy is asked for, and `ValueError` for types that DLPack
-/// does not have, booleans, nulls, and a stream that the device cannot have.
+/// Raises `BufferError` for what DLPack cannot express, so that a consumer can take another way: types that it does not have,
+/// booleans, nulls, and another device than the column's. Raises `ValueError` for a stream that the device cannot have, and the
+/// errors of the device.
 pub unsafe fn tensor_to_python<'py>(
     py: Python<'py>,
     column: &DeviceArray,
@@ -72,12 +74,10 @@ pub unsafe fn tensor_to_python<'py>(
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    if copy == Some(true) {
-        return Err(PyBufferError::new_err(
-            "a copy is not supported; copy the data first",
-        ));
-    }
-    let device = DLDevice::of(column.device().id())?;
+    // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
+    let stream = unsafe { DlpackStream::from_number(stream) };
+    stream.order(column.device())?;
+    let device = DLDevice::of(column.device().id()).map_err(refused)?;
     if dl_device.is_some_and(|asked| asked != (device.device_type.value(), device.device_id)) {
         return Err(PyBufferError::new_err(format!(
             "the data is on {}, and a copy to another device is not supported",
@@ -85,22 +85,33 @@ pub unsafe fn tensor_to_python<'py>(
         )));
     }
     if *column.data_type() == DataType::Boolean {
-        return Err(PyValueError::new_err(
-            "Arrow booleans are single bits, which DLPack does not have; cast them to UInt8",
+        return Err(PyBufferError::new_err(
+            "Arrow booleans are single bits, which DLPack does not have; cast them to arrow.bool8 or UInt8",
         ));
     }
-    let tensor = detached(|| {
-        // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
-        let stream = unsafe { DlpackStream::from_number(stream) };
-        column.export_dlpack(&DlpackOptions::new(stream))
-    })?;
-    // SAFETY: the caller guarantees that a consumer that asks for the unversioned struct does not write (second point of
-    // `# Safety`).
+    let options = DlpackOptions::new(stream);
+    let tensor = detached(|| match copy {
+        Some(true) => column.export_dlpack_copy(&options),
+        _ => column.export_dlpack(&options),
+    });
+    let tensor = tensor.map_err(refused)?;
+    // SAFETY: the caller guarantees that a consumer that asks for the unversioned struct does not write unless it is a copy (second
+    // point of `# Safety`).
     unsafe { pack(py, tensor, max_version.is_some_and(|(major, _)| major >= 1)) }
 }
 
+/// The array API standard asks for `BufferError` where there is no such tensor.
+fn refused(e: Error) -> PyErr {
+    match e {
+        Error::InvalidArgument(_) | Error::NotSupported { .. } => {
+            PyBufferError::new_err(e.to_string())
+        }
+        e => e.into(),
+    }
+}
+
 /// # Safety
-/// If not `versioned`, the consumer does not write to the memory.
+/// If not `versioned`, the consumer does not write to the memory, unless the tensor is a copy.
 unsafe fn pack(
     py: Python<'_>,
     tensor: DlpackTensor,
@@ -163,7 +174,8 @@ unsafe fn held<T: Managed>(original: *mut T) -> *mut T {
     // SAFETY: the caller guarantees a live tensor, whose version has this layout. Only plain members are copied.
     let tensor = unsafe { T::tensor(original).read() };
     let held = Box::into_raw(Box::new(Held {
-        tensor: T::new(tensor, delete_held::<T>),
+        // The flags have been read.
+        tensor: T::new(tensor, delete_held::<T>, 0),
         original: Original(original),
     }));
     // SAFETY: `held` was just boxed, and nothing else points to it.

@@ -1,12 +1,17 @@
 //! What goes out: types, places, the struct's members.
 
-use arrow_array::{Array, ArrayRef, BooleanArray, Int16Array, Int32Array, new_empty_array};
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, FixedSizeListArray, Int8Array, Int16Array, Int32Array,
+    new_empty_array,
+};
 use arrow_data::ArrayData;
 use arrow_device::dlpack::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
 };
 use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error};
-use arrow_schema::{DataType, IntervalUnit};
+use arrow_schema::{DataType, Field, IntervalUnit};
 
 use crate::dlpack::kit::{CPU, Form, Held, plain};
 use crate::support::{Nulls, assert_same};
@@ -149,6 +154,76 @@ fn members() {
     let expected: Vec<u8> = (3i16..8).flat_map(i16::to_ne_bytes).collect();
     assert_eq!(versioned.bytes(), expected);
     assert_eq!(unversioned.bytes(), expected);
+}
+
+#[test]
+fn a_copy_may_be_written_to() {
+    let cpu = Devices::cpu();
+    let values = Int16Array::from_iter_values(0..10);
+    let whole = cpu.upload_array(&values).unwrap();
+    let column = whole.slice(3, 5).unwrap();
+    let tensor = column.export_dlpack_copy(&plain()).unwrap();
+    let copy = Held::<DLManagedTensorVersioned>::new(tensor);
+    assert_eq!(copy.flags, DLManagedTensorVersioned::IS_COPIED);
+    assert_eq!(copy.shape(), [5]);
+    // SAFETY: it is a copy of five numbers, which nothing else uses.
+    unsafe { copy.dl_tensor.data.cast::<i16>().write(-1) };
+    let expected: Vec<u8> = [-1i16, 4, 5, 6, 7]
+        .iter()
+        .flat_map(|n| n.to_ne_bytes())
+        .collect();
+    assert_eq!(copy.bytes(), expected);
+    assert_same(&values, &whole.to_host().unwrap(), "the column");
+    // What has no tensor is refused as it is without a copy.
+    for column in [
+        up(&Int16Array::from(vec![Some(1), None])),
+        up(&arrow_array::StringArray::from(vec!["a"])),
+    ] {
+        let e = column.export_dlpack(&plain()).unwrap_err().to_string();
+        let of_copy = column.export_dlpack_copy(&plain()).unwrap_err();
+        assert_eq!(of_copy.to_string(), e);
+    }
+}
+
+/// `arrow.bool8` is DLPack's type for booleans, also within lists.
+#[test]
+fn booleans_of_a_byte() {
+    let metadata = [
+        ("ARROW:extension:name".to_owned(), "arrow.bool8".to_owned()),
+        ("ARROW:extension:metadata".to_owned(), String::new()),
+    ];
+    let field = Field::new_list_field(DataType::Int8, true).with_metadata(metadata.into());
+    let field = Arc::new(field);
+    let values = Int8Array::from(vec![1, 0, 0, 1]);
+    let flat = up(&values).with_field(field.clone()).unwrap();
+    let lists = FixedSizeListArray::new(field.clone(), 2, Arc::new(values), None);
+    for column in [flat, up(&lists)] {
+        for tensor in [
+            column.export_dlpack(&plain()),
+            column.export_dlpack_copy(&plain()),
+        ] {
+            let tensor = tensor.unwrap();
+            assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::BOOL, 8));
+            let raw = tensor.into_versioned();
+            let queue = Devices::cpu().default_queue();
+            // SAFETY: the tensor was just made, and nothing writes to its memory.
+            let again = unsafe { DeviceArray::import_dlpack(raw, &queue) }.unwrap();
+            assert_same(
+                &column.to_host().unwrap(),
+                &again.to_host().unwrap(),
+                "booleans",
+            );
+            match again.data_type() {
+                DataType::FixedSizeList(item, 2) => assert_eq!(*item, field),
+                _ => assert_eq!(again.field().unwrap().metadata(), field.metadata()),
+            }
+        }
+    }
+    // Bytes are no booleans.
+    let bytes = up(&Int8Array::from(vec![1]))
+        .export_dlpack(&plain())
+        .unwrap();
+    assert_eq!(bytes.data_type(), DLDataType::new(DLDataType::INT, 8));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What comes in: shapes, types, strides and places that are accepted.
 
-use arrow_array::{Array, FixedSizeListArray, Float32Array, Int32Array, UInt8Array};
+use arrow_array::{Array, FixedSizeListArray, Float32Array, Int8Array, Int32Array};
 use arrow_device::dlpack::{DLDataType, DLManagedTensor, DLManagedTensorVersioned};
 use arrow_device::{Devices, Result};
 use arrow_schema::DataType;
@@ -30,7 +30,7 @@ fn types() {
         (D::FLOAT, 16, DataType::Float16),
         (D::FLOAT, 32, DataType::Float32),
         (D::FLOAT, 64, DataType::Float64),
-        (D::BOOL, 8, DataType::UInt8),
+        (D::BOOL, 8, DataType::Int8),
     ];
     for code in 0..20u8 {
         for bits in [0, 1, 4, 8, 16, 24, 32, 64, 80, 128] {
@@ -247,7 +247,7 @@ fn places() {
     let data = bytes.as_mut_ptr().cast();
     let bools = DLDataType::new(DLDataType::BOOL, 8);
     let tensor = produce::<DLManagedTensorVersioned>(data, CPU, bools, &[3], bytes, &calls);
-    let expected = UInt8Array::from(vec![1, 0, 1]);
+    let expected = Int8Array::from(vec![1, 0, 1]);
     assert_same(&expected, &import(tensor).unwrap(), "booleans");
     assert_eq!(calls.get(), 7);
 }

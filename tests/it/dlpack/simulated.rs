@@ -14,7 +14,7 @@ use arrow_schema::DataType;
 
 use crate::dlpack::kit::{Calls, Form, Held, plain, produce};
 use crate::simkit::{MODES, Sim, launch};
-use crate::support::Nulls;
+use crate::support::{Nulls, assert_same};
 
 #[test]
 fn every_type_on_a_simulated_device() {
@@ -23,6 +23,31 @@ fn every_type_on_a_simulated_device() {
         crate::dlpack::out::every_type(&sim);
         sim.assert_done();
     }
+}
+
+/// A copy stays on the device, and the host waits for it alone.
+#[test]
+fn a_copy_on_the_device() {
+    let sim = Sim::new(SimMode::Deferred);
+    let column = sim.upload_array(&longs(100)).unwrap();
+    let before = sim.stats();
+    let tensor = column.slice(10, 80).unwrap().export_dlpack_copy(&plain());
+    let copy = Held::<DLManagedTensorVersioned>::new(tensor.unwrap());
+    let since = sim.stats().since(&before);
+    assert_eq!((since.allocations, since.bytes_to_host), (1, 0));
+    assert_ne!(
+        copy.dl_tensor.data.addr(),
+        column.buffer(1).unwrap().address().address() + 80
+    );
+    drop(column);
+    // SAFETY: the tensor is the test's own, and nothing writes to its memory.
+    let again = unsafe { DeviceArray::import_dlpack(copy.into_raw(), &sim.default_queue()) };
+    assert_same(
+        &longs(100).slice(10, 80),
+        &again.unwrap().to_host().unwrap(),
+        "the copy",
+    );
+    sim.assert_done();
 }
 
 const INT64: DLDataType = DLDataType::new(DLDataType::INT, 64);
