@@ -160,7 +160,7 @@ impl Walk {
                 Some(("+ud", ids)) => self.union(schema, ids, UnionMode::Dense, path, depth)?,
                 Some(("+us", ids)) => self.union(schema, ids, UnionMode::Sparse, path, depth)?,
                 _ => {
-                    let leaf = leaf(schema, path)?;
+                    let leaf = leaf(schema, format, path)?;
                     self.children(schema, Some(0), path, depth)?;
                     leaf
                 }
@@ -253,17 +253,24 @@ fn text<'a>(
     }
 }
 
+/// All formats that arrow-rs knows.
+const FORMATS: &str = "n b c C s S i I l L e f g z Z u U vz vu w:SIZE d:PRECISION,SCALE[,BITS] tdD tdm tts ttm ttu ttn \
+                       tss:ZONE tsm:ZONE tsu:ZONE tsn:ZONE tDs tDm tDu tDn tiM tiD tin \
+                       +s +l +L +vl +vL +w:SIZE +m +r +ud:IDS +us:IDS";
+
 /// Parses a format without children with arrow-rs.
-fn leaf(schema: &CSchema, path: &Path<'_>) -> Result<DataType> {
+fn leaf(schema: &CSchema, format: &str, path: &Path<'_>) -> Result<DataType> {
     // A copy without children, dictionary and metadata, so that arrow-rs does not follow them.
     let leaf = CSchema {
         format: schema.format,
         ..CSchema::empty()
     };
     let parsed = call_foreign("parsing a format", || DataType::try_from(leaf.as_arrow()))?;
-    let data_type = match parsed {
-        Ok(data_type) => data_type,
-        Err(e) => return path.error("format", text_of(e)),
+    let Ok(data_type) = parsed else {
+        return path.error(
+            "format",
+            format!("{format:?} is none of the formats {FORMATS}"),
+        );
     };
     // arrow-rs indexes tables by precision.
     let most = match data_type {

@@ -62,6 +62,10 @@ pub(super) fn check(data: &ArrayData) -> Result<()> {
     Walk { path }.node(data)
 }
 
+/// What else to say of texts that are none, in arrays with nulls: other implementations accept them under a null.
+const UNDER_NULLS: &str = "; texts under nulls are checked too, because safe calls reach them: have the producer leave \
+                           nothing there, or import the column as binary";
+
 struct Walk<'a> {
     path: &'a Path<'a>,
 }
@@ -224,7 +228,13 @@ impl Walk<'_> {
             _ => call_foreign("ArrayData::validate_values", || {
                 whole_elements(data).validate_values()
             })?
-            .or_else(|e| self.refuse("", e.to_string())),
+            .or_else(|e| {
+                let mut text = e.to_string();
+                if data.null_count() > 0 && text.contains("UTF") {
+                    text.push_str(UNDER_NULLS);
+                }
+                self.refuse("", text)
+            }),
         }
     }
 

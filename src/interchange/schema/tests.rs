@@ -156,6 +156,16 @@ fn formats() {
     formats_refused(&["+us:1,1", "+ud:1,,2", "+ud:,1"], &["i", "i"], ".format");
     formats_refused(&["+r"], &["I", "i"], ".format");
     formats_refused(&["+m"], &["i"], ".format");
+    let text = Foreign::leaf("_pli128").import().unwrap_err().to_string();
+    let expected = "invalid input at schema.format: \"_pli128\" is none of the formats n b c ";
+    assert!(text.starts_with(expected), "{text}");
+    let known = FORMATS.replace("[,BITS]", ",128").replace("ZONE", "UTC");
+    for format in known.split(' ').filter(|format| !format.starts_with('+')) {
+        let format = format
+            .replace("PRECISION,SCALE", "5,2")
+            .replace("SIZE", "3");
+        Foreign::leaf(&format).import().unwrap();
+    }
     let map = |n| {
         let entries = (0..n).map(|_| Foreign::leaf("i")).collect();
         Foreign::new("+m", vec![Foreign::new("+s", entries)])

@@ -85,6 +85,17 @@ fn strings() {
     bad(&text(&DataType::Utf8, &[0, 1, 3], "éa".as_bytes()), "");
     bad(&text(&DataType::Utf8, &[1, 3], "éa".as_bytes()), "");
     good(&text(&DataType::Binary, &[0, 1, 3], "éa".as_bytes()));
+    // Under a null, too, and then the error says the way out.
+    for mask in [vec![true, false], vec![true, true]] {
+        let has_null = mask.contains(&false);
+        let array = masked(text(&DataType::Utf8, &[0, 1, 2], b"a\xFF"), mask);
+        let refused = check(&array).unwrap_err().to_string();
+        assert_eq!(
+            refused.contains("import the column as binary"),
+            has_null,
+            "{refused}"
+        );
+    }
     // Bytes that are not UTF-8 matter where a string uses them only.
     good(&text(&DataType::Utf8, &[1, 2], b"\xFFa\xFF"));
     bad(&text(&DataType::Utf8, &[1, 3], b"\xFFa\xFF"), "");
