@@ -1,6 +1,8 @@
 """Runs the tests of this folder: all files, or those that are named. Tells the slowest ten, by a processor's time."""
 
 import faulthandler
+import gc
+import importlib.metadata
 import pathlib
 import platform
 import sys
@@ -33,9 +35,13 @@ class Result(unittest.TextTestResult):
 def main(names: list[str]) -> int:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     print(f"Python {platform.python_version()}, pyarrow {pyarrow.__version__} with libarrow {pyarrow.cpp_version},")
-    print(f"nanoarrow {nanoarrow.__version__}, NumPy {numpy.__version__}", flush=True)
+    print(f"nanoarrow {nanoarrow.__version__}, NumPy {numpy.__version__},")
+    clients = "polars", "duckdb", "arro3-core", "datafusion", "pandas"
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in clients), flush=True)
     names = names or sorted(path.stem for path in pathlib.Path(__file__).parent.glob("test_*.py"))
     tests = unittest.defaultTestLoader.loadTestsFromNames(names)
+    # The tests collect garbage often, and what was imported is none.
+    gc.freeze()
     result = unittest.TextTestRunner(stream=sys.stdout, resultclass=Result).run(tests)
     for cpu, wall, name in sorted(result.took, reverse=True)[:10]:
         print(f"{cpu:5.1f} s of a processor, {wall:5.1f} s: {name}")

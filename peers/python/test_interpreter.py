@@ -10,8 +10,10 @@ import textwrap
 import threading
 import time
 import unittest
+import weakref
 
 import arrow_device_example as ad
+import numpy as np
 import pyarrow as pa
 import rust
 from abi import ArrowArray, ArrowArrayStream, ArrowDeviceArray, ArrowDeviceArrayStream, ArrowSchema
@@ -43,9 +45,20 @@ def stream(batches, milliseconds):
     return ad.Stream(capsule(struct, b"arrow_device_array_stream"))
 
 
+def released_elsewhere():
+    """Waits for what was released before: one thread drops all that threads without the interpreter let go of, in order."""
+    marker = np.zeros(1, np.int8)
+    gone = weakref.ref(marker)
+    pair = ad.Array(pa.Array.from_buffers(pa.int8(), 1, [None, pa.py_buffer(marker)])).__arrow_c_device_array__()
+    del marker
+    rust.lib.peers_python_release_elsewhere(c.byref(device_array_of(pair)[1]))
+    settle(lambda: gone() is None)
+
+
 class Interpreter(Balanced):
     def setUp(self):
         super().setUp()
+        released_elsewhere()
         self.before = counts()
 
     def since(self):
