@@ -8,6 +8,7 @@ import pyarrow as pa
 from abi import ArrowArray
 from capsules import Answers, struct_of
 from test_capsules import Balanced, batch
+from test_tensors import on_a_stand_in_for_cuda
 
 
 class HostOnly:
@@ -137,3 +138,23 @@ class Producers(Balanced):
             self.assertTrue(pa.record_batch(ad.Batch(given)).equals(batch()))
         for given in (Required(batch()), RequiredForDevices(ad.Stream(batch()))):
             self.assertEqual(pa.table(ad.Stream(given)).num_rows, 3)
+
+
+class Cuda(unittest.TestCase):
+    def test_memory_that_the_host_can_read(self):
+        program = """
+        import arrow_device_example as ad, pyarrow as pa
+        from test_host_methods import HostOnly, batch
+        table = pa.table(batch())
+        for name in ("cuda-managed", "cuda-host"):
+            assert pa.record_batch(HostOnly(ad.Batch(batch()).to(name))).equals(batch())
+            assert pa.array(HostOnly(ad.Array(batch()["text"]).to(name))).equals(batch()["text"])
+            assert pa.table(HostOnly(ad.Stream(table).to(name))).equals(table)
+        try:
+            ad.Batch(batch()).to("cuda").__arrow_c_array__()
+            raise AssertionError("the host cannot read it")
+        except NotImplementedError as e:
+            assert "cannot read" in str(e), e
+        print("done")
+        """
+        on_a_stand_in_for_cuda(self, program)

@@ -238,12 +238,20 @@ class Answers:
         return self.answer
 
 
-class Cuda(unittest.TestCase):
-    """In a process of its own, with a stand-in for the driver library: no GPU takes part."""
+def on_a_stand_in_for_cuda(test: unittest.TestCase, program: str):
+    """Runs a program, which prints "done", in a process of its own with a stand-in for the driver library: no GPU takes
+    part."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=os.environ["ARROW_DEVICE_FAKE_CUDA"])
+    program = "import faulthandler; faulthandler.enable()\n" + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+    )
+    test.assertEqual((done.returncode, done.stdout, done.stderr), (0, "done\n", ""))
 
+
+class Cuda(unittest.TestCase):
     def test_on_the_stand_in(self):
         program = """
-        import faulthandler; faulthandler.enable()
         import arrow_device_example as ad, pyarrow as pa
         values = pa.array([1.5, 2.5, 3.5], pa.float32())
         for name, code in (("cuda", 2), ("cuda-managed", 13)):
@@ -273,9 +281,5 @@ class Cuda(unittest.TestCase):
         assert not hasattr(ad.Array(values).to("cuda-host"), "__cuda_array_interface__")
         print("done")
         """
-        environment = dict(os.environ, LD_LIBRARY_PATH=os.environ["ARROW_DEVICE_FAKE_CUDA"])
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, env=environment
-        )
-        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "done\n", ""))
+        on_a_stand_in_for_cuda(self, program)
 

@@ -9,7 +9,7 @@
 //! ```python
 //! import arrow_device_example as ad, pyarrow as pa
 //! on_device = ad.Batch(pa.record_batch({"id": [1, 2, 3]})).to("sim")     # or "cuda", "cuda-managed", ...
-//! back = pa.record_batch(on_device.to("cpu"))
+//! back = pa.record_batch(on_device.to("cpu"))                            # or polars.DataFrame(...), ...
 //! ```
 //!
 //! The classes are short, to serve as an example; `arrow_device::python` does the work.
