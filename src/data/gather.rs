@@ -2,6 +2,7 @@
 //! with one list of copies and one host wait.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::data::tree::Tree;
@@ -49,13 +50,26 @@ impl Answers {
     }
 }
 
-/// Returns the little-endian signed integer of `width` bytes at the start of `bytes`.
+/// Returns the signed integer of `width` bytes, in this machine's order of bytes, at the start of `bytes`.
 pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
     let mut wide = [0; 8];
-    wide[..width].copy_from_slice(&bytes[..width]);
-    // Shifting up and down again extends the sign.
-    let shift = 64 - 8 * width as u32;
-    (i64::from_ne_bytes(wide) << shift) >> shift
+    wide[highest(width)].copy_from_slice(&bytes[..width]);
+    // Shifting down extends the sign.
+    i64::from_ne_bytes(wide) >> (64 - 8 * width)
+}
+
+/// Appends the lowest `width` bytes of `value`, in this machine's order of bytes.
+pub(crate) fn push_int(to: &mut Vec<u8>, value: i64, width: usize) {
+    let wide = (value << (64 - 8 * width)).to_ne_bytes();
+    to.extend_from_slice(&wide[highest(width)]);
+}
+
+/// Where the highest `width` bytes of an integer of 8 bytes are.
+const fn highest(width: usize) -> Range<usize> {
+    match cfg!(target_endian = "big") {
+        true => 0..width,
+        false => 8 - width..8,
+    }
 }
 
 /// A list of requests whose copies may still be running.
@@ -215,5 +229,30 @@ impl Known {
             _owners: Vec::new(),
             _readings: self.readings.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets, keys and run ends lie in memory as this machine writes them, whichever end comes first.
+    #[test]
+    fn integers_of_each_width() {
+        for n in [0i64, 1, -1, 100, -127, 127] {
+            let written: [&[u8]; 4] = [
+                &(n as i8).to_ne_bytes(),
+                &(n as i16 * 257).to_ne_bytes(),
+                &(n as i32 * 0x0102_0304).to_ne_bytes(),
+                &(n * 0x0102_0304_0506_0708).to_ne_bytes(),
+            ];
+            let values = [n, n * 257, n * 0x0102_0304, n * 0x0102_0304_0506_0708];
+            for (value, bytes) in values.into_iter().zip(written) {
+                assert_eq!(int(bytes, bytes.len()), value);
+                let mut again = vec![];
+                push_int(&mut again, value, bytes.len());
+                assert_eq!(again, bytes);
+            }
+        }
     }
 }

@@ -266,6 +266,7 @@ pub(crate) fn fix_in_place(piece: &Piece, ready: &[u8], region: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::gather::{int, push_int};
 
     fn source(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()
@@ -341,12 +342,9 @@ mod tests {
                 assert_eq!(all, packed(&from[1..], count * w, fix, 64));
                 let (offsets, padding) = all.split_at(count * w);
                 for (to, from) in offsets.chunks(w).zip(from[1..].chunks(w)) {
-                    let mut expected = [0; 8];
-                    expected[..w].copy_from_slice(from);
-                    let less = i64::from_ne_bytes(expected)
-                        .wrapping_sub(base)
-                        .to_ne_bytes();
-                    assert_eq!(to, &less[..w]);
+                    let mut less = Vec::new();
+                    push_int(&mut less, int(from, w).wrapping_sub(base), w);
+                    assert_eq!(to, less);
                 }
                 assert!(padding.iter().all(|byte| *byte == 0));
             }

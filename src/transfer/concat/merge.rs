@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow_schema::DataType;
 
-use crate::data::gather::int;
+use crate::data::gather::{int, push_int};
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, child_type};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::device::{ALIGNMENT, Device, DevicePtr};
@@ -539,7 +539,7 @@ impl<'a> Merger<'a> {
             let made = &self.plans[part.plan].ready[from..][..piece.dst_bytes];
             for end in made.chunks_exact(width) {
                 last = int(end, width) as usize + start;
-                ends.extend_from_slice(&(last as i64).to_ne_bytes()[..width]);
+                push_int(&mut ends, last as i64, width);
             }
         }
         let most = u64::MAX >> (65 - 8 * width);
