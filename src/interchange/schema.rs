@@ -10,6 +10,7 @@
 
 mod metadata;
 
+use std::collections::HashSet;
 use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::ptr;
@@ -46,8 +47,9 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     // it.
     let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
     let mut walk = Walk {
-        fields_left: MAX_NODES,
-        text: Budget::new(MAX_TEXT, TOO_MUCH_TEXT),
+        budget: Budget::new(MAX_BYTES, TOO_LARGE),
+        fields: 0,
+        seen: HashSet::new(),
     };
     walk.field(schema, &Path::Root("schema"), 0)
 }
@@ -71,23 +73,30 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
     }
 }
 
-/// The most bytes that all names, formats and metadata of a schema may have. Fields may share long
-/// ones.
-const MAX_TEXT: usize = 1 << 28;
-const TOO_MUCH_TEXT: &str = "more than 2^28 bytes of names, formats and metadata";
+/// The most bytes that a schema may become: fields may share long names and much metadata, which are
+/// built anew for each use.
+const MAX_BYTES: usize = 1 << 27;
+const TOO_LARGE: &str = "a schema of more than 2^27 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
+/// What a field takes, without its text: at most [`MAX_NODES`] are within the limit.
+const FIELD: usize = 512;
+const _: () = assert!(MAX_BYTES / FIELD == MAX_NODES);
 
-/// Fields may share their children, which are built anew for each use, so both are bounded.
+/// The most fields that may share their children. The interface has each struct belong to one parent,
+/// and a few shared ones stand for any number of fields.
+const MAX_SHARING: usize = 1 << 12;
+
 struct Walk {
-    /// How many more fields there may be.
-    fields_left: usize,
-    /// How many more bytes of text there may be, including encoded metadata.
-    text: Budget,
+    /// How many more bytes there may be.
+    budget: Budget,
+    fields: usize,
+    /// The addresses of the structs of all fields after [`MAX_SHARING`].
+    seen: HashSet<*const CSchema>,
 }
 
 impl Walk {
-    /// Charges `bytes` bytes of text.
+    /// Charges `bytes` bytes.
     fn spend(&mut self, bytes: usize, path: &Path<'_>, member: &str) -> Result<()> {
-        self.text
+        self.budget
             .spend(bytes)
             .or_else(|message| path.error(member, message))
     }
@@ -99,10 +108,14 @@ impl Walk {
         if depth > MAX_DEPTH {
             return path.error("", TOO_DEEP);
         }
-        let Some(left) = self.fields_left.checked_sub(1) else {
-            return path.error("", TOO_MANY);
-        };
-        self.fields_left = left;
+        self.fields += 1;
+        if self.fields > MAX_SHARING && !self.seen.insert(schema) {
+            return path.error(
+                "",
+                "a struct that occurs twice, among more than 2^12 fields",
+            );
+        }
+        self.spend(FIELD, path, "")?;
         let Some(format) = text(schema, schema.format, path, "format")? else {
             return path.error("format", "a null pointer");
         };
@@ -111,7 +124,7 @@ impl Walk {
         self.spend(name.len(), path, "name")?;
         // SAFETY: the C data interface demands that the metadata of a schema that is not released
         // is null or encoded as it says, and lives as long as the schema, which is borrowed here.
-        let metadata = match unsafe { decode_within(schema.metadata, &mut self.text) } {
+        let metadata = match unsafe { decode_within(schema.metadata, &mut self.budget) } {
             Ok(metadata) => metadata,
             Err(message) => return path.error("metadata", message),
         };
@@ -207,7 +220,7 @@ impl Walk {
                 let expected = expected.unwrap_or(0);
                 return path.error("n_children", format!("{n}; the format has {expected}"));
             }
-            Ok(n) if n > self.fields_left => return path.error("n_children", TOO_MANY),
+            Ok(n) if n > MAX_NODES => return path.error("n_children", TOO_MANY),
             Ok(n) => n,
             Err(_) => return path.error("n_children", "a negative count"),
         };

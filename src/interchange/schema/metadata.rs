@@ -13,7 +13,10 @@ use crate::error::{Error, Result};
 #[cfg(feature = "async")]
 const MAX_METADATA: usize = i32::MAX as usize;
 
-/// How many more bytes may be read.
+/// What a pair takes besides its text.
+const PAIR: usize = 128;
+
+/// How many more bytes may be taken.
 pub(super) struct Budget {
     left: usize,
     /// The message if there are more.
@@ -45,13 +48,16 @@ impl Budget {
 pub(crate) unsafe fn decode_metadata(
     metadata: *const c_char,
 ) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
-    let mut budget = Budget::new(MAX_METADATA, "longer than 2^31 - 1 bytes");
+    let mut budget = Budget::new(
+        MAX_METADATA,
+        "more than 2^31 - 1 bytes, where each pair counts 128 besides its text",
+    );
     // SAFETY: the caller guarantees what `decode_within` requires, which is the same.
     unsafe { decode_within(metadata, &mut budget) }
 }
 
 /// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is
-/// read, including those of keys that repeat, of which the result has only one.
+/// read, and each pair with [`PAIR`] more, including keys that repeat, of which the result has only one.
 ///
 /// # Safety
 /// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
@@ -70,6 +76,7 @@ pub(super) unsafe fn decode_within(
     };
     // The map grows entry by entry, so that a wrong count does not allocate.
     for _ in 0..reader.count()? {
+        reader.budget.spend(PAIR)?;
         let key = reader.text()?;
         decoded.insert(key, reader.text()?);
     }
