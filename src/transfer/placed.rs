@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
+use arrow_data::ArrayData;
 
 use crate::data::host::wrap_batch;
 use crate::data::tree::{Owners, Slot, Tree};
@@ -15,16 +16,26 @@ use crate::error::{Error, Result};
 use crate::memory::{DeviceBufferMut, Owner, Ready};
 use crate::transfer::upload::keep_until;
 
-/// Staging memory by its first address. What was copied of it once is not copied again.
+/// Staging memory, and other memory that is used again and again, by its first address. What was copied of it once is not copied again.
 #[derive(Debug, Default)]
 pub(crate) struct Staged(BTreeMap<usize, Region>);
 
 #[derive(Debug)]
 struct Region {
     memory: Buffer,
-    /// See [`Staged::add`].
-    aligned: bool,
-    placed: Option<Placed>,
+    kind: Kind,
+    placed: Option<Arc<Placed>>,
+}
+
+/// How a region's memory gets to a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    /// In parts, from where they are.
+    Staged,
+    /// The same; all buffers begin at multiples of 64, and the bytes between them and up to the end are zero.
+    Aligned,
+    /// As a whole, by way of staging memory.
+    Elsewhere,
 }
 
 /// A copy of parts of a region, in an allocation of a device.
@@ -89,7 +100,7 @@ fn place(queue: &Queue, region: &Region, parts: Vec<Range<usize>>) -> Result<Pla
     let memory = &region.memory;
     // A part that begins elsewhere has no padding of its own.
     let mut begins = parts.iter().map(|part| part.start);
-    let aligned = region.aligned && begins.all(|start| start % ALIGNMENT == 0);
+    let aligned = region.kind == Kind::Aligned && begins.all(|start| start % ALIGNMENT == 0);
     let (runs, bytes) = runs(parts, aligned).ok_or_else(too_long)?;
     let mut slab = DeviceBufferMut::allocate(queue, bytes)?;
     if !aligned {
@@ -117,11 +128,14 @@ fn place(queue: &Queue, region: &Region, parts: Vec<Range<usize>>) -> Result<Pla
     Ok(Placed { owner, base, runs })
 }
 
-/// Copies parts of host memory to staging memory, and from there to a fresh allocation of `queue`'s device.
+/// Copies parts of host memory to staging memory, and from there to a fresh allocation of `queue`'s device; `None` if there are none.
 ///
 /// # Safety
 /// The parts are initialised memory that nobody writes meanwhile.
-unsafe fn pack(queue: &Queue, mut parts: Vec<(DevicePtr, usize)>) -> Result<Placed> {
+unsafe fn pack(queue: &Queue, mut parts: Vec<(DevicePtr, usize)>) -> Result<Option<Arc<Placed>>> {
+    if parts.is_empty() {
+        return Ok(None);
+    }
     parts.sort_unstable_by_key(|(base, length)| (base.address(), *length));
     parts.dedup();
     let (mut packed, mut bytes) = (Vec::with_capacity(parts.len()), 0usize);
@@ -144,14 +158,14 @@ unsafe fn pack(queue: &Queue, mut parts: Vec<(DevicePtr, usize)>) -> Result<Plac
     let all = memory.as_ptr().addr()..memory.as_ptr().addr() + bytes;
     let region = Region {
         memory,
-        aligned: true,
+        kind: Kind::Aligned,
         placed: None,
     };
     let placed = place(queue, &region, vec![all])?;
-    Ok(Placed {
+    Ok(Some(Arc::new(Placed {
         runs: packed,
         ..placed
-    })
+    })))
 }
 
 fn too_long() -> Error {
@@ -169,25 +183,42 @@ impl Staged {
     /// are zero.
     /// Returns what [`remove`](Self::remove) takes.
     pub(crate) fn add(&mut self, memory: Buffer, aligned: bool) -> usize {
+        let end = memory.as_ptr().addr() + memory.len();
+        let kind = match aligned && end % ALIGNMENT == 0 {
+            true => Kind::Aligned,
+            false => Kind::Staged,
+        };
+        self.insert(memory, kind)
+    }
+
+    /// Adds those buffers of an array that lie in none of the memory added before. Appends what [`remove`](Self::remove) takes.
+    pub(crate) fn add_array(&mut self, array: &ArrayData, added: &mut Vec<usize>) {
+        let nulls = array.nulls().map(|nulls| nulls.buffer());
+        for buffer in array.buffers().iter().chain(nulls) {
+            let start = buffer.as_ptr().addr();
+            if !buffer.is_empty() && self.find(&(start..start + buffer.len())).is_none() {
+                added.push(self.insert(buffer.clone(), Kind::Elsewhere));
+            }
+        }
+        for child in array.child_data() {
+            self.add_array(child, added);
+        }
+    }
+
+    fn insert(&mut self, memory: Buffer, kind: Kind) -> usize {
         let start = memory.as_ptr().addr();
-        let aligned = aligned && (start + memory.len()) % ALIGNMENT == 0;
         let region = Region {
             memory,
-            aligned,
+            kind,
             placed: None,
         };
         self.0.insert(start, region);
         start
     }
 
-    /// Forgets staging memory.
+    /// Forgets memory.
     pub(crate) fn remove(&mut self, start: usize) {
         self.0.remove(&start);
-    }
-
-    /// Removes what nobody else holds any more.
-    pub(crate) fn sweep(&mut self) {
-        self.0.retain(|_, region| region.memory.strong_count() > 1);
     }
 
     /// Returns the first address of the region in which all of these lie.
@@ -219,30 +250,38 @@ impl Staged {
                 None => others.push((slot.address(), part.len())),
             }
         }
+        let (mut elsewhere, mut wholes) = (Vec::new(), Vec::new());
         for (start, parts) in &mut parts {
             let Some(region) = self.0.get_mut(start) else {
                 continue;
             };
+            let first = region.memory.as_ptr();
+            let address = |start| DevicePtr::new(first.with_addr(start).cast_mut().cast());
             match &region.placed {
                 // Another column may use more of a dictionary's memory.
                 Some(placed) => {
-                    let first = region.memory.as_ptr();
                     let missing = parts.iter().filter(|part| placed.find(part).is_none());
-                    others.extend(missing.map(|part| {
-                        let base = first.with_addr(part.start).cast_mut().cast();
-                        (DevicePtr::new(base), part.len())
-                    }));
+                    others.extend(missing.map(|part| (address(part.start), part.len())));
                 }
-                None => region.placed = Some(place(queue, region, std::mem::take(parts))?),
+                None if region.kind == Kind::Elsewhere => {
+                    elsewhere.push(*start);
+                    wholes.push((address(*start), region.memory.len()));
+                }
+                None => {
+                    let placed = place(queue, region, std::mem::take(parts))?;
+                    region.placed = Some(Arc::new(placed));
+                }
+            }
+        }
+        // SAFETY: the regions hold their buffers, and the host array, which this call holds, the others; arrow-rs's buffers are
+        // initialised and do not change.
+        let (wholes, packed) = unsafe { (pack(queue, wholes)?, pack(queue, others)?) };
+        for start in elsewhere {
+            if let Some(region) = self.0.get_mut(&start) {
+                region.placed.clone_from(&wholes);
             }
         }
         let mut owners = Vec::new();
-        let packed = match others.is_empty() {
-            true => None,
-            // SAFETY: the parts are buffers of the host array, which this call holds; arrow-rs's buffers are initialised and do not
-            // change.
-            false => Some(unsafe { pack(queue, others) }?),
-        };
         let (mut slots, mut indices) = (Vec::with_capacity(host.slots.len()), BTreeMap::new());
         for slot in &host.slots {
             let part = addresses(slot);

@@ -12,7 +12,7 @@ use crate::data::DeviceRecordBatch;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::ipc::IpcOptions;
-use crate::stream::ipc::message::{Message, read_body, read_bytes};
+use crate::stream::ipc::message::{Message, flatbuffer, read_body, read_bytes};
 use crate::stream::ipc::staged::{Batches, schema};
 use crate::stream::reader::DeviceRecordBatchReader;
 
@@ -91,13 +91,24 @@ impl<R: Read + Seek> IpcFileReader<R> {
         let of_file = footer
             .schema()
             .ok_or_else(|| Error::invalid("footer.schema", "missing"))?;
-        let batches = Batches::new(schema(of_file)?, footer.version(), queue, options)?;
+        let batches = Batches::new(schema(of_file)?, queue, options)?;
         let blocks: Vec<Block> = footer
             .recordBatches()
             .into_iter()
             .flatten()
             .copied()
             .collect();
+        let all = blocks
+            .iter()
+            .chain(footer.dictionaries().into_iter().flatten());
+        let all = all.flat_map(|block| [block.metaDataLength().into(), block.bodyLength()]);
+        let all = all.map(|bytes: i64| u64::try_from(bytes).unwrap_or(u64::MAX));
+        let all = all.fold(0, u64::saturating_add);
+        // Else they overlap, and a small file stands for any number of large messages.
+        if all > length {
+            let message = format!("messages of {all} bytes in a file of {length}");
+            return Err(Error::invalid("footer", message));
+        }
         let mut this = Self {
             reader,
             length,
@@ -152,18 +163,16 @@ impl<R: Read + Seek> IpcFileReader<R> {
         let reader = read_at(&mut self.reader, offset)?;
         let metadata = read_bytes(reader, metadata)?;
         let most = self.batches.max_message_bytes;
-        read_body(reader, self.batches.device(), &metadata, body, most)
+        read_body(reader, self.batches.device(), metadata, body, most)
     }
 
     fn read(&mut self) -> Result<Option<DeviceRecordBatch>> {
         while let Some(i) = self.next.next() {
             let block = self.blocks[i];
             let message = self.message(&block)?;
-            if !matches!(
-                message.header,
-                MessageHeader::RecordBatch | MessageHeader::NONE
-            ) {
-                let message = format!("a message {:?} in place of a batch", message.header);
+            let header = flatbuffer(&message.metadata)?.header_type();
+            if !matches!(header, MessageHeader::RecordBatch | MessageHeader::NONE) {
+                let message = format!("a message {header:?} in place of a batch");
                 return Err(Error::invalid("footer", message));
             }
             if let Some(batch) = self.batches.batch(message)? {

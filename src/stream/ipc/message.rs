@@ -3,11 +3,12 @@
 use std::io::Read;
 
 use arrow_buffer::Buffer;
-use arrow_ipc::{Block, MessageHeader, RecordBatch, root_as_message};
+use arrow_ipc::{CompressionType, MessageHeader, RecordBatch, root_as_message};
 use arrow_schema::ArrowError;
 
 use crate::device::{ALIGNMENT, Device};
 use crate::error::{Error, Result};
+use crate::stream::ipc::lz4;
 
 /// The prefix of metadata: the marker, which old files lack, and the length.
 const CONTINUATION_MARKER: [u8; 4] = [0xff; 4];
@@ -16,18 +17,17 @@ const LENGTH: usize = 4;
 /// What stands before the bytes of a compressed buffer: their length when they are decompressed, or -1 if they are not compressed.
 const COMPRESSED: usize = 8;
 
-/// A message in staging memory.
+/// A message whose body is in staging memory.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) header: MessageHeader,
-    /// For arrow-rs's decoder: the lengths of the two parts of `bytes`.
-    pub(super) block: Block,
-    /// Prefix and metadata, then the body.
-    pub(super) bytes: Buffer,
-    /// The body with its padding, from a multiple of 64 on.
+    /// Prefix and metadata, which were checked.
+    pub(super) metadata: Vec<u8>,
+    /// The body with its padding to a multiple of 64.
     pub(super) body: Buffer,
     /// All buffers begin at multiples of 64, with zeros between them.
     pub(super) aligned: bool,
+    /// How many bytes the compressed buffers are when they are decompressed.
+    pub(super) decompressed: usize,
 }
 
 fn malformed(message: impl Into<String>) -> Error {
@@ -89,67 +89,59 @@ pub(super) fn flatbuffer(metadata: &[u8]) -> Result<arrow_ipc::Message<'_>> {
     root_as_message(flatbuffer).map_err(|e| malformed(format!("no message: {e:?}")))
 }
 
-/// Reads the body of a message whose prefix and metadata were read into staging memory of `device`, right behind these. `most` bounds
-/// what compressed buffers decompress to, in bytes.
+/// Reads the body of a message, whose prefix and metadata were read, into staging memory of `device`. `most` bounds what compressed
+/// buffers decompress to, in bytes.
 pub(super) fn read_body(
     reader: &mut impl Read,
     device: &Device,
-    metadata: &[u8],
+    metadata: Vec<u8>,
     body: usize,
     most: usize,
 ) -> Result<Message> {
-    let message = flatbuffer(metadata)?;
+    let message = flatbuffer(&metadata)?;
     if usize::try_from(message.bodyLength()) != Ok(body) {
         return Err(malformed(format!(
             "a body of {} bytes in a block of {body}",
             message.bodyLength()
         )));
     }
-    // The body begins at a multiple of 64, and is padded to one.
-    let start = metadata.len().next_multiple_of(ALIGNMENT);
     let padded = body.checked_next_multiple_of(ALIGNMENT);
-    let whole = padded.and_then(|padded| start.checked_add(padded));
-    let whole = whole.ok_or_else(|| malformed(format!("a body of {body} bytes")))?;
-    let before = start - metadata.len();
-    let mut slab = device.host_slab(whole)?;
-    slab[before..start].copy_from_slice(metadata);
+    let padded = padded.ok_or_else(|| malformed(format!("a body of {body} bytes")))?;
+    let mut slab = device.host_slab(padded)?;
     reader
-        .read_exact(&mut slab[start..start + body])
+        .read_exact(&mut slab[..body])
         .map_err(ArrowError::from)?;
-    let header = message.header_type();
-    let batch = match header {
+    let batch = match message.header_type() {
         MessageHeader::RecordBatch => message.header_as_record_batch(),
         MessageHeader::DictionaryBatch => message
             .header_as_dictionary_batch()
             .and_then(|dictionary| dictionary.data()),
         _ => None,
     };
-    let aligned = match batch {
+    let (aligned, decompressed) = match batch {
         Some(batch) => {
-            let mut buffers = check(&batch, &slab[start..start + body], most)?;
+            let (buffers, decompressed) = check(&batch, &slab[..body], most)?;
+            let aligned = clear_between(buffers, &mut slab)?;
             // Buffers that are not compressed in a compressed message stand behind a prefix.
-            clear_between(&mut buffers, &mut slab[start..]) && batch.compression().is_none()
+            (aligned && batch.compression().is_none(), decompressed)
         }
-        None => true,
+        None => (true, 0),
     };
-    let block = Block::new(
-        0,
-        i32::try_from(metadata.len()).map_err(|_| malformed("too much metadata"))?,
-        message.bodyLength(),
-    );
-    let memory = slab.into_buffer();
     Ok(Message {
-        header,
-        block,
-        bytes: memory.slice_with_length(before, metadata.len() + body),
-        body: memory.slice_with_length(start, whole - start),
+        metadata,
+        body: slab.into_buffer(),
         aligned,
+        decompressed,
     })
 }
 
 /// Checks the numbers of a batch for which arrow-rs would panic, or ask for more memory than there is. Returns the ranges of the
-/// buffers in the body.
-fn check(batch: &RecordBatch<'_>, body: &[u8], most: usize) -> Result<Vec<(usize, usize)>> {
+/// buffers in the body, and the bytes of the compressed ones when they are decompressed.
+fn check(
+    batch: &RecordBatch<'_>,
+    body: &[u8],
+    most: usize,
+) -> Result<(Vec<(usize, usize)>, usize)> {
     if batch.length() < 0 {
         return Err(malformed("a negative number of rows"));
     }
@@ -159,6 +151,7 @@ fn check(batch: &RecordBatch<'_>, body: &[u8], most: usize) -> Result<Vec<(usize
             return Err(malformed(format!("{nulls} nulls in {rows} rows")));
         }
     }
+    let codec = batch.compression().map(|compression| compression.codec());
     let mut buffers = Vec::new();
     let mut decompressed = 0usize;
     for (i, buffer) in batch.buffers().into_iter().flatten().enumerate() {
@@ -180,13 +173,22 @@ fn check(batch: &RecordBatch<'_>, body: &[u8], most: usize) -> Result<Vec<(usize
         };
         let start = buffer.offset() as usize;
         buffers.push((start, start + bytes.len()));
-        if batch.compression().is_some() && !bytes.is_empty() {
+        if codec.is_some() && !bytes.is_empty() {
             let length = bytes
                 .first_chunk::<COMPRESSED>()
                 .map(|length| i64::from_le_bytes(*length));
             let Some(length) = length.filter(|length| *length >= -1) else {
                 return Err(malformed(format!("buffer {i} does not say its length")));
             };
+            // Other codecs' decoders stop there.
+            if codec == Some(CompressionType::LZ4_FRAME)
+                && length > 0
+                && lz4::decompressed(&bytes[COMPRESSED..]) != u64::try_from(length).ok()
+            {
+                return Err(malformed(format!(
+                    "buffer {i} does not decompress to the {length} bytes that it announces"
+                )));
+            }
             decompressed = decompressed.saturating_add(usize::try_from(length).unwrap_or(0));
             if decompressed > most {
                 return Err(malformed(format!(
@@ -202,23 +204,25 @@ fn check(batch: &RecordBatch<'_>, body: &[u8], most: usize) -> Result<Vec<(usize
         .find(|count| !(0..=most).contains(count))
     {
         Some(count) => Err(malformed(format!("{count} buffers of a view column"))),
-        None => Ok(buffers),
+        None => Ok((buffers, decompressed)),
     }
 }
 
-/// Writes zeros to all bytes of a body that belong to no buffer. Returns whether all buffers begin at multiples of 64.
-fn clear_between(buffers: &mut [(usize, usize)], body: &mut [u8]) -> bool {
+/// Writes zeros to all bytes of a body that belong to no buffer. Returns whether all buffers begin at multiples of 64. Refuses those
+/// that overlap, which no writer makes: what is copied of each could be any multiple of the body.
+fn clear_between(mut buffers: Vec<(usize, usize)>, body: &mut [u8]) -> Result<bool> {
     if !buffers.is_sorted() {
         buffers.sort_unstable();
     }
     let (mut end, mut aligned) = (0, true);
-    for &(start, next) in buffers.iter().filter(|(start, end)| start < end) {
-        if start > end {
-            body[end..start].fill(0);
+    for (start, next) in buffers.into_iter().filter(|(start, end)| start < end) {
+        if start < end {
+            return Err(malformed(format!("buffers overlap at byte {start}")));
         }
+        body[end..start].fill(0);
         aligned = aligned && start % ALIGNMENT == 0;
-        end = end.max(next);
+        end = next;
     }
     body[end..].fill(0);
-    aligned
+    Ok(aligned)
 }

@@ -9,14 +9,18 @@
 //! messages, and buffers whose place in the file has too small an alignment for their type. Compressed files need arrow-ipc's
 //! features `lz4` and `zstd`, which a program switches on for itself.
 //!
-//! A batch is one allocation on the device, and dictionaries are allocations of their own, which batches share. Buffers begin at
-//! multiples of 64 bytes and are padded with zeros; what follows the last row in a bitmap is as in the file.
+//! A batch is one allocation on the device, and dictionaries are allocations of their own, which batches share: each goes up once, and
+//! again when it has changed. Buffers begin at multiples of 64 bytes and are padded with zeros; what follows the last row in a bitmap is as in the file.
 //!
 //! What is read is checked as arrow-rs checks it, all values included, and what it would panic at is an error: here, or, where a check
 //! would repeat all of its work, by catching the panic, which a program that is built with `panic = "abort"` does not survive.
-//! No allocation on the host is larger than the file, or than [`IpcOptions::with_max_message_bytes`] allows.
+//! A message takes as much memory as its body has bytes, its buffers that much again where values are moved to where they are aligned,
+//! and compressed ones what they decompress to: [`IpcOptions::with_max_message_bytes`] limits the bodies of a stream's messages, and
+//! what buffers decompress to. Buffers of a message and messages of a file that overlap are refused, since no writer makes them, and a
+//! few bytes could stand for any number.
 
 mod file;
+mod lz4;
 mod message;
 mod staged;
 mod stream;
@@ -53,8 +57,9 @@ impl IpcOptions {
         self
     }
 
-    /// The most bytes that a message of a stream may have, and that the buffers of a message may have when they are decompressed;
-    /// without another number 4 GiB. A malformed input may announce any number, and so much memory is allocated for it.
+    /// The most bytes that the body of a message of a stream may have, that the buffers of a message may have when they are
+    /// decompressed, and that all dictionaries together may; without another number 4 GiB. A malformed input may announce any number,
+    /// and so much memory is allocated for it, but a buffer never decompresses to more than it announces.
     pub fn with_max_message_bytes(mut self, bytes: usize) -> Self {
         self.max_message_bytes = bytes;
         self

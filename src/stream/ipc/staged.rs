@@ -1,31 +1,48 @@
 //! From messages in staging memory to batches on a device.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
-use arrow_ipc::MetadataVersion;
-use arrow_ipc::reader::FileDecoder;
-use arrow_schema::SchemaRef;
+use arrow_array::{Array, ArrayRef};
+use arrow_ipc::reader::{read_dictionary, read_record_batch};
+use arrow_schema::{Schema, SchemaRef};
 
 use crate::abi::guard;
 use crate::data::DeviceRecordBatch;
 use crate::device::{Device, DeviceId, Queue};
 use crate::error::{Error, Result};
 use crate::stream::ipc::IpcOptions;
-use crate::stream::ipc::message::Message;
+use crate::stream::ipc::message::{Message, flatbuffer};
 use crate::stream::upload::Uploads;
 use crate::transfer::Staged;
 
 /// Decodes messages, and copies the batches to a device.
 #[derive(Debug)]
 pub(super) struct Batches {
-    decoder: FileDecoder,
+    /// Of the messages.
+    whole: SchemaRef,
+    projection: Option<Vec<usize>>,
     /// Of the batches, with the projection.
     schema: SchemaRef,
+    /// For each dictionary's id a schema of one field that has it: arrow-rs looks for the first such field each time.
+    fields: HashMap<i64, Schema>,
+    dictionaries: HashMap<i64, ArrayRef>,
+    /// What there is of each dictionary besides.
+    kept: HashMap<i64, Kept>,
+    /// How many bytes all dictionaries are that were compressed.
+    decompressed: usize,
     /// The memory of dictionaries.
     staged: Staged,
     uploads: Uploads,
     pub(super) max_message_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// What is in [`Batches::staged`].
+    staged: Vec<usize>,
+    /// The dictionary's part of [`Batches::decompressed`].
+    decompressed: usize,
 }
 
 /// Calls code of arrow-ipc, which panics at some of what is malformed.
@@ -53,21 +70,28 @@ pub(super) fn schema(schema: arrow_ipc::Schema<'_>) -> Result<SchemaRef> {
 }
 
 impl Batches {
-    pub(super) fn new(
-        schema: SchemaRef,
-        version: MetadataVersion,
-        queue: Queue,
-        options: IpcOptions,
-    ) -> Result<Self> {
-        let mut decoder = FileDecoder::new(schema.clone(), version);
-        let mut projected = schema.clone();
-        if let Some(projection) = options.projection {
-            projected = Arc::new(schema.project(&projection)?);
-            decoder = decoder.with_projection(projection);
+    pub(super) fn new(whole: SchemaRef, queue: Queue, options: IpcOptions) -> Result<Self> {
+        let schema = match &options.projection {
+            Some(projection) => Arc::new(whole.project(projection)?),
+            None => whole.clone(),
+        };
+        let mut fields = HashMap::new();
+        for field in whole.flattened_fields() {
+            // Deprecated without another way to find the field of a dictionary.
+            #[allow(deprecated)]
+            if let Some(id) = field.dict_id() {
+                let of_field = || Schema::new(vec![field.clone()]);
+                fields.entry(id).or_insert_with(of_field);
+            }
         }
         Ok(Self {
-            decoder,
-            schema: projected,
+            whole,
+            projection: options.projection,
+            schema,
+            fields,
+            dictionaries: HashMap::new(),
+            kept: HashMap::new(),
+            decompressed: 0,
             staged: Staged::default(),
             uploads: Uploads::new(queue),
             max_message_bytes: options.max_message_bytes,
@@ -82,14 +106,44 @@ impl Batches {
         self.uploads.device()
     }
 
-    /// Keeps the dictionary in a message.
+    /// Keeps the dictionary in a message, which goes to the device with the first batch that uses it.
     pub(super) fn dictionary(&mut self, message: Message) -> Result<()> {
-        decode(|| self.decoder.read_dictionary(&message.block, &message.bytes))?;
-        let Message { body, aligned, .. } = message;
-        // What it has replaced is held by nobody else, once it was copied.
-        self.staged.sweep();
-        if self.copies() {
-            self.staged.add(body, aligned);
+        let header = flatbuffer(&message.metadata)?;
+        let dictionary = header.header_as_dictionary_batch();
+        let dictionary = dictionary.ok_or_else(|| Error::invalid("message", "no dictionary"))?;
+        let (id, version) = (dictionary.id(), header.version());
+        let Some(field) = self.fields.get(&id) else {
+            return Err(Error::invalid(
+                "message",
+                format!("no field has dictionary {id}"),
+            ));
+        };
+        let (body, all) = (&message.body, &mut self.dictionaries);
+        decode(|| read_dictionary(body, dictionary, field, all, &version))?;
+        let kept = self.kept.entry(id).or_default();
+        for start in kept.staged.drain(..) {
+            self.staged.remove(start);
+        }
+        if !dictionary.isDelta() {
+            self.decompressed -= std::mem::take(&mut kept.decompressed);
+        }
+        kept.decompressed += message.decompressed;
+        self.decompressed += message.decompressed;
+        if self.decompressed > self.max_message_bytes {
+            let message = format!(
+                "dictionaries of {} bytes when they are decompressed; see IpcOptions::with_max_message_bytes",
+                self.decompressed
+            );
+            return Err(Error::invalid("message", message));
+        }
+        if copies(self.uploads.device()) {
+            // Joined or decompressed ones lie elsewhere.
+            if message.body.strong_count() > 1 {
+                kept.staged
+                    .push(self.staged.add(message.body, message.aligned));
+            }
+            let values = self.dictionaries[&id].to_data();
+            self.staged.add_array(&values, &mut kept.staged);
         }
         Ok(())
     }
@@ -97,33 +151,34 @@ impl Batches {
     /// Copies the batch in a message to the device; `None` if the message is empty. The copies may run after this call returns. Waits
     /// for the oldest of earlier ones if there are many.
     pub(super) fn batch(&mut self, message: Message) -> Result<Option<DeviceRecordBatch>> {
-        let read = decode(|| {
-            self.decoder
-                .read_record_batch(&message.block, &message.bytes)
-        })?;
-        let Some(host) = read else {
+        let header = flatbuffer(&message.metadata)?;
+        let Some(batch) = header.header_as_record_batch() else {
             return Ok(None);
         };
+        let host = decode(|| {
+            read_record_batch(
+                &message.body,
+                batch,
+                self.whole.clone(),
+                &self.dictionaries,
+                self.projection.as_deref(),
+                &header.version(),
+            )
+        })?;
         self.uploads.make_room();
-        self.bring(&host, message).map(Some)
-    }
-
-    fn bring(&mut self, host: &RecordBatch, message: Message) -> Result<DeviceRecordBatch> {
-        if !self.copies() {
-            return self.uploads.upload(host, &mut |_| Ok(()));
+        if !copies(self.uploads.device()) {
+            return self.uploads.upload(&host, &mut |_| Ok(())).map(Some);
         }
-        let Message { body, aligned, .. } = message;
-        let body = self.staged.add(body, aligned);
-        let batch = self.staged.bring_batch(host, self.uploads.queue());
+        let body = self.staged.add(message.body, message.aligned);
+        let batch = self.staged.bring_batch(&host, self.uploads.queue());
         self.staged.remove(body);
         let batch = batch?;
         self.uploads.keep(&batch);
-        Ok(batch)
+        Ok(Some(batch))
     }
+}
 
-    /// Whether buffers are copied from staging memory: not on the CPU, which uses them where they are, and not to pages of the host's.
-    fn copies(&self) -> bool {
-        let device = self.uploads.device();
-        device.id() != DeviceId::CPU && !device.has_pages()
-    }
+/// Whether buffers are copied from staging memory: not on the CPU, which uses them where they are, and not to pages of the host's.
+fn copies(device: &Device) -> bool {
+    device.id() != DeviceId::CPU && !device.has_pages()
 }

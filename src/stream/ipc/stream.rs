@@ -63,7 +63,7 @@ impl<R: Read> IpcStreamReader<R> {
         let metadata = next_metadata(&mut reader)?.ok_or_else(no_schema)?;
         let message = flatbuffer(&metadata)?;
         let of_stream = message.header_as_schema().ok_or_else(no_schema)?;
-        let batches = Batches::new(schema(of_stream)?, message.version(), queue, options)?;
+        let batches = Batches::new(schema(of_stream)?, queue, options)?;
         // The format gives a schema no body; what is there all the same says nothing.
         read_bytes(&mut reader, body_bytes(message, &batches)?)?;
         Ok(Self {
@@ -75,10 +75,11 @@ impl<R: Read> IpcStreamReader<R> {
 
     fn read(&mut self) -> Result<Option<DeviceRecordBatch>> {
         while let Some(metadata) = next_metadata(&mut self.reader)? {
-            let body = body_bytes(flatbuffer(&metadata)?, &self.batches)?;
+            let message = flatbuffer(&metadata)?;
+            let (header, body) = (message.header_type(), body_bytes(message, &self.batches)?);
             let (device, most) = (self.batches.device(), self.batches.max_message_bytes);
-            let message = read_body(&mut self.reader, device, &metadata, body, most)?;
-            match message.header {
+            let message = read_body(&mut self.reader, device, metadata, body, most)?;
+            match header {
                 MessageHeader::DictionaryBatch => self.batches.dictionary(message)?,
                 MessageHeader::RecordBatch => {
                     if let Some(batch) = self.batches.batch(message)? {

@@ -2,6 +2,7 @@
 #![cfg(not(miri))]
 
 mod failures;
+mod limits;
 
 use std::io::Cursor;
 use std::sync::Arc;
