@@ -91,7 +91,7 @@ impl<R: Read + Seek> IpcFileReader<R> {
         let of_file = footer
             .schema()
             .ok_or_else(|| Error::invalid("footer.schema", "missing"))?;
-        let batches = Batches::new(schema(of_file)?, queue, options)?;
+        let batches = Batches::new(schema(of_file, bytes)?, queue, options)?;
         let blocks: Vec<Block> = footer
             .recordBatches()
             .into_iter()

@@ -15,9 +15,10 @@
 //! What is read is checked as arrow-rs checks it, all values included, and what it would panic at is an error: here, or, where a check
 //! would repeat all of its work, by catching the panic, which a program that is built with `panic = "abort"` does not survive.
 //! A message takes as much memory as its body has bytes, its buffers that much again where values are moved to where they are aligned,
-//! and compressed ones what they decompress to: [`IpcOptions::with_max_message_bytes`] limits the bodies of a stream's messages, and
-//! what buffers decompress to. Buffers of a message and messages of a file that overlap are refused, since no writer makes them, and a
-//! few bytes could stand for any number.
+//! and compressed ones what they decompress to (and LZ4 up to 12 MiB at a time): [`IpcOptions::with_max_message_bytes`] limits the
+//! bodies of a stream's messages, and what buffers decompress to. What a few bytes could make stand for any number is refused, since
+//! no writer makes it: buffers of a message that overlap, messages of a file that do, and fields that share children and metadata to
+//! more than 16 times the bytes that are there.
 
 mod file;
 mod lz4;

@@ -56,17 +56,42 @@ pub(super) fn decode<T>(
     }
 }
 
-/// Converts a schema of arrow-ipc.
-pub(super) fn schema(schema: arrow_ipc::Schema<'_>) -> Result<SchemaRef> {
+/// Converts a schema of arrow-ipc that is part of `bytes` bytes.
+pub(super) fn schema(schema: arrow_ipc::Schema<'_>, bytes: usize) -> Result<SchemaRef> {
     if !schema.endianness().equals_to_target_endianness() {
         return Err(Error::invalid(
             "schema.endianness",
             "the values have the other order of bytes than this machine's",
         ));
     }
+    // Fields may share their children and texts: then a few bytes stand for any number of them.
+    let fields = schema.fields().into_iter().flatten().map(field_size);
+    let pairs = schema
+        .custom_metadata()
+        .into_iter()
+        .flatten()
+        .map(pair_size);
+    let size = fields.chain(pairs).sum::<usize>();
+    if size > bytes.saturating_mul(16) {
+        let message = format!(
+            "{size} bytes of fields and metadata in {bytes}: more than 16 times what is there"
+        );
+        return Err(Error::invalid("schema", message));
+    }
     // Deprecated from 60 on, for a function that 59 does not have.
     #[allow(deprecated)]
     decode(|| Ok(Arc::new(arrow_ipc::convert::fb_to_schema(schema))))
+}
+
+/// What a field and its children take at least.
+fn field_size(field: arrow_ipc::Field<'_>) -> usize {
+    let pairs = field.custom_metadata().into_iter().flatten().map(pair_size);
+    let children = field.children().into_iter().flatten().map(field_size);
+    32 + field.name().map_or(0, str::len) + pairs.chain(children).sum::<usize>()
+}
+
+fn pair_size(pair: arrow_ipc::KeyValue<'_>) -> usize {
+    32 + pair.key().map_or(0, str::len) + pair.value().map_or(0, str::len)
 }
 
 impl Batches {

@@ -63,7 +63,7 @@ impl<R: Read> IpcStreamReader<R> {
         let metadata = next_metadata(&mut reader)?.ok_or_else(no_schema)?;
         let message = flatbuffer(&metadata)?;
         let of_stream = message.header_as_schema().ok_or_else(no_schema)?;
-        let batches = Batches::new(schema(of_stream)?, queue, options)?;
+        let batches = Batches::new(schema(of_stream, metadata.len())?, queue, options)?;
         // The format gives a schema no body; what is there all the same says nothing.
         read_bytes(&mut reader, body_bytes(message, &batches)?)?;
         Ok(Self {

@@ -8,7 +8,8 @@ use arrow_device::device::sim::SimMode;
 use arrow_device::ipc::IpcOptions;
 use arrow_device::{DeviceRecordBatch, Devices, Result};
 use arrow_ipc::writer::{DictionaryHandling, IpcWriteOptions};
-use arrow_ipc::{Block, CompressionType, root_as_footer};
+use arrow_ipc::{Block, CompressionType, root_as_footer, root_as_message};
+use arrow_schema::{DataType, Field, Fields, Schema};
 
 use crate::ipc::{FORMATS, Format, aligned, assert_aligned, assert_batches, counted, dictionary};
 use crate::simkit::Sim;
@@ -77,6 +78,38 @@ fn all_dictionaries_are_limited() {
     let batches: Vec<_> = (0..20).map(one).collect();
     let (read, _) = limited(Format::Stream, &Format::Stream.write(&batches, lz4()));
     assert_batches(&batches, &read.unwrap(), "replaced");
+}
+
+/// A schema whose structs share their children.
+#[test]
+fn schemas_that_share_their_parts() {
+    let leaf = Arc::new(Field::new("i", DataType::Int32, true));
+    let nested = (0..17).fold(leaf.clone(), |child, _| {
+        let fields = Fields::from(vec![child, leaf.clone()]);
+        Arc::new(Field::new("s", DataType::Struct(fields), true))
+    });
+    let batch = RecordBatch::new_empty(Arc::new(Schema::new(vec![nested])));
+    let mut bytes = Format::Stream.write(&[batch], aligned(64));
+    assert!(Format::Stream.read(&bytes, &Devices::cpu()).is_ok());
+    let mut vectors = vec![];
+    let message = root_as_message(&bytes[8..]).unwrap();
+    let mut fields = message.header_as_schema().unwrap().fields();
+    while let Some(children) = fields.and_then(|fields| fields.get(0).children()) {
+        if children.len() == 2 {
+            vectors.push(children.bytes().as_ptr().addr() - bytes.as_ptr().addr());
+        }
+        fields = Some(children).filter(|children| !children.is_empty());
+    }
+    assert_eq!(vectors.len(), 17);
+    for at in vectors {
+        // Each offset counts from its own place.
+        let first = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        bytes[at + 4..at + 8].copy_from_slice(&(first - 4).to_le_bytes());
+    }
+    let (read, allocated) = limited(Format::Stream, &bytes);
+    let error = read.unwrap_err().to_string();
+    assert!(error.contains("more than 16 times"), "{error}");
+    assert!(allocated < 1 << 16, "{allocated} bytes");
 }
 
 /// Many columns over the same bytes: each of them would be moved to where its values are aligned.
