@@ -54,6 +54,11 @@ use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;
 use crate::transfer::to_slab::ToSlab;
 
+/// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
+const fn staging(bytes: usize) -> usize {
+    if cfg!(fuzzing) { bytes >> 11 } else { bytes }
+}
+
 impl Device {
     /// Copies a batch to this device: one allocation, and copies that may run after this call returns. On the CPU device
     /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from

@@ -6,15 +6,16 @@ use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, Syn
 use crate::error::Result;
 use crate::memory::HostSlab;
 use crate::transfer::fix::{Piece, pack};
+use crate::transfer::staging;
 
 /// The bytes of one staging slab.
-pub(super) const CHUNK: usize = 2 << 20;
+pub(super) const CHUNK: usize = staging(2 << 20);
 /// The packed bytes after which the copies so far are queued. With packing measured on a two-core AMD EPYC under load, at 7 to
 /// 10 GB/s, and a link computed for 6 to 50 GB/s, an upload of 8 MiB took 0.77 to 1.54 ms with 1 MiB, 0.80 to 1.67 with 2, 0.83
 /// to 1.95 with 4, and 0.94 to 2.52 with 8 or 16; from 64 MiB on 1 to 4 MiB differed by up to 12 %, in no consistent order.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = staging(1 << 20);
 /// The bytes of the slabs that one upload fills before it waits for its oldest copies.
-pub(super) const RING: usize = 128 << 20;
+pub(super) const RING: usize = staging(128 << 20);
 /// The number of full slabs from which on the oldest is used again if its copies are done. Few slabs stay in the processor's
 /// cache: on the same machine packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB of slabs, at 7.4 to 11.3 over 8 MiB, and at 7.0 to
 /// 8.9 over 32 to 192 MiB.
@@ -24,7 +25,7 @@ const REUSED_COLD: usize = 8;
 /// Pieces of at least this many bytes are copied directly from where they are, if the device can do that. A direct piece costs up
 /// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. See
 /// [`HostSlab`], whose documentation promises this number.
-pub(super) const DIRECT: usize = 1 << 20;
+pub(super) const DIRECT: usize = staging(1 << 20);
 
 /// Packs pieces into staging slabs, and queues the copies.
 ///

@@ -11,10 +11,11 @@ use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, Device, DevicePtr, Qu
 use crate::error::Result;
 use crate::memory::{HostSlab, Owner, read_back};
 use crate::transfer::fix::{Fix, Piece, fix_in_place, pack};
+use crate::transfer::staging;
 use crate::transfer::upload::keep_until;
 
 /// The most bytes that are on the host at a time.
-pub(super) const STAGED: usize = 16 << 20;
+pub(super) const STAGED: usize = staging(16 << 20);
 
 /// The content of a slab.
 #[derive(Debug, Default)]
