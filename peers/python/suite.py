@@ -40,7 +40,7 @@ def main(names: list[str]) -> int:
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in clients), flush=True)
     names = names or sorted(path.stem for path in pathlib.Path(__file__).parent.glob("test_*.py"))
     tests = unittest.defaultTestLoader.loadTestsFromNames(names)
-    # The tests collect garbage often, and what was imported is none.
+    # The tests collect garbage often: imported modules are frozen, so that no collection walks them.
     gc.freeze()
     result = unittest.TextTestRunner(stream=sys.stdout, resultclass=Result).run(tests)
     for cpu, wall, name in sorted(result.took, reverse=True)[:10]:

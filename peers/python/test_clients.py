@@ -119,8 +119,10 @@ class Clients:
     def test_what_the_host_cannot_read(self):
         """An error, and no wrong data."""
         for ours in (ad.Stream(pa.table({"a": [1]})).to("sim"), ad.Batch(pa.record_batch({"a": [1]})).to("sim")):
+            # Rust libraries may wrap it in a panic of their own.
             with self.assertRaises(BaseException) as failed:
                 self.out(self.of(ours))
+            self.assertRegex(str(failed.exception), "(?i)cannot read|not implemented|__arrow_c")
             del failed
 
 

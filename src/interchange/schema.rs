@@ -75,11 +75,11 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
 
 /// The most bytes that a schema may become: fields may share long names and much metadata, which are
 /// built anew for each use.
-const MAX_BYTES: usize = 1 << 27;
-const TOO_LARGE: &str = "a schema of more than 2^27 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
-/// What a field takes, without its text: at most [`MAX_NODES`] are within the limit.
+const MAX_BYTES: usize = 1 << 28;
+const TOO_LARGE: &str = "a schema of more than 2^28 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
+/// What a field takes, without its text. As many as a type may have take half of the limit.
 const FIELD: usize = 512;
-const _: () = assert!(MAX_BYTES / FIELD == MAX_NODES);
+const _: () = assert!(MAX_BYTES == 2 * MAX_NODES * FIELD);
 
 /// The most fields that may share their children. The interface has each struct belong to one parent,
 /// and a few shared ones stand for any number of fields.

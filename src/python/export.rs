@@ -28,7 +28,7 @@ use crate::stream::export_reader;
 /// ```
 ///
 /// # Errors
-/// Raises `ValueError` for names and metadata that C strings cannot hold.
+/// Raises `ValueError` for names and time zones that C strings cannot hold.
 pub fn schema_to_python<'py>(
     py: Python<'py>,
     described: &impl CapsuleSchema,

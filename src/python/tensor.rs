@@ -50,7 +50,7 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 ///         copy: Option<bool>,
 ///     ) -> PyResult<Bound<'py, PyCapsule>> {
 ///         // SAFETY: the DLPack protocol obliges the Python code that calls this to pass a live stream, and not to write
-///         // to a tensor of this class.
+///         // to a tensor that is not a copy.
 ///         unsafe { tensor_to_python(py, &self.0, stream, max_version, dl_device, copy) }
 ///     }
 /// }
@@ -64,8 +64,8 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 ///
 /// # Errors
 /// Raises `BufferError` for what DLPack cannot express, so that a consumer can take another way: types that it does not have,
-/// booleans, nulls, and another device than the column's. Raises `ValueError` for a stream that the device cannot have, and the
-/// errors of the device.
+/// booleans, nulls, and another device than the column's. Raises `ValueError` for a stream that the device cannot have,
+/// `BufferError` for one that its backend cannot wait on, and the errors of the device.
 pub unsafe fn tensor_to_python<'py>(
     py: Python<'py>,
     column: &DeviceArray,
@@ -74,9 +74,6 @@ pub unsafe fn tensor_to_python<'py>(
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
-    let stream = unsafe { DlpackStream::from_number(stream) };
-    stream.order(column.device())?;
     let device = DLDevice::of(column.device().id()).map_err(refused)?;
     if dl_device.is_some_and(|asked| asked != (device.device_type.value(), device.device_id)) {
         return Err(PyBufferError::new_err(format!(
@@ -89,6 +86,9 @@ pub unsafe fn tensor_to_python<'py>(
             "Arrow booleans are single bits, which DLPack does not have; cast them to arrow.bool8 or UInt8",
         ));
     }
+    // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
+    let stream = unsafe { DlpackStream::from_number(stream) };
+    stream.order(column.device())?;
     let options = DlpackOptions::new(stream);
     let tensor = detached(|| match copy {
         Some(true) => column.export_dlpack_copy(&options),

@@ -242,7 +242,7 @@ fn metadata() {
 fn metadata_is_bounded_as_a_whole() {
     let bytes = encode(&[Ok(1), Ok(0), Ok(i32::MAX - 11)]);
     let e = Foreign::leaf("i").metadata(&bytes).import().unwrap_err();
-    assert!(e.to_string().contains("2^27"), "{e}");
+    assert!(e.to_string().contains("2^28"), "{e}");
 }
 
 #[test]
@@ -324,14 +324,14 @@ fn what_fields_share_is_bounded() {
     let exceeds = |leaf: Foreign, member: &str| {
         let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
         let e = e.to_string();
-        let expected = format!("schema.children[{member}: a schema of more than 2^27 bytes");
+        let expected = format!("schema.children[{member}: a schema of more than 2^28 bytes");
         assert!(e.contains(&expected), "{e}");
     };
     let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
     let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
-    exceeds(long, "127].name");
+    exceeds(long, "255].name");
     // One key again and again, so that little of what is read stays; and many short pairs.
-    for (pairs, value, member) in [(128, 1 << 13, "125].metadata"), (8192, 0, "114].metadata")] {
+    for (pairs, value, member) in [(128, 1 << 13, "251].metadata"), (8192, 0, "229].metadata")] {
         let mut block = i32::to_ne_bytes(pairs).to_vec();
         for i in 0..pairs {
             let key = format!("{:07}", if value == 0 { i } else { 0 });

@@ -98,7 +98,7 @@ mod tests {
         for cut in 1..block.len() {
             let size = [cut as u8, 0, 0, 0];
             let sum = frame(0x40, 1, &[&size, &block[..cut], end]);
-            // Where one that ends there has a last sequence without a match.
+            // A block that is cut behind literals is whole: its last sequence has no match.
             let expected = [(3, 2), (6, 6)].into_iter().find(|(at, _)| *at == cut);
             assert_eq!(sum, expected.map(|(_, sum)| sum), "{cut}");
         }

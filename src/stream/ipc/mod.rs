@@ -17,7 +17,7 @@
 //! A message takes as much memory as its body has bytes, its buffers that much again where values are moved to where they are aligned,
 //! and compressed ones what they decompress to (and LZ4 up to 12 MiB at a time): [`IpcOptions::with_max_message_bytes`] limits the
 //! bodies of a stream's messages, and what buffers decompress to. What a few bytes could make stand for any number is refused, since
-//! no writer makes it: buffers of a message that overlap, messages of a file that do, and fields that share children and metadata to
+//! no writer makes it: buffers of a message that overlap, messages that are together longer than their file, and fields that share children and metadata to
 //! more than 16 times the bytes that are there.
 
 mod file;
@@ -59,7 +59,8 @@ impl IpcOptions {
     }
 
     /// The most bytes that the body of a message of a stream may have, that the buffers of a message may have when they are
-    /// decompressed, and that all dictionaries together may; without another number 4 GiB. A malformed input may announce any number,
+    /// decompressed, and that all compressed dictionaries together may, and the most values of a dictionary of several messages; without another number
+    /// 4 GiB. A malformed input may announce any number,
     /// and so much memory is allocated for it, but a buffer never decompresses to more than it announces.
     pub fn with_max_message_bytes(mut self, bytes: usize) -> Self {
         self.max_message_bytes = bytes;

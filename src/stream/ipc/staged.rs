@@ -43,6 +43,8 @@ struct Kept {
     staged: Vec<usize>,
     /// The dictionary's part of [`Batches::decompressed`].
     decompressed: usize,
+    /// The lengths of all its arrays, nested ones included.
+    values: i64,
 }
 
 /// Calls code of arrow-ipc, which panics at some of what is malformed.
@@ -87,7 +89,9 @@ pub(super) fn schema(schema: arrow_ipc::Schema<'_>, bytes: usize) -> Result<Sche
 fn field_size(field: arrow_ipc::Field<'_>) -> usize {
     let pairs = field.custom_metadata().into_iter().flatten().map(pair_size);
     let children = field.children().into_iter().flatten().map(field_size);
-    32 + field.name().map_or(0, str::len) + pairs.chain(children).sum::<usize>()
+    let zone = field.type_as_timestamp().and_then(|of| of.timezone());
+    let texts = [field.name(), zone].into_iter().flatten().map(str::len);
+    32 + texts.chain(pairs).chain(children).sum::<usize>()
 }
 
 fn pair_size(pair: arrow_ipc::KeyValue<'_>) -> usize {
@@ -143,9 +147,26 @@ impl Batches {
                 format!("no field has dictionary {id}"),
             ));
         };
+        let kept = self.kept.entry(id).or_default();
+        let nodes = dictionary.data().and_then(|data| data.nodes());
+        let values = nodes.into_iter().flatten().map(|node| node.length());
+        let values = values.fold(0, i64::saturating_add);
+        kept.values = match dictionary.isDelta() {
+            true => kept.values.saturating_add(values),
+            false => values,
+        };
+        // Values without a byte get bits when they are joined.
+        let fits =
+            usize::try_from(kept.values).is_ok_and(|values| values <= self.max_message_bytes);
+        if dictionary.isDelta() && !fits {
+            let message = format!(
+                "a dictionary of {} values; see IpcOptions::with_max_message_bytes",
+                kept.values
+            );
+            return Err(Error::invalid("message", message));
+        }
         let (body, all) = (&message.body, &mut self.dictionaries);
         decode(|| read_dictionary(body, dictionary, field, all, &version))?;
-        let kept = self.kept.entry(id).or_default();
         for start in kept.staged.drain(..) {
             self.staged.remove(start);
         }

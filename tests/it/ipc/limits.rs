@@ -80,6 +80,26 @@ fn all_dictionaries_are_limited() {
     assert_batches(&batches, &read.unwrap(), "replaced");
 }
 
+/// Values may have no bytes, but joined ones have bits.
+#[test]
+fn values_without_bytes_are_limited() {
+    let of = |words: &[&str]| RecordBatch::try_from_iter([("d", dictionary(7, words))]).unwrap();
+    let words: Vec<_> = (0..24).map(|i| format!("{i}")).collect();
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let batches = [of(&words[..1]), of(&words)];
+    let delta = aligned(64).with_dictionary_handling(DictionaryHandling::Delta);
+    let mut bytes = Format::Stream.write(&batches, delta);
+    let node = |values: i64| [values, 0].map(i64::to_le_bytes).concat();
+    patch(&mut bytes, &node(23), &node(1 << 60));
+    let (read, allocated) = limited(Format::Stream, &bytes);
+    let error = read.unwrap_err().to_string();
+    assert!(
+        error.contains("a dictionary of 1152921504606846977 values"),
+        "{error}"
+    );
+    assert!(allocated < 1 << 20, "{allocated} bytes");
+}
+
 /// A schema whose structs share their children.
 #[test]
 fn schemas_that_share_their_parts() {
