@@ -3,10 +3,10 @@
 //! **Import** is a walk that checks each member before it reads it, and builds the field as it
 //! goes: arrow-rs's getters assert, unwrap, and index by a negative count. arrow-rs parses the
 //! formats without children. **Export** uses arrow-rs after a check for what it panics on, and then
-//! sets a flag that it loses.
+//! sets flags that it leaves out.
 //!
-//! Lost, because arrow-rs's types have no place for it: name, metadata and flags of a dictionary's
-//! values, and keys that metadata repeats (the last one counts).
+//! Lost, because arrow-rs's types have no place for it: name, metadata (an extension type) and flags
+//! of a dictionary's values, and keys that metadata repeats (the last one counts).
 
 mod metadata;
 
@@ -346,7 +346,7 @@ fn export(
     let mut schema = CSchema::from_arrow(schema);
     // SAFETY: arrow-rs has just built `schema` and its descendants from `data_type`, and nothing
     // else refers to them.
-    unsafe { flag_sorted_maps(&raw mut schema, data_type) };
+    unsafe { set_flags(&raw mut schema, data_type) };
     Ok(schema.into_arrow())
 }
 
@@ -383,11 +383,12 @@ fn check_texts(data_type: &DataType, path: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// Sets the flag of maps with sorted keys, which arrow-rs 59 clears in every field.
+/// Sets what arrow-rs 59 leaves out: the flag of maps with sorted keys, and that a dictionary's values
+/// may be null, as nothing in its type says otherwise.
 ///
 /// # Safety
 /// `schema` was built from `data_type`, is alive, and nothing else uses it or its descendants.
-unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
+unsafe fn set_flags(schema: *mut CSchema, data_type: &DataType) {
     if let DataType::Map(_, true) = data_type {
         // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere.
         unsafe { (*schema).flags |= Flags::MAP_KEYS_SORTED.bits() };
@@ -396,17 +397,22 @@ unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
         let Some(child_type) = child_type(data_type, i) else {
             continue;
         };
-        // SAFETY: the caller guarantees that `schema` was built from `data_type`, so it has this
-        // child or a dictionary.
+        // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere, and that it was
+        // built from `data_type`, so it has this child or a dictionary, which are not used elsewhere
+        // either.
         let child = unsafe {
             match data_type {
-                DataType::Dictionary(_, _) => (*schema).dictionary,
+                DataType::Dictionary(_, _) => {
+                    let values = (*schema).dictionary;
+                    (*values).flags |= Flags::NULLABLE.bits();
+                    values
+                }
                 _ => *(*schema).children.add(i),
             }
         };
         // SAFETY: `child` is a descendant of the caller's schema and was built from `child_type`;
         // the caller guarantees that it is alive and not used elsewhere.
-        unsafe { flag_sorted_maps(child, child_type) };
+        unsafe { set_flags(child, child_type) };
     }
 }
 
