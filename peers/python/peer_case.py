@@ -147,6 +147,46 @@ def schema_in(schema: ArrowSchema) -> pa.Schema:
     return pa.Schema._import_from_c(c.addressof(schema))
 
 
+def described(schema: ArrowSchema) -> tuple:
+    """Every member of a schema and its descendants. The names in a map's entries, and the metadata of the extension type
+    `arrow.uuid` where it is left out, are as Arrow C++ writes them."""
+
+    def node(schema: ArrowSchema, name: bytes | None) -> tuple:
+        metadata = _metadata(schema.metadata)
+        if metadata.get(b"ARROW:extension:name") == b"arrow.uuid":
+            metadata.setdefault(b"ARROW:extension:metadata", b"")
+        children = [child.contents for child in schema.children[: schema.n_children]]
+        names = [None] * len(children)
+        if schema.format == b"+m":
+            names = [b"entries"]
+        elif name == b"entries":
+            names = [b"key", b"value"]
+        dictionary = node(schema.dictionary.contents, None) if schema.dictionary else None
+        children = [node(child, name) for child, name in zip(children, names)]
+        return schema.format, name or schema.name or b"", schema.flags, metadata, children, dictionary
+
+    return node(schema, None)
+
+
+def _metadata(encoded: int | None) -> dict[bytes, bytes]:
+    if not encoded:
+        return {}
+    at = encoded
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return c.c_int32.from_address(at - 4).value
+
+    def text() -> bytes:
+        nonlocal at
+        size = number()
+        at += size
+        return c.string_at(at - size, size)
+
+    return {text(): text() for _ in range(number())}
+
+
 # Structs: moves and releases as the specification has them.
 
 

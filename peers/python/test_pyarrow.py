@@ -5,8 +5,8 @@ import ctypes as c
 import pyarrow as pa
 
 import rust
-from abi import CPU, EXT_DEV
-from peer_case import PeerCase, array_in, array_out, batch_in, batch_out, release, released, schema_in, until
+from abi import CPU, EXT_DEV, ArrowSchema
+from peer_case import PeerCase, array_in, array_out, batch_in, batch_out, described, release, released, schema_in, until
 from rust import ALL, CASES, COMMON, INNER, INT, TYPES
 
 # Types that pyarrow's C++ reads, but for which Python has no class. As columns of a batch they pass through unseen.
@@ -108,6 +108,61 @@ class Arrays(PeerCase):
         for name in NO_CLASS:
             with self.assertRaises(KeyError):
                 array_in(*rust.array(TYPES.index(name), 3))
+
+
+class Schemas(PeerCase):
+    """Each struct of an exported schema against pyarrow's, member by member."""
+
+    def theirs(self, of: pa.Field | pa.Schema):
+        schema = ArrowSchema()
+        of._export_to_c(c.addressof(schema))
+        seen = described(schema)
+        release(schema)
+        return seen
+
+    def through(self, of: pa.Schema, device: str):
+        """The schema of an empty batch that went to a device."""
+        batch = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in of], schema=of)
+        out, schema = INNER.copy(*batch_out(batch), device)
+        seen = described(schema)
+        release(out)
+        release(schema)
+        return seen
+
+    def test_every_type(self):
+        for t in SEEN:
+            with self.subTest(TYPES[t]):
+                out, schema = rust.array(t, 0)
+                release(out)
+                ours = described(schema)
+                self.assertEqual(ours, self.theirs(pa.Field._import_from_c(c.addressof(schema))))
+
+    def test_columns_of_every_type(self):
+        out, schema = rust.batch(SEEN, 0)
+        release(out)
+        ours = described(schema)
+        self.assertEqual(ours, self.theirs(schema_in(schema)))
+
+    def test_there_and_back(self):
+        """What pyarrow says of a field is what comes back."""
+        text, ordered = (pa.dictionary(pa.int8(), pa.utf8(), ordered=o) for o in (False, True))
+        item = pa.field("item", ordered, nullable=False, metadata={"k": "v"})
+        pair = pa.struct([pa.field("o", ordered), pa.field("n", pa.int8(), nullable=False), ("u", pa.uuid())])
+        types = [text, ordered, pa.uuid(), pa.bool8(), pa.json_(), pa.list_(item), pa.large_list(item), pa.list_(item, 2)]
+        types += [pair, pa.list_view(item), pa.map_(pa.utf8(), item), pa.map_(pa.int8(), pair, keys_sorted=True)]
+        types += [pa.run_end_encoded(pa.int16(), text), pa.dense_union([item, pa.field("b", pair)])]
+        types += [pa.dictionary(pa.int32(), of) for of in (pair, pa.list_(text), pa.run_end_encoded(pa.int32(), text))]
+        fields = [pa.field(str(i), of, nullable=i % 2 == 0, metadata={"i": str(i)}) for i, of in enumerate(types)]
+        schema = pa.schema(fields, metadata={"origin": "pyarrow"})
+        for device in ("cpu", "sim"):
+            self.assertEqual(self.through(schema, device), self.theirs(schema))
+
+    def test_known_gaps(self):
+        """arrow-rs has no place for what a dictionary's values are besides a type: `docs/compatibility.md` says so."""
+        inner = pa.dictionary(pa.int8(), pa.utf8(), ordered=True)
+        for values, kept in [(pa.uuid(), pa.binary(16)), (inner, pa.dictionary(pa.int8(), pa.utf8()))]:
+            there, back = (pa.schema([pa.field("d", pa.dictionary(pa.int8(), of))]) for of in (values, kept))
+            self.assertEqual(self.through(there, "cpu"), self.theirs(back))
 
 
 class Batches(PeerCase):
