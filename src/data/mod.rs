@@ -4,6 +4,7 @@ mod access;
 mod array;
 pub(crate) mod batch;
 pub(crate) mod build;
+pub(crate) mod fit;
 pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;

@@ -95,16 +95,8 @@ impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
     }
 
     fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
-        let batch = match self.0.next()? {
-            Ok(batch) => batch,
-            Err(e) => return Some(Err(e)),
-        };
-        if batch.schema_ref().fields() != self.2.fields() {
-            return Some(Err(Error::argument(
-                "a batch's schema differs from its stream's",
-            )));
-        }
-        Some(batch.export_array(&self.1))
+        let batch = self.0.next()?.and_then(|batch| batch.fitted(&self.2));
+        Some(batch.and_then(|batch| batch.export_array(&self.1)))
     }
 }
 
@@ -120,19 +112,8 @@ impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
     }
 
     fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
-        let array = match self.0.next()? {
-            Ok(array) => array,
-            Err(e) => return Some(Err(e)),
-        };
-        let expected = &self.2;
-        if array.data_type() != expected.data_type() {
-            return Some(Err(Error::argument(format!(
-                "an array of type {} in a stream of {}",
-                array.data_type(),
-                expected.data_type()
-            ))));
-        }
-        Some(array.export_array(&self.1))
+        let array = self.0.next()?.and_then(|array| array.fitted(&self.2));
+        Some(array.and_then(|array| array.export_array(&self.1)))
     }
 }
 

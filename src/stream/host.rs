@@ -60,13 +60,9 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatch
     type Item = Result<RecordBatch, ArrowError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let fields = self.schema.fields();
+        let schema = &self.schema;
         let start = |batch: DeviceRecordBatch, queues: &mut CopyQueues, prefetch| {
-            if batch.schema_ref().fields() != fields {
-                return Err(Error::argument(
-                    "a batch's schema differs from its stream's",
-                ));
-            }
+            let batch = batch.fitted(schema)?;
             Download::<RecordBatch>::queued(&batch, queues.of(batch.device(), prefetch)?)
         };
         let next = self.downloads.next(&mut self.reader, start)?;
@@ -117,14 +113,9 @@ impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
     type Item = Result<ArrayRef>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let expected = self.field.data_type();
+        let field = &self.field;
         let start = |array: DeviceArray, queues: &mut CopyQueues, prefetch| {
-            if array.data_type() != expected {
-                let got = array.data_type();
-                return Err(Error::argument(format!(
-                    "an array of type {got} in a stream of {expected}"
-                )));
-            }
+            let array = array.fitted(field)?;
             let queues = queues.of(array.device(), prefetch)?;
             Download::<ArrayRef>::queued(array, queues)
         };

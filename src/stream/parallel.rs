@@ -9,7 +9,7 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 
 use crate::abi::guard;
-use crate::device::{DeviceId, Process, lock};
+use crate::device::{DeviceId, Devices, Process, lock};
 use crate::error::{Error, Result};
 use crate::stream::read_ahead::start;
 use crate::transfer::upload_bytes;
@@ -85,7 +85,7 @@ impl ParallelReader {
     /// for one item at a time, when a thread is free, `open` by several at once. Only the size hint of `parts` is asked for on the
     /// thread that asks for the first batch.
     ///
-    /// All parts have the fields of `schema`; the schema's metadata may differ.
+    /// All batches must [fit](crate::DeviceRecordBatchReader#schemas) `schema`, and get it.
     ///
     /// For a list of readers that are `Send`, pass `Ok` as `open`.
     pub fn new<I, R>(
@@ -308,17 +308,15 @@ impl Shared {
 
     fn read(&self, number: usize, open: Open) -> Result<()> {
         let reader = open()?;
-        let schema = reader.schema();
-        if schema.fields() != self.schema.fields() {
-            let (got, expected) = (schema.fields(), self.schema.fields());
-            let text = format!("its fields are {got:?}, those of the stream {expected:?}");
-            return Err(Error::argument(text));
-        }
         if lock(&self.queue).is_over(number) {
             return Ok(());
         }
         for batch in reader {
-            let batch = batch?;
+            let mut batch = batch?;
+            if batch.schema_ref() != &self.schema {
+                let on_cpu = Devices::cpu().upload(&batch)?;
+                batch = on_cpu.fitted(&self.schema)?.to_host()?;
+            }
             // If the batch cannot be uploaded, the upload says so.
             let bytes = upload_bytes(&batch).unwrap_or_else(|_| batch.get_array_memory_size());
             if !self.push(number, batch, bytes.max(LEAST_BYTES)) {

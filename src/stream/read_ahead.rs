@@ -96,8 +96,9 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         });
         let started = started.and_then(|()| {
             let (read, uploaded) = (read.clone(), uploaded.clone());
+            let schema = ahead.schema.clone();
             start("arrow-device uploading", move || {
-                upload_all(uploads, &read, &uploaded);
+                upload_all(uploads, &schema, &read, &uploaded);
             })
         });
         if let Err(e) = started {
@@ -148,6 +149,7 @@ fn read_all(mut reader: impl RecordBatchReader, device: &Device, read: &Bounded<
 /// Uploads until the end, an error, or until nothing is taken any more.
 fn upload_all(
     mut uploads: Uploads,
+    schema: &SchemaRef,
     read: &Bounded<Read>,
     uploaded: &Bounded<Result<DeviceRecordBatch>>,
 ) {
@@ -159,7 +161,7 @@ fn upload_all(
             let upload = || {
                 let (batch, _) = next?;
                 uploads.make_room();
-                uploads.upload(&batch, &mut |_| Ok(()))
+                uploads.upload(&batch, &mut |_| Ok(()))?.fitted(schema)
             };
             let next = guard::callback("upload", upload);
             let is_last = next.is_err();

@@ -9,8 +9,16 @@ use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
 
 /// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
 /// may be on several devices of that type. All readers of this crate end after an error.
+///
+/// # Schemas
+/// The schema of a batch may be narrower than its stream's. Where a batch is exported, uploaded or staged to the host, it gets
+/// the stream's schema, without a copy, if it fits: the columns have the same names in the same order, and the same types but
+/// for what the items of lists, the entries of maps and the children of run-end encoded columns are called. Metadata does not
+/// matter. What may be null does not fit a field that is not nullable, unless its nulls have been counted and there are none;
+/// nothing is read to find that out. Otherwise the stream ends with an [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+/// that names the field and what to do. The same holds for streams of arrays, and for asynchronous ones.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
-    /// Returns the schema of all batches.
+    /// Returns the schema that all batches fit.
     fn schema(&self) -> SchemaRef;
 
     /// Returns the type of device that all batches are on.
@@ -132,8 +140,8 @@ pub struct DeviceRecordBatchIterator<I> {
 }
 
 impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I> {
-    /// Wraps batches that are all of `schema` and on devices of `device_type`. This is not checked here, but where batches
-    /// are exported or staged to the host.
+    /// Wraps batches that all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This is not
+    /// checked here, but where batches are exported or staged to the host.
     pub fn new(
         batches: impl IntoIterator<IntoIter = I>,
         schema: SchemaRef,
@@ -176,8 +184,8 @@ pub struct DeviceArrayIterator<I> {
 }
 
 impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayIterator<I> {
-    /// Wraps arrays that are all of the type of `field` and on devices of `device_type`. This is not checked here, but where
-    /// arrays are exported.
+    /// Wraps arrays that all [fit](DeviceRecordBatchReader#schemas) `field` and are on devices of `device_type`. This is not
+    /// checked here, but where arrays are exported or staged to the host.
     pub fn new(
         arrays: impl IntoIterator<IntoIter = I>,
         field: FieldRef,

@@ -213,7 +213,8 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
         let next = self.reader.next().map(|batch| {
             let batch = batch?;
             self.uploads.make_room();
-            self.uploads.upload(&batch, &mut |_| Ok(()))
+            let batch = self.uploads.upload(&batch, &mut |_| Ok(()))?;
+            batch.fitted(&self.reader.schema())
         });
         self.ended = !matches!(next, Some(Ok(_)));
         next

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, SchemaRef};
 
+use crate::data::fit::Fit;
 use crate::data::gather::{Gathering, Known, Request};
-use crate::data::layout::{Layout, child_type};
-use crate::data::tree::{Owners, Slot, Tree};
+use crate::data::tree::{Owners, Slot, Tree, View};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr, Devices, Queue};
 use crate::error::{Error, Result};
@@ -21,8 +21,8 @@ use crate::transfer::planner::{Extent, plan_with};
 use crate::transfer::staged::{Content, Work};
 
 impl DeviceArray {
-    /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. The types must be
-    /// equal. The result is laid out as that of [`compact`](Self::compact): offsets start at 0, null counts are known, and
+    /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. Their types must
+    /// [fit](crate::DeviceRecordBatchReader#schemas) that of the first, which the result has. The result is laid out as that of [`compact`](Self::compact): offsets start at 0, null counts are known, and
     /// every buffer is padded with zeros to a multiple of 64 bytes. It has the field of the first array, nullable if there are
     /// nulls.
     ///
@@ -69,7 +69,8 @@ impl DeviceArray {
         check_queue(queue, device)?;
         for (i, array) in arrays.iter().enumerate() {
             check_device(device, array.device(), i)?;
-            check_types(device, first.data_type(), array.data_type(), || {
+            let (got, declared) = (array.data_type(), first.data_type());
+            check_types(device, array, array.view(), [got, declared], || {
                 ("array".into(), format!("array {i}"), "array 0")
             })?;
         }
@@ -88,7 +89,7 @@ impl DeviceArray {
 
 impl DeviceRecordBatch {
     /// Copies the rows of `batches`, one batch after the other, to one fresh allocation on their device; see
-    /// [`DeviceArray::concat`]. The result has `schema`, whose types must be those of the columns.
+    /// [`DeviceArray::concat`]. The result has `schema`, which the types of the columns must fit, whatever they are called.
     ///
     /// ```
     /// # use arrow_array::record_batch;
@@ -128,8 +129,11 @@ impl DeviceRecordBatch {
                     schema.fields().len()
                 )));
             }
-            for (field, column) in schema.fields().iter().zip(columns) {
-                check_types(device, field.data_type(), column.data_type(), || {
+            let array = batch.as_struct();
+            for (k, (field, column)) in schema.fields().iter().zip(columns).enumerate() {
+                let view = array.tree().child(array.view(), k);
+                let types = [column.data_type(), field.data_type()];
+                check_types(device, array, view, types, || {
                     let path = format!("column '{}'", field.name());
                     (path, format!("batch {i}"), "the schema")
                 })?;
@@ -168,43 +172,21 @@ fn check_device(device: &Device, other: &Device, i: usize) -> Result<()> {
     }
 }
 
-/// Refuses types that differ, with the path of the field where they do. `names` are the path of `other`, what it belongs
-/// to, and what `expected` belongs to.
+/// Refuses rows of `array` whose type, the first one, does not fit the second. `names` are their path, what they belong to,
+/// and what the second belongs to.
 fn check_types(
     device: &Device,
-    expected: &DataType,
-    other: &DataType,
+    array: &DeviceArray,
+    view: View,
+    [got, declared]: [&DataType; 2],
     names: impl FnOnce() -> (String, String, &'static str),
 ) -> Result<()> {
-    if expected == other {
+    if got == declared {
         return Ok(());
     }
-    let (mut path, input, reference) = names();
-    let (mut a, mut b) = (expected, other);
-    // Down to the only child that differs, if nothing else does.
-    while let Some((i, child_a, child_b)) = differing_child(a, b) {
-        match a {
-            DataType::Dictionary(_, _) => path.push_str(".dictionary"),
-            _ => path.push_str(&format!(".children[{i}]")),
-        }
-        (a, b) = (child_a, child_b);
-    }
-    Err(Error::argument(format!(
-        "concat on {device}: {path} is {b} in {input}, but {a} in {reference}; cast it first"
-    )))
-}
-
-/// The first child whose type differs, if both types are of the same kind and have equally many children.
-fn differing_child<'a>(
-    a: &'a DataType,
-    b: &'a DataType,
-) -> Option<(usize, &'a DataType, &'a DataType)> {
-    let n = Layout::of(a).n_children();
-    if std::mem::discriminant(a) != std::mem::discriminant(b) || n != Layout::of(b).n_children() {
-        return None;
-    }
-    let mut children = (0..n).filter_map(|i| Some((i, child_type(a, i)?, child_type(b, i)?)));
-    children.find(|(_, a, b)| a != b)
+    let (path, input, reference) = names();
+    let path = format!("concat on {device}: {path}");
+    Fit::new(array, path, &input, reference).types(view, got, declared, true)
 }
 
 /// Concatenates arrays on one device, of types whose columns are those of `root`.

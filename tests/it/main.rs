@@ -20,6 +20,8 @@ mod export;
 mod export_release;
 #[cfg(not(miri))]
 mod faults;
+#[cfg(not(miri))]
+mod fits;
 #[cfg(all(
     any(target_arch = "x86_64", target_arch = "aarch64"),
     target_os = "linux",

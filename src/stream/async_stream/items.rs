@@ -20,7 +20,7 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
     /// [`DeviceRecordBatch`](crate::DeviceRecordBatch), or [`AsyncBatch`] if batches have metadata.
     type Batch: Into<AsyncBatch>;
 
-    /// Returns the schema of all batches.
+    /// Returns the schema that all batches [fit](crate::DeviceRecordBatchReader#schemas).
     fn schema(&self) -> SchemaRef;
 
     /// Returns the type of device that all batches are on.
@@ -70,8 +70,8 @@ pub struct DeviceRecordBatchStreamAdapter<S> {
 }
 
 impl<S: Stream> DeviceRecordBatchStreamAdapter<S> {
-    /// Wraps a stream whose batches are all of `schema` and on devices of `device_type`. This is not checked here, but
-    /// where batches are exported ([`produce`](super::produce)) or staged to the host.
+    /// Wraps a stream whose batches all [fit](crate::DeviceRecordBatchReader#schemas) `schema` and are on devices of
+    /// `device_type`. This is not checked here, but where batches are exported ([`produce`](super::produce)) or staged to the host.
     pub fn new(schema: SchemaRef, device_type: ArrowDeviceType, stream: S) -> Self {
         Self {
             schema,

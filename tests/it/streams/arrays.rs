@@ -90,7 +90,10 @@ fn an_error_comes_in_its_place_and_ends_the_reader() {
     let gone = Err(Error::from(ArrowError::CDataInterface("gone".into())));
     for (bad, text) in [
         (gone, "gone"),
-        (other, "an array of type Int32 in a stream of Int64"),
+        (
+            other,
+            "array is Int32 in the array, but Int64 in its stream: cast it first",
+        ),
     ] {
         let (stream, asked) = stream(&cpu, vec![up(1), bad, up(2)]);
         let mut host = stream.into_host_reader().with_prefetch(3);

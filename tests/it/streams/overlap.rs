@@ -57,7 +57,7 @@ fn errors_come_after_the_batches_before_them() {
         let mut all: Vec<_> = sent[..2].iter().cloned().map(Ok).collect();
         let text = match &bad {
             Err(_) => "the disk is gone",
-            Ok(_) => "schema differs",
+            Ok(_) => "is called 'x'",
         };
         all.extend([bad, Ok(sent[2].clone())]);
         let (asked, count) = counter();

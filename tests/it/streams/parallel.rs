@@ -201,14 +201,17 @@ fn errors_and_panics_come_once_and_in_order() {
                         _ => None,
                     }
                 });
-                let batches: Box<dyn Iterator<Item = Item>> =
-                    Box::new(oks(vec![batch(2, number), batch(3, number)]).chain(ends));
                 let schema = match fails {
                     Fields if is_it => {
                         Schema::new(vec![Field::new("b", DataType::Int64, true)]).into()
                     }
                     _ => schema(),
                 };
+                let batches = [batch(2, number), batch(3, number)].map(|batch| {
+                    RecordBatch::try_new(schema.clone(), batch.columns().to_vec()).unwrap()
+                });
+                let batches: Box<dyn Iterator<Item = Item>> =
+                    Box::new(oks(batches.to_vec()).chain(ends));
                 Ok(RecordBatchIterator::new(batches, schema))
             };
             let mut read = ParallelReader::new(schema(), parts, open).with_threads(threads);
@@ -231,7 +234,7 @@ fn errors_and_panics_come_once_and_in_order() {
             assert_eq!(part, at, "{context}");
             let expected = match fails {
                 AtOpen | AtNext => "the disk is gone",
-                Fields => "fields",
+                Fields => "column 'a' is called 'b'",
                 _ => "panicked: out of order",
             };
             assert!(e.to_string().contains(expected), "{context}: {e}");

@@ -80,11 +80,7 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Stream for HostRecordBatc
         } = &mut *self;
         let prefetch = ahead.prefetch;
         let start = |batch: DeviceRecordBatch, reserved| {
-            if batch.schema_ref().fields() != schema.fields() {
-                return Err(Error::argument(
-                    "a batch's schema differs from its stream's",
-                ));
-            }
+            let batch = batch.fitted(schema)?;
             let queues = queues.of(batch.device(), prefetch)?;
             let download = Download::lazy(&batch, *extent, queues);
             Ok(Coming::started(download.with_reserved(reserved)))

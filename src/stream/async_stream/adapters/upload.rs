@@ -47,7 +47,7 @@ where
     S: Stream<Item = std::result::Result<RecordBatch, E>>,
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Uploads the batches of any stream on `queue`. All of them must be of `schema`.
+    /// Uploads the batches of any stream on `queue`. All of them must [fit](crate::DeviceRecordBatchReader#schemas) `schema`.
     ///
     /// ```
     /// # use arrow_array::RecordBatch;
@@ -106,7 +106,8 @@ where
         ready!(this.uploads.poll_room(&mut this.wait, cx));
         let next = ready!(stream.as_mut().poll_next(cx));
         let mut admit = |bytes| this.returned.grow(bytes);
-        let mut upload = |batch| this.uploads.upload(&batch, &mut admit);
+        let schema = &this.schema;
+        let mut upload = |batch| this.uploads.upload(&batch, &mut admit)?.fitted(schema);
         let next = next.map(|batch| batch.map_err(error_of).and_then(&mut upload));
         if !matches!(next, Some(Ok(_))) {
             this.stream = None;

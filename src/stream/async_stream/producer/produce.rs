@@ -197,10 +197,7 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
                     return Poll::Ready(Ok(Some(refused(answer).unwrap_or(Outcome::Completed))));
                 };
                 let AsyncBatch { batch, metadata } = batch.into();
-                if batch.schema_ref().fields() != self.schema.fields() {
-                    let what = "a batch's schema differs from its stream's";
-                    return Poll::Ready(Err(Error::argument(what)));
-                }
+                let batch = batch.fitted(&self.schema)?;
                 let device = batch.device();
                 if device.id().device_type != self.device_type {
                     let what = format!("a batch on {device} in a stream of {}", self.device_type);

@@ -1,0 +1,201 @@
+//! Whether rows fit a type that was declared for them: by the schema of their stream, or by the first of several arrays.
+//!
+//! They fit if the columns have the same names in the same order, if types are the same but for what the item of a list and
+//! the entries of a map are called, and if nothing may be null that was declared not to be. Metadata does not matter. A field
+//! that may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, FieldRef, SchemaRef};
+
+use crate::data::array::DeviceArray;
+use crate::data::batch::DeviceRecordBatch;
+use crate::data::layout::{Layout, Nesting, child_field, child_type};
+use crate::data::parts::{Counted, Parts};
+use crate::data::tree::{Tree, View};
+use crate::error::{Error, Result};
+
+impl DeviceRecordBatch {
+    /// Returns the rows with the schema of their stream. Nothing is copied or read.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] with the column if they do not fit.
+    pub(crate) fn fitted(self, schema: &SchemaRef) -> Result<Self> {
+        if Arc::ptr_eq(self.schema_ref(), schema) {
+            return Ok(self);
+        }
+        let array = self.as_struct();
+        if self.schema_ref().fields() == schema.fields() {
+            return Ok(Self::from_struct(schema.clone(), array.clone()));
+        }
+        let (got, declared) = (self.num_columns(), schema.fields().len());
+        if got != declared {
+            return Err(Error::argument(format!(
+                "the batch has {got} columns, its stream {declared}: select those of the stream"
+            )));
+        }
+        let root = DataType::Struct(schema.fields().clone());
+        let mut fit = Fit::new(array, String::new(), "the batch", "its stream");
+        fit.types(array.view(), array.data_type(), &root, true)?;
+        let array = array.retyped(&root)?;
+        Ok(Self::from_struct(schema.clone(), array))
+    }
+}
+
+impl DeviceArray {
+    /// As [`DeviceRecordBatch::fitted`], with the field of their stream.
+    pub(crate) fn fitted(self, field: &FieldRef) -> Result<Self> {
+        let may_be_null = self.field().is_none_or(|field| field.is_nullable());
+        let mut fit = Fit::new(&self, "array".into(), "the array", "its stream");
+        let (view, nulls) = (self.view(), self.null_count());
+        fit.field(view, may_be_null, nulls, self.data_type(), field, true)?;
+        let array = match self.data_type() == field.data_type() {
+            true => self,
+            false => self.retyped(field.data_type())?,
+        };
+        array.with_field(field.clone())
+    }
+
+    /// The same rows as a type with the same layout, whose nulls they fit.
+    fn retyped(&self, data_type: &DataType) -> Result<Self> {
+        let parts = Parts::of(self, false);
+        let tree = parts.rebuild(data_type, &vec![Counted::default(); parts.len()])?;
+        Ok(Self::from_tree(Arc::new(tree)))
+    }
+}
+
+/// A comparison of types, with the words for what does not fit.
+pub(crate) struct Fit<'a> {
+    tree: &'a Tree,
+    /// The path of what is compared; empty for the root of a batch.
+    path: String,
+    rows: &'a str,
+    declared: &'a str,
+}
+
+impl<'a> Fit<'a> {
+    pub(crate) fn new(
+        array: &'a DeviceArray,
+        path: String,
+        rows: &'a str,
+        declared: &'a str,
+    ) -> Self {
+        let tree = &**array.tree();
+        Self {
+            tree,
+            path,
+            rows,
+            declared,
+        }
+    }
+
+    /// Refuses rows of the type `got`, unless they fit `declared`. `names` says whether the names of a struct's fields matter.
+    pub(crate) fn types(
+        &mut self,
+        view: View,
+        got: &DataType,
+        declared: &DataType,
+        names: bool,
+    ) -> Result<()> {
+        if !are_of_one_kind(got, declared) {
+            return self.refuse(format!("is {got}"), format!("{declared}"), "cast it first");
+        }
+        let named = names && matches!(declared, DataType::Struct(_) | DataType::Union(_, _));
+        let inner_names = !matches!(declared, DataType::Map(_, _));
+        for i in 0..Layout::of(declared).n_children() {
+            let (end, child) = (self.path.len(), self.tree.child(view, i));
+            match (child_field(got, i), child_field(declared, i)) {
+                (Some(got), Some(declared)) if Arc::ptr_eq(got, declared) => {}
+                (Some(got), Some(declared)) => {
+                    // Writing to a `String` does not fail.
+                    let _ = match end {
+                        0 => write!(self.path, "column '{}'", declared.name()),
+                        _ => write!(self.path, ".children[{i}]"),
+                    };
+                    if named && got.name() != declared.name() {
+                        let (got, declared) = (got.name(), declared.name());
+                        let is = format!("is called '{got}'");
+                        return self.refuse(is, format!("'{declared}'"), "rename it first");
+                    }
+                    let (may_be_null, nulls) = (got.is_nullable(), self.tree.null_count(child));
+                    let got = got.data_type();
+                    self.field(child, may_be_null, nulls, got, declared, inner_names)?;
+                }
+                _ => {
+                    self.path.push_str(".dictionary");
+                    if let (Some(got), Some(declared)) =
+                        (child_type(got, i), child_type(declared, i))
+                    {
+                        self.types(child, got, declared, true)?;
+                    }
+                }
+            }
+            self.path.truncate(end);
+        }
+        Ok(())
+    }
+
+    /// As [`types`](Self::types), for rows that `may_be_null`, and of which `nulls` are.
+    fn field(
+        &mut self,
+        view: View,
+        may_be_null: bool,
+        nulls: Option<usize>,
+        got: &DataType,
+        declared: &Field,
+        names: bool,
+    ) -> Result<()> {
+        if may_be_null && !declared.is_nullable() && !is_without_nulls(self.tree, view, nulls) {
+            let is = match nulls {
+                Some(nulls @ 1..) => format!("has {nulls} nulls"),
+                _ => "may have nulls".to_owned(),
+            };
+            let way_out =
+                "declare it nullable there, or compact() it, which counts, if there are none";
+            return self.refuse(is, "is not nullable".to_owned(), way_out);
+        }
+        self.types(view, got, declared.data_type(), names)
+    }
+
+    fn refuse(&self, is: String, declared: String, way_out: &str) -> Result<()> {
+        Err(Error::argument(format!(
+            "{} {is} in {}, but {declared} in {}: {way_out}",
+            self.path, self.rows, self.declared
+        )))
+    }
+}
+
+/// Whether two types are the same, or differ in their children only, of which they have equally many.
+fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
+    use DataType as T;
+    match (got, declared) {
+        (T::List(_), T::List(_))
+        | (T::LargeList(_), T::LargeList(_))
+        | (T::ListView(_), T::ListView(_))
+        | (T::LargeListView(_), T::LargeListView(_))
+        | (T::RunEndEncoded(_, _), T::RunEndEncoded(_, _)) => true,
+        (T::FixedSizeList(_, a), T::FixedSizeList(_, b)) => a == b,
+        // What is sorted fits what need not be.
+        (T::Map(_, got), T::Map(_, declared)) => *got || !declared,
+        (T::Struct(a), T::Struct(b)) => a.len() == b.len(),
+        (T::Union(a, a_mode), T::Union(b, b_mode)) => {
+            a_mode == b_mode && a.iter().map(|(id, _)| id).eq(b.iter().map(|(id, _)| id))
+        }
+        (T::Dictionary(a, _), T::Dictionary(b, _)) => a == b,
+        _ => got == declared,
+    }
+}
+
+/// Whether it is known that no row is null, of rows whose own validity bitmap has `nulls` nulls. Rows without a bitmap, and
+/// those of a dictionary, may be null by their children.
+fn is_without_nulls(tree: &Tree, view: View, nulls: Option<usize>) -> bool {
+    let node = &tree.nodes[view.node];
+    let by_children = !node.layout.has_validity() || node.layout.nesting == Nesting::Dictionary;
+    let child = |i| {
+        let child = tree.child(view, i);
+        is_without_nulls(tree, child, tree.null_count(child))
+    };
+    view.length == 0
+        || nulls == Some(0) && (!by_children || (0..node.n_children as usize).all(child))
+}

@@ -1,0 +1,619 @@
+//! Batches whose schema is not their stream's: what fits passes, with the stream's schema, and all else is refused, on every
+//! way that a stream can take.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchIterator, StringArray, make_array,
+};
+use arrow_data::ArrayData;
+use arrow_device::async_stream::{
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
+    ProduceOptions, UploadingStream, produce, produce_at,
+};
+use arrow_device::device::sim::SimMode;
+use arrow_device::{
+    Device, DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
+    ParallelReader, Result, SyncPolicy, UploadingReader, export_reader,
+};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit, UnionMode};
+use futures::executor::block_on;
+use futures::future::join;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::support::types::{field, fixed_list, map, required, run_ends, structure, union};
+use crate::support::{Nulls, array, assert_same_batch};
+use crate::support_c::sim::{Place, cpu, simulated};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+
+/// What comes out, until an error.
+type Came = (Vec<RecordBatch>, Option<Error>);
+
+fn until_error(items: impl IntoIterator<Item = Result<RecordBatch>>) -> Came {
+    let mut came = vec![];
+    for item in items {
+        match item {
+            Ok(batch) => came.push(batch),
+            Err(e) => return (came, Some(e)),
+        }
+    }
+    (came, None)
+}
+
+fn to_host(batches: impl Iterator<Item = Result<DeviceRecordBatch>>) -> Came {
+    until_error(batches.map(|batch| batch?.to_host()))
+}
+
+/// A way for batches of the host.
+type Way = fn(&Place, SchemaRef, Vec<RecordBatch>) -> Came;
+
+const WAYS: [(&str, Way); 11] = [
+    ("export_reader", |place, schema, batches| {
+        let mut out = export_reader(host(schema, batches), &place.device).unwrap();
+        to_host(opened(&mut out, place))
+    }),
+    ("UploadingReader", |place, schema, batches| {
+        to_host(UploadingReader::new(host(schema, batches), &place.device))
+    }),
+    ("ReadAhead", |place, schema, batches| {
+        let reader = UploadingReader::new(host(schema, batches), &place.device);
+        to_host(reader.read_ahead(2))
+    }),
+    ("ParallelReader", |place, schema, batches| {
+        let open = move |batch: RecordBatch| {
+            Ok(RecordBatchIterator::new(
+                [Ok(batch.clone())],
+                batch.schema(),
+            ))
+        };
+        let reader = ParallelReader::new(schema, batches, open);
+        to_host(UploadingReader::new(reader, &place.device))
+    }),
+    ("ParallelReader alone", |_, schema, batches| {
+        let one = move |()| Ok(host(schema.clone(), batches.clone()));
+        let schema = one(()).map(|reader| arrow_array::RecordBatchReader::schema(&reader));
+        let reader = ParallelReader::new(schema.unwrap(), [()], one);
+        until_error(reader.map(|batch| Ok(batch?)))
+    }),
+    ("FFI_ArrowDeviceArrayStream", |place, schema, batches| {
+        let reader = given(&place.device, schema, &batches);
+        let mut out = FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap();
+        to_host(opened(&mut out, place))
+    }),
+    ("into_host_reader", |place, schema, batches| {
+        let reader = given(&place.device, schema, &batches).into_host_reader();
+        until_error(reader.map(|batch| Ok(batch?)))
+    }),
+    ("UploadingStream", |place, schema, batches| {
+        let batches = stream::iter(batches.into_iter().map(Ok::<_, ArrowError>));
+        let queue = place.device.default_queue();
+        let items = block_on(UploadingStream::new_on(schema, batches, queue).collect::<Vec<_>>());
+        to_host(items.into_iter())
+    }),
+    ("into_host_stream", |place, schema, batches| {
+        let down = adapted(&place.device, schema, &batches).into_host_stream();
+        until_error(block_on(down.map_err(Error::from).collect::<Vec<_>>()))
+    }),
+    ("produce", |place, schema, batches| {
+        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
+        let (handler, opening) =
+            unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
+        let sent = adapted(&place.device, schema, &batches);
+        consumed(produce(sent, handler, ProduceOptions::new(EVENT)), opening)
+    }),
+    ("produce_at", |place, schema, batches| {
+        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
+        let (handler, opening) =
+            unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
+        let mut handler = handler.into_ffi();
+        let sent = adapted(&place.device, schema, &batches);
+        // SAFETY: the handler stays on this stack until the producer is done with it.
+        let producing = unsafe { produce_at(sent, &mut handler, ProduceOptions::new(EVENT)) };
+        consumed(producing, opening)
+    }),
+];
+
+fn host(
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+) -> impl arrow_array::RecordBatchReader + Send + 'static {
+    RecordBatchIterator::new(batches.into_iter().map(Ok), schema)
+}
+
+fn opened(out: &mut FFI_ArrowDeviceArrayStream, place: &Place) -> DeviceRecordBatchStreamReader {
+    // SAFETY: the stream is this crate's, and is not used again.
+    let out = unsafe { FFI_ArrowDeviceArrayStream::from_raw(out) };
+    // SAFETY: the stream is this crate's.
+    unsafe { DeviceRecordBatchStreamReader::new(out, place.options.clone()) }.unwrap()
+}
+
+/// Batches that keep their own schemas.
+fn uploaded(device: &Device, batches: &[RecordBatch]) -> Vec<Result<DeviceRecordBatch>> {
+    batches.iter().map(|batch| device.upload(batch)).collect()
+}
+
+fn given(
+    device: &Device,
+    schema: SchemaRef,
+    batches: &[RecordBatch],
+) -> impl DeviceRecordBatchReader + Send + 'static {
+    let device_type = device.id().device_type;
+    DeviceRecordBatchIterator::new(uploaded(device, batches), schema, device_type)
+}
+
+fn adapted(
+    device: &Device,
+    schema: SchemaRef,
+    batches: &[RecordBatch],
+) -> impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + 'static {
+    let batches = stream::iter(uploaded(device, batches));
+    DeviceRecordBatchStreamAdapter::new(schema, device.id().device_type, batches)
+}
+
+/// The error is the producer's own.
+fn consumed(
+    producing: impl Future<Output = Result<arrow_device::async_stream::Outcome>>,
+    opening: arrow_device::async_stream::Opening,
+) -> Came {
+    let consuming = async {
+        let items = opening.await.unwrap().into_batches();
+        to_host(items.collect::<Vec<_>>().await.into_iter())
+    };
+    let (produced, (came, told)) = block_on(join(producing, consuming));
+    assert_eq!(produced.is_err(), told.is_some());
+    (came, produced.err())
+}
+
+/// The CPU, and a device whose work runs by itself: nobody here tells one to.
+fn places() -> impl Iterator<Item = Place> {
+    let sim = simulated(SimMode::Async);
+    [Some(cpu()), sim].into_iter().flatten()
+}
+
+struct Case {
+    name: &'static str,
+    /// The column that the stream declares, and the batch's.
+    declared: Field,
+    got: Vec<Field>,
+    nulls: Nulls,
+    /// The words of the refusal; none if it fits.
+    refused: &'static [&'static str],
+}
+
+fn case(name: &'static str, declared: Field, got: Field, nulls: Nulls) -> Case {
+    let (got, refused) = (vec![got], &[][..]);
+    Case {
+        name,
+        declared,
+        got,
+        nulls,
+        refused,
+    }
+}
+
+impl Case {
+    fn refused(self, words: &'static [&'static str]) -> Self {
+        Self {
+            refused: words,
+            ..self
+        }
+    }
+
+    fn schema(&self) -> SchemaRef {
+        let metadata = HashMap::from([("of".to_owned(), "the stream".to_owned())]);
+        Arc::new(Schema::new_with_metadata(
+            vec![self.declared.clone()],
+            metadata,
+        ))
+    }
+
+    /// Rows of the stream's type, or of another if those do not fit.
+    fn batch(&self, schema: SchemaRef) -> RecordBatch {
+        let column = |field: &Arc<Field>| {
+            let to = field.data_type();
+            match self.refused.is_empty() {
+                true => retyped(
+                    &array(self.declared.data_type(), 9, self.nulls, 7).to_data(),
+                    to,
+                ),
+                false => array(to, 9, self.nulls, 7),
+            }
+        };
+        let columns = schema.fields().iter().map(column).collect();
+        RecordBatch::try_new(schema, columns).unwrap()
+    }
+}
+
+/// The same values under a type of the same layout.
+fn retyped(data: &ArrayData, to: &DataType) -> ArrayRef {
+    use DataType::*;
+    let types: Vec<&DataType> = match to {
+        List(f) | ListView(f) | LargeListView(f) | Map(f, _) => vec![f.data_type()],
+        Struct(fields) => fields.iter().map(|f| f.data_type()).collect(),
+        Dictionary(_, values) => vec![values],
+        RunEndEncoded(ends, values) => vec![ends.data_type(), values.data_type()],
+        _ => vec![],
+    };
+    let children = data.child_data().iter().zip(types);
+    let children = children.map(|(child, to)| retyped(child, to).to_data());
+    let data = data.clone().into_builder().data_type(to.clone());
+    make_array(data.child_data(children.collect()).build().unwrap())
+}
+
+fn a(data_type: DataType) -> Field {
+    Field::new("a", data_type, true)
+}
+
+fn strict(data_type: DataType) -> Field {
+    a(data_type).with_nullable(false)
+}
+
+fn noted(of: Field) -> Field {
+    of.with_metadata([("note".to_owned(), "of the batch".to_owned())].into())
+}
+
+fn list(item: Field) -> DataType {
+    DataType::List(Arc::new(item))
+}
+
+/// A map whose fields have other names.
+fn renamed(key: DataType, value: DataType) -> DataType {
+    let entries = [required("k", key), field("v", value)];
+    DataType::Map(
+        required("pairs", DataType::Struct(entries.into_iter().collect())),
+        false,
+    )
+}
+
+fn cases() -> Vec<Case> {
+    use DataType::*;
+    let (none, some) = (Nulls::None, Nulls::Some);
+    let item = |name: &str, nullable| Field::new(name, Utf8, nullable);
+    let deep = |name: &str, inner: Field| list(Field::new(name, Struct(vec![inner].into()), true));
+    let views = |name: &str| ListView(Arc::new(item(name, true)));
+    let large = |name: &str| LargeListView(Arc::new(item(name, true)));
+    let time = |zone: &str| Timestamp(TimeUnit::Second, Some(zone.into()));
+    let texts = |key| Dictionary(Box::new(key), Box::new(Utf8));
+    let ree = |name: &str| RunEndEncoded(required("ends", Int32), field(name, Utf8));
+    let in_dictionary = |name: &str| Dictionary(Box::new(Int8), Box::new(list(item(name, true))));
+    let two = vec![a(Int32), Field::new("b", Int32, true)];
+    vec![
+        case("the same", a(Int32), a(Int32), some),
+        case("never null", a(Utf8), strict(Utf8), none),
+        case("metadata", a(Utf8), noted(a(Utf8)), some),
+        case("metadata of the stream", noted(a(Utf8)), a(Utf8), some),
+        case(
+            "metadata and never null",
+            noted(a(Utf8)),
+            strict(Utf8),
+            none,
+        ),
+        case(
+            "an item",
+            a(list(item("item", true))),
+            a(list(item("element", true))),
+            some,
+        ),
+        case(
+            "an item never null",
+            a(list(item("item", true))),
+            a(list(item("x", false))),
+            none,
+        ),
+        case(
+            "a noted item",
+            a(list(item("item", true))),
+            a(list(noted(item("i", true)))),
+            some,
+        ),
+        case(
+            "items may be null",
+            a(list(item("i", false))),
+            a(list(item("i", true))),
+            none,
+        ),
+        case("a list view", a(views("item")), a(views("element")), some),
+        case(
+            "a large list view",
+            a(large("item")),
+            a(large("element")),
+            some,
+        ),
+        case(
+            "below",
+            a(deep("item", item("t", true))),
+            a(deep("e", item("t", false))),
+            none,
+        ),
+        case(
+            "in a dictionary",
+            a(in_dictionary("item")),
+            a(in_dictionary("e")),
+            some,
+        ),
+        case("runs", a(run_ends(Int32, Utf8)), a(ree("v")), some),
+        case(
+            "a map",
+            a(map(Utf8, Int32, false)),
+            a(renamed(Utf8, Int32)),
+            some,
+        ),
+        case(
+            "a sorted map",
+            a(map(Utf8, Int32, false)),
+            a(map(Utf8, Int32, true)),
+            some,
+        ),
+        case("without nulls", strict(Utf8), a(Utf8), none),
+        case(
+            "runs without nulls",
+            strict(run_ends(Int32, Utf8)),
+            a(ree("v")),
+            none,
+        ),
+        case(
+            "texts without nulls",
+            strict(texts(Int8)),
+            a(texts(Int8)),
+            none,
+        ),
+        case("with nulls", strict(Int32), a(Int32), some).refused(&[
+            "column 'a' has",
+            "nulls in",
+            "not nullable in",
+            "declare it nullable",
+        ]),
+        case(
+            "runs with nulls",
+            strict(run_ends(Int32, Utf8)),
+            a(ree("v")),
+            some,
+        )
+        .refused(&["column 'a' may have nulls in", "not nullable in"]),
+        case(
+            "items with nulls",
+            a(list(item("i", false))),
+            a(list(item("i", true))),
+            some,
+        )
+        .refused(&["column 'a'.children[0] has", "not nullable in"]),
+        case("another name", a(Int32), Field::new("A", Int32, true), some).refused(&[
+            "column 'a' is called 'A' in",
+            "'a' in",
+            "rename",
+        ]),
+        case(
+            "another name below",
+            a(deep("i", item("t", true))),
+            a(deep("i", item("T", true))),
+            some,
+        )
+        .refused(&["column 'a'.children[0].children[0] is called 'T'", "rename"]),
+        case("another type", a(Int32), a(Int64), some).refused(&[
+            "column 'a' is Int64 in",
+            "but Int32 in",
+            "cast",
+        ]),
+        case("another zone", a(time("UTC")), a(time("+01:00")), some).refused(&[
+            "column 'a' is Timestamp",
+            "UTC",
+            "cast",
+        ]),
+        case(
+            "another item",
+            a(list(item("i", true))),
+            a(list(Field::new("i", Binary, true))),
+            some,
+        )
+        .refused(&["column 'a'.children[0] is Binary in", "Utf8", "cast"]),
+        case(
+            "another length",
+            a(fixed_list(Int8, 2)),
+            a(fixed_list(Int8, 3)),
+            some,
+        )
+        .refused(&["column 'a' is FixedSizeList", "cast"]),
+        case("other keys", a(texts(Int8)), a(texts(Int16)), some)
+            .refused(&["column 'a' is Dictionary", "cast"]),
+        case(
+            "other values",
+            a(texts(Int8)),
+            a(Dictionary(Box::new(Int8), Box::new(Binary))),
+            some,
+        )
+        .refused(&["column 'a'.dictionary is Binary in", "Utf8", "cast"]),
+        case(
+            "not sorted",
+            a(map(Utf8, Int32, true)),
+            a(map(Utf8, Int32, false)),
+            some,
+        )
+        .refused(&["column 'a' is Map", "cast"]),
+        case(
+            "more fields",
+            a(structure(vec![("x", Int8)])),
+            a(Struct(Default::default())),
+            some,
+        )
+        .refused(&["column 'a' is Struct", "cast"]),
+        case(
+            "another union",
+            a(union(UnionMode::Dense, vec![Int8, Utf8])),
+            a(union(UnionMode::Sparse, vec![Int8, Utf8])),
+            some,
+        )
+        .refused(&["column 'a' is Union", "cast"]),
+        Case {
+            got: two,
+            ..case("more columns", a(Int32), a(Int32), some)
+        }
+        .refused(&["2 columns", "1", "select"]),
+    ]
+}
+
+#[test]
+fn on_every_way() {
+    for place in places() {
+        for case in cases() {
+            let schema = case.schema();
+            let odd = case.batch(Arc::new(Schema::new(case.got.clone())));
+            let exact = match case.nulls {
+                Nulls::Some if !case.declared.is_nullable() || !case.refused.is_empty() => {
+                    RecordBatch::new_empty(schema.clone())
+                }
+                _ => case.batch(schema.clone()),
+            };
+            let sent = [exact.clone(), odd, exact.clone()];
+            for (way, go) in WAYS {
+                let context = format!("{}, {way}, {place}", case.name);
+                let (came, e) = go(&place, schema.clone(), sent.to_vec());
+                for batch in &came {
+                    assert_eq!(batch.schema(), schema, "{context}");
+                    assert_same_batch(&exact, batch, &context);
+                }
+                if case.refused.is_empty() {
+                    assert!(e.is_none(), "{context}: {e:?}");
+                    assert_eq!(came.len(), 3, "{context}");
+                    continue;
+                }
+                assert_eq!(came.len(), 1, "{context}");
+                let e = e.expect(&context);
+                assert_eq!(e.errno(), libc::EINVAL, "{context}");
+                let text = e.to_string();
+                for word in case.refused {
+                    assert!(text.contains(word), "{context}: {text}");
+                }
+            }
+            // Columns are joined whatever they are called, and the nulls in their own bitmaps are counted.
+            let other = ["another name", "runs with nulls"].contains(&case.name);
+            let up: Result<Vec<_>> = uploaded(&place.device, &sent).into_iter().collect();
+            let joined = up.and_then(|up| DeviceRecordBatch::concat(&schema, &up));
+            let context = format!("{}, concat, {place}", case.name);
+            match joined {
+                Ok(joined) => {
+                    assert!(case.refused.is_empty() || other, "{context}");
+                    assert_eq!(joined.schema(), schema, "{context}");
+                    let joined = joined.slice(0, exact.num_rows()).unwrap().to_host();
+                    assert_same_batch(&exact, &joined.expect(&context), &context);
+                }
+                Err(e) => assert!(!case.refused.is_empty() && !other, "{context}: {e}"),
+            }
+        }
+        place.assert_clean();
+    }
+}
+
+/// A dictionary without a null key may hold null values.
+#[test]
+fn null_values_of_a_dictionary() {
+    let values = StringArray::from(vec![Some("a"), None]);
+    let texts =
+        DictionaryArray::<arrow_array::types::Int8Type>::new(vec![0, 1].into(), Arc::new(values));
+    let batch =
+        RecordBatch::try_from_iter_with_nullable([("a", Arc::new(texts) as ArrayRef, true)])
+            .unwrap();
+    let batch = Devices::cpu().upload(&batch).unwrap();
+    let declared = strict(batch.schema().field(0).data_type().clone());
+    let reader = DeviceRecordBatchIterator::new(
+        [Ok(batch)],
+        Arc::new(Schema::new(vec![declared])),
+        Devices::cpu().id().device_type,
+    );
+    let e = reader
+        .into_host_reader()
+        .next()
+        .unwrap()
+        .unwrap_err()
+        .to_string();
+    assert!(e.contains("column 'a' may have nulls in"), "{e}");
+}
+
+/// Nothing is read to find out whether there are nulls: they are counted before, or the rows do not fit.
+#[test]
+fn nulls_that_nobody_counted() {
+    for place in places() {
+        let ints = array(&DataType::Int32, 100, Nulls::Some, 1);
+        let first = (0..100)
+            .find(|&i| arrow_array::Array::is_valid(&ints, i))
+            .unwrap();
+        let batch = RecordBatch::try_from_iter_with_nullable([("a", ints, true)]).unwrap();
+        let batch = place
+            .device
+            .upload(&batch)
+            .unwrap()
+            .slice(first, 1)
+            .unwrap();
+        let declared = Arc::new(Schema::new(vec![strict(DataType::Int32)]));
+        let before = place.device.stats();
+        let read = |batch: &DeviceRecordBatch| {
+            let device_type = place.device.id().device_type;
+            let batches = [Ok(batch.clone())];
+            let reader = DeviceRecordBatchIterator::new(batches, declared.clone(), device_type);
+            reader.into_host_reader().next().unwrap()
+        };
+        if place.sim.is_some() {
+            let e = read(&batch).unwrap_err().to_string();
+            assert!(e.contains("column 'a' may have nulls in"), "{e}");
+            assert_eq!(place.device.stats(), before, "{place}");
+        }
+        let counted = batch.compact().unwrap();
+        assert_eq!(read(&counted).unwrap().schema(), declared);
+        drop((batch, counted));
+        place.assert_clean();
+    }
+}
+
+/// Streams of arrays keep to the same rule.
+#[test]
+fn arrays() {
+    for place in places() {
+        for case in cases() {
+            let [got] = &case.got[..] else { continue };
+            let named = case
+                .refused
+                .iter()
+                .any(|word| word.starts_with("column 'a' is called"));
+            let up = |field: &Field| -> DeviceArray {
+                let rows = array(field.data_type(), 9, case.nulls, 7);
+                let up = place.device.upload_array(&rows).unwrap();
+                up.with_field(Arc::new(field.clone())).unwrap()
+            };
+            let declared = Arc::new(case.declared.clone());
+            let reader = || {
+                let arrays = vec![Ok(up(got))];
+                let device_type = place.device.id().device_type;
+                DeviceArrayIterator::new(arrays, declared.clone(), device_type)
+            };
+            let out = FFI_ArrowDeviceArrayStream::new_arrays(reader(), EVENT).unwrap();
+            // SAFETY: the stream is this crate's.
+            let there = unsafe { DeviceArrayStreamReader::new(out, place.options.clone()) };
+            let there = there
+                .unwrap()
+                .next()
+                .unwrap()
+                .and_then(|array| array.to_host());
+            let here = reader().into_host_reader().next().unwrap();
+            for (way, came) in [("out", there), ("to the host", here)] {
+                let context = format!("{}, {way}, {place}", case.name);
+                match came {
+                    Ok(array) => {
+                        assert!(case.refused.is_empty() || named, "{context}");
+                        assert_eq!(array.data_type(), declared.data_type(), "{context}");
+                    }
+                    Err(e) => {
+                        assert!(!case.refused.is_empty(), "{context}: {e}");
+                        for word in case.refused {
+                            let word = word.replace("column 'a'", "array");
+                            assert!(e.to_string().contains(&word), "{context}: {e}");
+                        }
+                    }
+                }
+            }
+        }
+        place.assert_clean();
+    }
+}
