@@ -18,12 +18,13 @@ pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View 
     tree.whole(tree.nodes[view.node].first_child as usize + i)
 }
 
-/// What was found in the validity bitmap of a part, and what replaces it.
+/// What was found in the validity bitmap of a part, and what replaces it or another buffer.
 #[derive(Clone, Default)]
 pub(crate) struct Counted {
     pub(crate) nulls: Option<usize>,
-    /// A bitmap in its place that starts at the bit that the values' offset says.
-    pub(crate) bitmap: Option<DeviceBuffer>,
+    /// A buffer in place of the one with this number: a bitmap that starts at the bit that the values' offset says, or the
+    /// offsets of an array without rows.
+    pub(crate) buffer: Option<(usize, DeviceBuffer)>,
 }
 
 /// An array and its descendants: parents before children, and siblings next to each other.
@@ -131,9 +132,9 @@ impl<'a> Parts<'a> {
                 (view.offset, view.validity_offset) = (0, 0);
             }
             let first_slot = builder.slots_of(self.tree, view.node)?;
-            if let Some(bitmap) = &counted.bitmap {
-                builder.buffer(Some(bitmap))?;
-                builder.slots.swap_remove(first_slot);
+            if let Some((k, buffer)) = &counted.buffer {
+                builder.buffer(Some(buffer))?;
+                builder.slots.swap_remove(first_slot + k);
                 view.validity_offset = view.offset;
             }
             let first_child = self.order.get(i).map_or(node.first_child, |part| part.1);

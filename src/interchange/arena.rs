@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::abi::c_data::CArray;
 use crate::abi::guard::{self, ReleaseFn};
 use crate::data::DeviceArray;
-use crate::data::layout::Nesting;
+use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::parts::Parts;
 use crate::data::tree::{Node, Slot, Tree, View};
-use crate::device::{Device, SyncEvent};
+use crate::device::{Device, DeviceId, SyncEvent};
 use crate::error::{Error, Result};
 use crate::interchange::release::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
@@ -65,6 +65,9 @@ struct NodeData {
     used: *const u32,
     n_used: u32,
 }
+
+/// The offset of an array without rows, which may come without one.
+static ZERO: i64 = 0;
 
 /// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of
 /// them is passed on.
@@ -277,6 +280,9 @@ impl Writer<'_> {
                 buffers.add(k).write(slot.address().as_ptr().cast_const());
             }
             self.buffers = buffers.add(slots.len());
+            if view.length == 0 && self.tree.device.id() == DeviceId::CPU {
+                self.state_offset(layout, slots, buffers);
+            }
             if view.offset != view.validity_offset {
                 self.shift_bitmap(node, view, buffers);
             }
@@ -319,6 +325,22 @@ impl Writer<'_> {
                 } else {
                     self.list_children(array, first, node.n_children as usize);
                 }
+            }
+        }
+    }
+
+    /// Lists an offset for an array without rows in memory of the CPU, if there is none to which the producer admits. Other
+    /// devices have one in memory of their own ([`Bitmaps`](crate::transfer::Bitmaps)).
+    ///
+    /// # Safety
+    /// `buffers` is the list of buffers of a node with these slots, which may be written.
+    #[cold]
+    unsafe fn state_offset(&self, layout: &Layout, slots: &[Slot], buffers: *mut *const c_void) {
+        let kinds = layout.buffers().iter().enumerate();
+        for (k, _) in kinds.filter(|(_, kind)| matches!(kind, BufferKind::Offsets { .. })) {
+            if slots[k].bytes() == Some(0) {
+                // SAFETY: the caller guarantees the list, which has a buffer of each kind.
+                unsafe { buffers.add(k).write((&raw const ZERO).cast()) };
             }
         }
     }

@@ -89,6 +89,8 @@ pub(super) fn n_buffers_fit(layout: Layout, n_buffers: i64) -> bool {
     let fixed = layout.buffers().len() as i64;
     match layout.variadic {
         true => (fixed + 1..=MAX_BUFFERS as i64).contains(&n_buffers),
+        // polars gives a null array the pointer of a validity bitmap, which is null.
+        false if layout.is_null_type() => (0..=1).contains(&n_buffers),
         false => n_buffers == fixed,
     }
 }

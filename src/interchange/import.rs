@@ -324,11 +324,17 @@ impl Importer<'_> {
         if array.n_buffers > 0 {
             path.usable("buffers", array.buffers)?;
         }
-        let n_buffers = array.n_buffers as usize;
+        let mut n_buffers = array.n_buffers as usize;
         // SAFETY: `buffers` is usable (checked above if there are any) and, as the caller
         // guarantees, has `n_buffers` pointers; `i` is below that.
         let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
 
+        if layout.is_null_type() && n_buffers > 0 {
+            if !buffer(0).is_null() {
+                return path.error("buffers[0]", "is not null, but a null array has no buffers");
+            }
+            n_buffers = 0;
+        }
         let has_bitmap = layout.has_validity() && !buffer(0).is_null();
         if array.null_count > 0 && !has_bitmap && !layout.is_null_type() {
             return path.error(

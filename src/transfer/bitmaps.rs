@@ -1,5 +1,6 @@
 //! Validity bitmaps that an export has to read: to count nulls that are not known, and to move bitmaps that start at
-//! another bit of a byte than the values. The C data interface has one offset for all buffers.
+//! another bit of a byte than the values. The C data interface has one offset for all buffers. Also the offset that an array
+//! without rows must have, and that an import does without.
 
 use std::sync::Arc;
 
@@ -7,10 +8,11 @@ use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::DeviceArray;
 use crate::data::gather::Gathering;
+use crate::data::layout::BufferKind;
 use crate::data::nulls::{nulls_of, read_bitmaps};
 use crate::data::parts::{Counted, Parts};
-use crate::data::tree::{Node, View};
-use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue};
+use crate::data::tree::{Node, Tree, View};
+use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Memory, Owner, Ready};
 use crate::transfer::upload::keep_until;
@@ -30,6 +32,14 @@ enum Task {
     Nothing,
     Count,
     Move,
+    /// There are no rows, and no offsets: one is made.
+    Offset,
+}
+
+impl Task {
+    fn reads(self) -> bool {
+        matches!(self, Self::Count | Self::Move)
+    }
 }
 
 /// What an export goes on with.
@@ -41,7 +51,7 @@ pub(crate) enum Resolved {
     Moved(DeviceArray),
 }
 
-/// Where a bitmap goes.
+/// Where a bitmap or an offset goes.
 struct Place {
     part: usize,
     /// In the fresh memory, in bytes. The first bytes are of rows that are skipped.
@@ -56,6 +66,9 @@ struct Place {
 /// between its first bit and the bit that the values' offset says. With `count` unknown nulls are counted.
 #[inline(never)]
 fn task(parts: &Parts<'_>, i: usize, node: &Node, view: View, count: bool) -> Task {
+    if lacks_offset(parts.tree(), node) {
+        return Task::Offset;
+    }
     let nulls = parts.null_count(i, node, view);
     if nulls == Some(0) {
         return Task::Nothing;
@@ -71,6 +84,14 @@ fn task(parts: &Parts<'_>, i: usize, node: &Node, view: View, count: bool) -> Ta
     }
 }
 
+/// Whether a node without rows came without its offset. On the CPU every export has one to give.
+fn lacks_offset(tree: &Tree, node: &Node) -> bool {
+    let kind = node.layout.buffers().get(1);
+    matches!(kind, Some(BufferKind::Offsets { .. }))
+        && tree.slots_of(node)[1].is_null()
+        && tree.device.id() != DeviceId::CPU
+}
+
 impl Bitmaps {
     /// Whether an export has to read bitmaps. With `count` it states all null counts.
     #[inline]
@@ -84,6 +105,7 @@ impl Bitmaps {
                 _ => node.has_no_nulls(),
             };
             needed = needed
+                || node.length == 0 && lacks_offset(parts.tree(), node)
                 || !none && {
                     let known = node.nulls.get().is_some() && node.is_all(view);
                     let plain = known && view.offset == view.validity_offset;
@@ -99,7 +121,7 @@ impl Bitmaps {
         let all = Parts::of(array, as_batch);
         let mut parts = Vec::with_capacity(all.len());
         all.each(|i, node, view, _| parts.push((view, task(&all, i, node, view, count))));
-        let read = parts.iter().filter(|(_, task)| *task != Task::Nothing);
+        let read = parts.iter().filter(|(_, task)| task.reads());
         let reading = read_bitmaps(array.tree(), read.map(|(view, _)| view), None)?;
         Ok(Self {
             as_batch,
@@ -125,8 +147,9 @@ impl Bitmaps {
         let bytes: &mut [u8] = staging.as_deref_mut().unwrap_or_default();
         bytes.fill(0);
         let mut counted = vec![Counted::default(); self.parts.len()];
-        let mut moved = places.iter().peekable();
-        let read = (self.parts.iter().enumerate()).filter(|(_, p)| p.1 != Task::Nothing);
+        let is_bitmap = |place: &&Place| self.parts[place.part].1 == Task::Move;
+        let mut moved = places.iter().filter(is_bitmap).peekable();
+        let read = (self.parts.iter().enumerate()).filter(|(_, p)| p.1.reads());
         for (request, (part, (view, _))) in read.enumerate() {
             let nulls = match moved.next_if(|place| place.part == part) {
                 Some(place) => {
@@ -155,8 +178,8 @@ impl Bitmaps {
         let owner = Arc::new(owner);
         for place in &places {
             let bytes = place.skipped + place.bytes;
-            let bitmap = DeviceBuffer::from_parts(owner.clone(), base, place.start, bytes);
-            counted[place.part].bitmap = Some(bitmap);
+            let buffer = DeviceBuffer::from_parts(owner.clone(), base, place.start, bytes);
+            counted[place.part].buffer = Some((usize::from(!is_bitmap(&place)), buffer));
         }
         let tree = Parts::of(array, self.as_batch).rebuild(array.data_type(), &counted)?;
         Ok(Resolved::Moved(DeviceArray::from_tree(Arc::new(tree))))
@@ -167,9 +190,14 @@ impl Bitmaps {
 /// memory if it is `in_place`.
 fn places(parts: &[(View, Task)], in_place: bool) -> Result<(Vec<Place>, usize, usize)> {
     let (mut places, mut end, mut staged) = (Vec::new(), 0usize, 0usize);
-    for (part, (view, _)) in (parts.iter().enumerate()).filter(|(_, p)| p.1 == Task::Move) {
+    for (part, (view, task)) in parts.iter().enumerate() {
         let skipped = view.offset / 8;
-        let bytes = (view.offset % 8 + view.length).div_ceil(8);
+        let bytes = match task {
+            Task::Move => (view.offset % 8 + view.length).div_ceil(8),
+            // Of 64 bits, which are enough for one of 32; the staging buffer is zeroed.
+            Task::Offset => 8,
+            Task::Nothing | Task::Count => continue,
+        };
         if in_place {
             staged = end + skipped;
         }

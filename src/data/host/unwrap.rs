@@ -213,8 +213,8 @@ impl<'a> Part<'a> {
         for (i, kind) in layout.buffers().iter().enumerate() {
             let bytes = match kind.bytes(view.offset + view.length) {
                 _ if *kind == BufferKind::Validity => continue,
-                // An array without rows may lack its single offset.
-                Some(bytes) if view.length == 0 => bytes?.min(self.bytes(i)?),
+                // An array without rows may lack its single offset, or have one that says nothing.
+                _ if view.length == 0 => 0,
                 Some(bytes) => bytes?,
                 None => self.bytes(i)?,
             };

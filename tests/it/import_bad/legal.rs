@@ -2,11 +2,23 @@
 
 use super::*;
 use crate::support::types::structure;
-use crate::support::{all_types, assert_same, variants};
+use crate::support::{all_types, assert_same, assert_same_batch, variants};
 use crate::support_c::sim::places;
+use crate::support_c::{CArray, DICTIONARY, c, take};
 use arrow_array::{Array, StringArray, make_array};
-use arrow_device::Validation;
+use arrow_data::ArrayData;
+use arrow_data::ffi::FFI_ArrowArray;
+use arrow_device::async_stream::{
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+};
+use arrow_device::device::Backend;
+use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy, Validation};
+use futures::StreamExt;
+use std::ffi::c_void;
+use std::future::Future;
+use std::pin::Pin;
 use std::ptr;
+use std::task::{Context, Poll, Waker};
 
 /// Out and in again.
 fn again(array: &DeviceArray, options: &arrow_device::ImportOptions) -> DeviceArray {
@@ -109,22 +121,6 @@ fn oddities_are_accepted() {
         drop(again);
         drop(imported);
         foreign.assert_released("empty texts");
-        // All types without rows and without any buffer.
-        for (name, data_type) in all_types() {
-            let empty = array(&data_type, 0, Nulls::None, 1);
-            let mut foreign = Foreign::new(&empty.to_data(), &place.device);
-            let n = foreign.root().n_buffers as usize;
-            // Variadic buffers have lengths of their own.
-            let variadic = matches!(data_type, Utf8View | BinaryView);
-            for i in 0..if variadic { 2 } else { n } {
-                foreign.set_buffer(&[], i, ptr::null());
-            }
-            let context = format!("{name} without rows on {place}");
-            let imported = foreign.import(&place.options).expect(&context);
-            assert_same(&empty, &imported.to_host().expect(&context), &context);
-            drop(imported);
-            foreign.assert_released(&context);
-        }
         // Null counts of null arrays.
         for null_count in [-1, 0, 3] {
             let nulls = array(&Null, 3, Nulls::None, 1);
@@ -149,6 +145,275 @@ fn oddities_are_accepted() {
         assert_eq!(imported.resolve_null_counts().unwrap(), 1);
         assert_eq!(imported.null_count(), Some(1));
         drop(imported);
+        place.assert_clean();
+    }
+}
+
+/// Sets every pointer to null, and members that need not be 0 to another value.
+fn without_buffers(foreign: &mut Foreign, path: &mut Vec<usize>, data: &ArrayData) {
+    let n = foreign.at(path).n_buffers as usize;
+    (0..n).for_each(|i| foreign.set_buffer(path, i, ptr::null()));
+    let node = foreign.at(path);
+    (node.null_count, node.offset) = (-1, 3);
+    let is_dictionary = matches!(data.data_type(), DataType::Dictionary(..));
+    for (i, child) in data.child_data().iter().enumerate() {
+        path.push(if is_dictionary { DICTIONARY } else { i });
+        without_buffers(foreign, path, child);
+        path.pop();
+    }
+}
+
+/// What strict consumers want of an array without rows and its descendants. Returns the addresses of offsets.
+fn strict(array: &CArray, data_type: &DataType, context: &str) -> Vec<(*const c_void, u8)> {
+    let mut found = vec![];
+    let layout = arrow_data::layout(data_type);
+    assert_eq!(
+        (array.length, array.offset, array.null_count),
+        (0, 0, 0),
+        "{context}"
+    );
+    let kinds = layout.buffers.len() + usize::from(layout.can_contain_null_mask);
+    let n = array.n_buffers as usize;
+    match layout.variadic {
+        true => assert!(n > kinds, "{context}"),
+        false => assert_eq!(n, kinds, "{context}"),
+    }
+    use DataType::*;
+    let width = match data_type {
+        Utf8 | Binary | List(_) | Map(_, _) => 4,
+        LargeUtf8 | LargeBinary | LargeList(_) => 8,
+        _ => 0,
+    };
+    // SAFETY: the export is live, and has the buffers and children that its struct says.
+    unsafe {
+        if width > 0 {
+            let offsets = *array.buffers.add(1);
+            assert!(
+                !offsets.is_null() && offsets.addr() % usize::from(width) == 0,
+                "{context}"
+            );
+            found.push((offsets, width));
+        }
+        let children: Vec<&DataType> = match data_type {
+            List(f) | LargeList(f) | ListView(f) | LargeListView(f) => vec![f.data_type()],
+            FixedSizeList(f, _) | Map(f, _) => vec![f.data_type()],
+            Struct(fields) => fields.iter().map(|f| f.data_type()).collect(),
+            Union(fields, _) => fields.iter().map(|(_, f)| f.data_type()).collect(),
+            RunEndEncoded(ends, values) => vec![ends.data_type(), values.data_type()],
+            _ => vec![],
+        };
+        assert_eq!(array.n_children as usize, children.len(), "{context}");
+        for (i, child) in children.into_iter().enumerate() {
+            found.extend(strict(&**array.children.add(i), child, context));
+        }
+        if let Dictionary(_, values) = data_type {
+            found.extend(strict(&*array.dictionary, values, context));
+        }
+    }
+    found
+}
+
+/// Every type without rows and without any buffer, at every depth: exports have the offset that the format demands.
+#[test]
+fn without_rows_and_buffers() {
+    for place in places() {
+        for (name, data_type) in all_types() {
+            let context = format!("{name} on {place}");
+            let empty = arrow_array::new_empty_array(&data_type);
+            let mut foreign = Foreign::new(&empty.to_data(), &place.device);
+            without_buffers(&mut foreign, &mut vec![], &empty.to_data());
+            foreign.device_array.reserved = [1, -1, 7];
+            let imported = foreign.import(&place.options).expect(&context);
+            assert_same(&empty, &imported.to_host().expect(&context), &context);
+            imported.wait().unwrap();
+            let before = place.device.stats();
+            let (exported, schema) = imported.export(SyncPolicy::Wait).expect(&context);
+            let mut exported = exported;
+            let cost = place.device.stats().since(&before);
+            assert_eq!(c(&mut exported).reserved, [0; 3], "{context}");
+            let offsets = strict(&c(&mut exported).array, &data_type, &context);
+            let made = u64::from(place.sim.is_some() && !offsets.is_empty());
+            assert_eq!(cost.allocations, made, "{context}");
+            for (address, width) in offsets {
+                let of: ArrayRef = match width {
+                    4 => Arc::new(Int32Array::from(vec![5])),
+                    _ => Arc::new(arrow_array::Int64Array::from(vec![5])),
+                };
+                let mut probe = Foreign::new(&of.to_data(), &place.device);
+                probe.set_buffer(&[], 1, address);
+                let value = probe.import(&place.options).expect(&context).to_host();
+                let value = value.unwrap().to_data();
+                assert!(
+                    value.buffers()[0].iter().all(|byte| *byte == 0),
+                    "{context}"
+                );
+            }
+            if place.sim.is_none() {
+                // SAFETY: `CDeviceArray` starts with the struct that arrow-rs has, and is moved out.
+                let theirs = unsafe {
+                    let array = take(&mut c(&mut exported).array);
+                    let array = std::mem::transmute::<CArray, FFI_ArrowArray>(array);
+                    arrow_array::ffi::from_ffi(array, &schema)
+                };
+                // arrow-rs reads no union of nothing.
+                let theirs = theirs.expect(&context);
+                theirs.validate_full().expect(&context);
+                assert_eq!(theirs.len(), 0, "{context}");
+            }
+            drop((exported, imported));
+            foreign.assert_released_by(&place.device, &context);
+        }
+        place.assert_clean();
+    }
+}
+
+/// Below lists of no text, beside nulls that are counted: one wait and one allocation, and in a task no wait.
+#[test]
+fn offsets_are_made_where_nulls_are_counted() {
+    let lists = DataType::new_list(DataType::Utf8, true);
+    let empty: ArrayRef = make_array({
+        let texts = array(&DataType::Utf8, 0, Nulls::None, 1).to_data();
+        let data = ArrayData::builder(lists.clone()).len(80);
+        let data = data.add_buffer(arrow_buffer::Buffer::from_vec(vec![0; 81]));
+        data.child_data(vec![texts]).build().unwrap()
+    });
+    let ints = array(&DataType::Int32, 90, Nulls::Some, 1);
+    let fields = [
+        arrow_schema::Field::new("l", lists, true),
+        arrow_schema::Field::new("i", DataType::Int32, true),
+    ];
+    let schema = Arc::new(Schema::new(fields.to_vec()));
+    for place in places() {
+        let mut foreign = Foreign::new(&empty.to_data(), &place.device);
+        foreign.set_buffer(&[0], 1, ptr::null());
+        let lists = foreign.import(&place.options).unwrap();
+        let cut = || {
+            place
+                .device
+                .upload_array(&ints)
+                .unwrap()
+                .slice(3, 80)
+                .unwrap()
+        };
+        let batch = |cut| DeviceRecordBatch::try_new(schema.clone(), &[lists.clone(), cut]);
+        let expected = [empty.clone(), ints.slice(3, 80)].to_vec();
+        let expected = arrow_array::RecordBatch::try_new(schema.clone(), expected).unwrap();
+        for in_task in [false, true] {
+            let batch = batch(cut()).unwrap();
+            place.device.synchronize().unwrap();
+            let before = place.device.stats();
+            let back = match in_task {
+                false => {
+                    let out = batch
+                        .export_array(&ExportOptions::new(SyncPolicy::Event))
+                        .unwrap();
+                    let (schema, options) = (schema.clone(), &place.options);
+                    // SAFETY: the struct comes from an export of this crate, and the schema is the exported one.
+                    unsafe { DeviceRecordBatch::import_as(out, schema, options) }.unwrap()
+                }
+                true => sent(batch.clone(), &place),
+            };
+            let cost = place.device.stats().since(&before);
+            if place.sim.is_some() {
+                let waits = u64::from(!in_task);
+                assert_eq!((cost.allocations, cost.host_waits), (1, waits), "{place}");
+            }
+            assert_same_batch(&expected, &back.to_host().unwrap(), "a batch");
+        }
+        drop(lists);
+        foreign.assert_released_by(&place.device, "lists");
+        place.assert_clean();
+    }
+}
+
+/// A batch by an asynchronous stream.
+fn sent(batch: DeviceRecordBatch, place: &Place) -> DeviceRecordBatch {
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
+    let (handler, opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(1, place.options.clone()) };
+    let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
+    let batches = futures::stream::iter([Ok(batch)]);
+    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
+    let producing = std::pin::pin!(produce(batches, handler, options));
+    let consuming = std::pin::pin!(async { opening.await.unwrap().next().await.unwrap() });
+    let mut both = futures::future::join(producing, consuming);
+    loop {
+        let mut cx = Context::from_waker(Waker::noop());
+        match Pin::new(&mut both).poll(&mut cx) {
+            Poll::Ready((produced, consumed)) => {
+                produced.unwrap();
+                return consumed.unwrap().batch;
+            }
+            // A deferred device works when it is told to.
+            Poll::Pending => _ = place.sim.as_ref().map(|sim| sim.synchronize()),
+        }
+    }
+}
+
+/// As polars gives it: with the pointer of a validity bitmap, which is null.
+#[test]
+fn null_arrays_with_a_pointer() {
+    for place in places() {
+        for (data_type, path) in [
+            (DataType::Null, vec![]),
+            (structure(vec![("n", DataType::Null)]), vec![0]),
+        ] {
+            let nulls = array(&data_type, 3, Nulls::None, 1);
+            for pointer in [ptr::null(), ptr::dangling()] {
+                let list: Box<[*const c_void; 1]> = Box::new([pointer]);
+                let mut foreign = Foreign::new(&nulls.to_data(), &place.device);
+                let node = foreign.at(&path);
+                (node.n_buffers, node.buffers) = (1, list.as_ptr().cast_mut());
+                let imported = foreign.import(&place.options);
+                if !pointer.is_null() {
+                    let e = imported.unwrap_err().to_string();
+                    assert!(e.contains("buffers[0]: is not null"), "{e}");
+                    continue;
+                }
+                let imported = imported.unwrap();
+                assert_same(&nulls, &imported.to_host().unwrap(), "nulls");
+                let (mut out, _schema) = imported.export(SyncPolicy::Event).unwrap();
+                let mut node = &c(&mut out).array;
+                for &i in &path {
+                    // SAFETY: the export is live and has this child.
+                    node = unsafe { &**node.children.add(i) };
+                }
+                assert_eq!((node.n_buffers, node.null_count), (0, 3), "{place}");
+                assert!(node.buffers.is_null(), "{place}");
+            }
+        }
+        place.assert_clean();
+    }
+}
+
+/// The offset of an array whose rows nobody can reach says nothing, wherever it is.
+#[test]
+fn offsets_that_are_not_reached() {
+    use crate::support::types::map;
+    let data_type = map(DataType::Utf8, DataType::Int32, false);
+    let maps = array(&data_type, 4, Nulls::None, 1).to_data();
+    for place in places() {
+        let full = place.options.clone().with_validation(Validation::Full);
+        let mut foreign = Foreign::new(&maps, &place.device);
+        let zeros = place
+            .device
+            .upload_array(&Int32Array::from(vec![0; 5]))
+            .unwrap();
+        foreign.set_buffer(&[], 1, zeros.buffer(1).unwrap().address().as_ptr());
+        foreign.keep(zeros);
+        foreign.at(&[0]).length = 0;
+        let mut wild = vec![0; maps.child_data()[0].len() + 1];
+        wild[0] = 1 << 20;
+        let wild = place.device.upload_array(&Int32Array::from(wild)).unwrap();
+        foreign.set_buffer(&[0, 0], 1, wild.buffer(1).unwrap().address().as_ptr());
+        foreign.keep(wild);
+        let imported = foreign.import(&full).unwrap();
+        let back = imported.to_host().unwrap().to_data();
+        back.validate_full().unwrap();
+        assert_eq!((back.len(), back.child_data()[0].len()), (4, 0), "{place}");
+        drop((imported, back));
+        foreign.assert_released_by(&place.device, "a map");
         place.assert_clean();
     }
 }
