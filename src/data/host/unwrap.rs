@@ -213,8 +213,10 @@ impl<'a> Part<'a> {
         for (i, kind) in layout.buffers().iter().enumerate() {
             let bytes = match kind.bytes(view.offset + view.length) {
                 _ if *kind == BufferKind::Validity => continue,
-                // An array without rows may lack its single offset, or have one that says nothing.
-                _ if view.length == 0 => 0,
+                // None of the node's rows are reached. They need not be valid then, and the first offset is one of theirs.
+                _ if view.length == 0 && tree.nodes[view.node].length > 0 => 0,
+                // An array without rows may lack its single offset.
+                Some(bytes) if view.length == 0 => bytes?.min(self.bytes(i)?),
                 Some(bytes) => bytes?,
                 None => self.bytes(i)?,
             };

@@ -342,3 +342,25 @@ fn shared_memory_is_kept_once() {
     }
     sim.assert_done();
 }
+
+/// Many dictionaries that have no memory to be told apart by, only runs that the host has made.
+#[test]
+fn many_dictionaries_of_runs() {
+    use arrow_array::{DictionaryArray, Int32Array, NullArray, RunArray, types::Int32Type};
+    const N: i32 = 4000;
+    let cpu = Devices::cpu();
+    let arrays: Vec<_> = (1..=N)
+        .map(|i| {
+            let runs = RunArray::<Int32Type>::try_new(&vec![i, 2 * N].into(), &NullArray::new(2));
+            let values = Arc::new(runs.unwrap());
+            let texts = DictionaryArray::<Int32Type>::new(Int32Array::from(vec![0]), values);
+            cpu.upload_array(&texts).unwrap()
+        })
+        .collect();
+    let start = std::time::Instant::now();
+    let whole = DeviceArray::concat(&arrays.iter().collect::<Vec<_>>()).unwrap();
+    // A comparison of each with all others takes much longer.
+    assert!(start.elapsed().as_secs() < 3, "{:?}", start.elapsed());
+    assert_eq!(whole.len(), N as usize);
+    assert_eq!(whole.child(0).unwrap().len(), (2 * N * N) as usize);
+}

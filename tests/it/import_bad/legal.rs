@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::types::structure;
 use crate::support::{all_types, assert_same, assert_same_batch, variants};
-use crate::support_c::sim::places;
+use crate::support_c::sim::{cpu, places};
 use crate::support_c::{CArray, DICTIONARY, c, take};
 use arrow_array::{Array, StringArray, make_array};
 use arrow_data::ArrayData;
@@ -12,7 +12,7 @@ use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
 };
 use arrow_device::device::Backend;
-use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy, Validation};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, SyncPolicy, Validation};
 use futures::StreamExt;
 use std::ffi::c_void;
 use std::future::Future;
@@ -174,9 +174,12 @@ fn strict(array: &CArray, data_type: &DataType, context: &str) -> Vec<(*const c_
     );
     let kinds = layout.buffers.len() + usize::from(layout.can_contain_null_mask);
     let n = array.n_buffers as usize;
-    match layout.variadic {
-        true => assert!(n > kinds, "{context}"),
-        false => assert_eq!(n, kinds, "{context}"),
+    if layout.variadic {
+        // SAFETY: the export is live, and has the buffers that its struct says.
+        let sizes = unsafe { *array.buffers.add(n - 1) };
+        assert!(n > kinds && !sizes.is_null(), "{context}");
+    } else {
+        assert_eq!(n, kinds, "{context}");
     }
     use DataType::*;
     let width = match data_type {
@@ -216,13 +219,22 @@ fn strict(array: &CArray, data_type: &DataType, context: &str) -> Vec<(*const c_
 /// Every type without rows and without any buffer, at every depth: exports have the offset that the format demands.
 #[test]
 fn without_rows_and_buffers() {
-    for place in places() {
+    // Page-locked memory without its backend, too.
+    for (place, pinned) in places()
+        .into_iter()
+        .map(|place| (place, false))
+        .chain([(cpu(), true)])
+    {
         for (name, data_type) in all_types() {
-            let context = format!("{name} on {place}");
+            let context = format!("{name} on {place}, {pinned}");
             let empty = arrow_array::new_empty_array(&data_type);
             let mut foreign = Foreign::new(&empty.to_data(), &place.device);
             without_buffers(&mut foreign, &mut vec![], &empty.to_data());
             foreign.device_array.reserved = [1, -1, 7];
+            if pinned {
+                foreign.device_array.device_type = ArrowDeviceType::CUDA_HOST.value();
+                foreign.device_array.device_id = 4711;
+            }
             let imported = foreign.import(&place.options).expect(&context);
             assert_same(&empty, &imported.to_host().expect(&context), &context);
             imported.wait().unwrap();
@@ -255,7 +267,6 @@ fn without_rows_and_buffers() {
                     let array = std::mem::transmute::<CArray, FFI_ArrowArray>(array);
                     arrow_array::ffi::from_ffi(array, &schema)
                 };
-                // arrow-rs reads no union of nothing.
                 let theirs = theirs.expect(&context);
                 theirs.validate_full().expect(&context);
                 assert_eq!(theirs.len(), 0, "{context}");

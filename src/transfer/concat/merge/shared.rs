@@ -2,6 +2,7 @@
 //! buffers of view arrays.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use arrow_schema::{DataType, UnionMode};
@@ -151,12 +152,13 @@ impl<'a> Merger<'a> {
         let mut kept: Vec<(Part, usize)> = Vec::new();
         let mut starts = Vec::with_capacity(parts.len());
         let mut seen: HashMap<_, Vec<usize>> = HashMap::new();
+        let hasher = seen.hasher().clone();
         let mut rows = 0usize;
         for part in parts {
             let node = self.node_of(*part);
-            let source = self.first_source(*part).unwrap_or(DevicePtr::NULL);
-            let key = (source, node.length);
-            let alike = seen.entry(key).or_default();
+            let mut hash = hasher.build_hasher();
+            self.hash(*part, &mut hash);
+            let alike = seen.entry(hash.finish()).or_default();
             let same = alike.iter().find(|i| self.same(kept[**i].0, *part));
             starts.push(match same {
                 Some(i) => kept[*i].1,
@@ -176,15 +178,25 @@ impl<'a> Merger<'a> {
         ))
     }
 
-    /// The source of the first buffer of a node or of its descendants that is not made by the host.
-    fn first_source(&self, part: Part) -> Option<DevicePtr> {
+    /// Hashes what [`same`](Self::same) compares: where the bytes are, or the bytes themselves if the host has made them.
+    fn hash(&self, part: Part, to: &mut impl Hasher) {
         let node = self.node_of(part);
-        let copied = |piece: &Piece| !matches!(piece.fix, Fix::Ready(_));
-        let mut own = (0..node.n_slots as usize).filter_map(|i| self.piece(part, i));
-        own.find(copied).map(|piece| piece.src).or_else(|| {
-            let mut children = (0..node.n_children as usize).map(|i| self.child(part, i));
-            children.find_map(|child| self.first_source(child))
-        })
+        node.length.hash(to);
+        for piece in (0..node.n_slots as usize).filter_map(|i| self.piece(part, i)) {
+            match self.made(part, piece) {
+                Some(bytes) => bytes.hash(to),
+                None => piece.src.hash(to),
+            }
+        }
+        (0..node.n_children as usize).for_each(|i| self.hash(self.child(part, i), to));
+    }
+
+    /// The bytes that the host has made, if it has.
+    fn made(&self, part: Part, piece: Piece) -> Option<&'a [u8]> {
+        match piece.fix {
+            Fix::Ready(at) => Some(&self.plans[part.plan].ready[at..][..piece.dst_bytes]),
+            _ => None,
+        }
     }
 
     /// Whether two nodes have the same rows of the same memory.
@@ -193,15 +205,11 @@ impl<'a> Merger<'a> {
         if left.length != right.length || left.n_slots != right.n_slots {
             return false;
         }
-        let bytes = |part: Part, piece: Piece| match piece.fix {
-            Fix::Ready(at) => &self.plans[part.plan].ready[at..][..piece.dst_bytes],
-            _ => &[],
-        };
         let same_buffer = |i: usize| match (self.piece(a, i), self.piece(b, i)) {
             (None, None) => true,
             (Some(x), Some(y)) => {
                 let fixes = match (x.fix, y.fix) {
-                    (Fix::Ready(_), Fix::Ready(_)) => bytes(a, x) == bytes(b, y),
+                    (Fix::Ready(_), Fix::Ready(_)) => self.made(a, x) == self.made(b, y),
                     (Fix::Bits { skip: x, .. }, Fix::Bits { skip: y, .. }) => x == y,
                     (x, y) => x == y,
                 };
