@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::types::structure;
 use crate::support::{all_types, assert_same, assert_same_batch, variants};
-use crate::support_c::sim::{cpu, places};
+use crate::support_c::sim::{cpu, places, simulated};
 use crate::support_c::{CArray, DICTIONARY, c, take};
 use arrow_array::{Array, StringArray, make_array};
 use arrow_data::ArrayData;
@@ -12,6 +12,7 @@ use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
 };
 use arrow_device::device::Backend;
+use arrow_device::device::sim::SimMode;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, SyncPolicy, Validation};
 use futures::StreamExt;
 use std::ffi::c_void;
@@ -219,6 +220,9 @@ fn strict(array: &CArray, data_type: &DataType, context: &str) -> Vec<(*const c_
 /// Every type without rows and without any buffer, at every depth: exports have the offset that the format demands.
 #[test]
 fn without_rows_and_buffers() {
+    let Some(sim) = simulated(SimMode::Async) else {
+        return;
+    };
     // Page-locked memory without its backend, too.
     for (place, pinned) in places()
         .into_iter()
@@ -237,6 +241,18 @@ fn without_rows_and_buffers() {
             }
             let imported = foreign.import(&place.options).expect(&context);
             assert_same(&empty, &imported.to_host().expect(&context), &context);
+            // What is made of it, too.
+            let host = DeviceArray::from_host(imported.to_host_data().unwrap());
+            let compact = match pinned {
+                // It has no memory to give.
+                true => Ok(imported.clone()),
+                false => imported.compact(),
+            };
+            for other in [host, compact, imported.to_device(&sim.device)] {
+                let wait = ExportOptions::new(SyncPolicy::Wait);
+                let mut exported = other.expect(&context).export_array(&wait).expect(&context);
+                strict(&c(&mut exported).array, &data_type, &context);
+            }
             imported.wait().unwrap();
             let before = place.device.stats();
             let (exported, schema) = imported.export(SyncPolicy::Wait).expect(&context);
