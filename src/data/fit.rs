@@ -147,12 +147,13 @@ impl<'a> Fit<'a> {
         names: bool,
     ) -> Result<()> {
         if may_be_null && !declared.is_nullable() && !is_without_nulls(self.tree, view, nulls) {
-            let is = match nulls {
-                Some(nulls @ 1..) => format!("has {nulls} nulls"),
-                _ => "may have nulls".to_owned(),
+            let (is, way_out) = match nulls {
+                Some(nulls @ 1..) => (format!("has {nulls} nulls"), "declare it nullable there"),
+                _ => (
+                    "may have nulls".to_owned(),
+                    "declare it nullable there; if there are none, compact() counts",
+                ),
             };
-            let way_out =
-                "declare it nullable there, or compact() it, which counts, if there are none";
             return self.refuse(is, "is not nullable".to_owned(), way_out);
         }
         self.types(view, got, declared.data_type(), names)

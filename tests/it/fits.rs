@@ -10,7 +10,7 @@ use arrow_array::{
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
-    MovingStream, ProduceOptions, UploadingStream, produce, produce_at,
+    ProduceOptions, UploadingStream, produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -51,7 +51,7 @@ fn to_host(batches: impl Iterator<Item = Result<DeviceRecordBatch>>) -> Came {
 /// A way for batches of the host.
 type Way = fn(&Place, SchemaRef, Vec<RecordBatch>) -> Came;
 
-const WAYS: [(&str, Way); 12] = [
+const WAYS: [(&str, Way); 11] = [
     ("export_reader", |place, schema, batches| {
         let mut out = export_reader(host(schema, batches), &place.device).unwrap();
         to_host(opened(&mut out, place))
@@ -93,10 +93,6 @@ const WAYS: [(&str, Way); 12] = [
         let queue = place.device.default_queue();
         let items = block_on(UploadingStream::new_on(schema, batches, queue).collect::<Vec<_>>());
         to_host(items.into_iter())
-    }),
-    ("MovingStream", |place, schema, batches| {
-        let moved = MovingStream::new(adapted(&Devices::cpu(), schema, &batches), &place.device);
-        to_host(block_on(moved.collect::<Vec<_>>()).into_iter())
     }),
     ("into_host_stream", |place, schema, batches| {
         let down = adapted(&place.device, schema, &batches).into_host_stream();

@@ -112,8 +112,7 @@ impl<S: DeviceRecordBatchStream> Stream for MovingStream<S> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let (device, schema) = (&this.device, &this.schema);
-        let (sources, uploads) = (&mut this.sources, &mut this.uploads);
+        let (device, sources, uploads) = (&this.device, &mut this.sources, &mut this.uploads);
         let Some(ahead) = &mut this.ahead else {
             return Poll::Ready(None);
         };
@@ -124,7 +123,6 @@ impl<S: DeviceRecordBatchStream> Stream for MovingStream<S> {
         }
         let prefetch = ahead.prefetch;
         let next = ready!(ahead.poll_next(cx, |batch, reserved| {
-            let batch = batch.fitted(schema)?;
             if batch.device() == device {
                 return Ok(Coming::arrived(Moved::Passed(batch)));
             }
