@@ -15,7 +15,7 @@ from abi import (
     CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXT_DEV, HEXAGON, METAL, ONEAPI, OPENCL, ROCM, ROCM_HOST, VPI, VULKAN, WEBGPU, ArrowArray,
 )  # fmt: skip
 from capsules import Exporter, opened
-from peer_case import Given, PeerCase, array_in, release, released
+from peer_case import Given, PeerCase, array_in, array_out, release, released
 from rust import ALL, CASES, INT, STRUCT, TYPES
 
 NAMES = {
@@ -69,6 +69,19 @@ class NanoarrowCase(PeerCase):
         del again
         for struct in given:
             release(struct)
+
+
+class Values(PeerCase):
+    def test_null_values_of_a_dictionary(self):
+        """It goes by the schema: what that says is never null it reads as a value, whatever the bitmap says."""
+        for values, keys in [(["a", None], [0, 1, None, 1]), ([{"x": 1}, None], [0, 1, 0, 1])]:
+            array = pa.DictionaryArray.from_arrays(pa.array(keys, pa.int8()), pa.array(values))
+            given = rust.passed(array_out(array))
+            there = na_device.c_device_array(Exporter(*given))
+            self.assertEqual(na.Array(there.array).to_pylist(), array.to_pylist())
+            del there
+            for struct in given:
+                release(struct)
 
 
 class PassesThrough(NanoarrowCase):

@@ -66,7 +66,7 @@ struct NodeData {
     n_used: u32,
 }
 
-/// The offset of an array without rows, which may come without one.
+/// The offset of arrays without rows that come without one. Consumers read it, and nobody writes it.
 static ZERO: i64 = 0;
 
 /// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of
@@ -329,8 +329,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Lists an offset for an array without rows in memory of the CPU, if there is none to which the producer admits. Other
-    /// devices have one in memory of their own ([`Bitmaps`](crate::transfer::Bitmaps)).
+    /// Lists an offset for an array without rows in memory of the CPU, whose own is missing, or may have no bytes. Where it is
+    /// missing on other devices, it was made before ([`Bitmaps`](crate::transfer::Bitmaps)).
     ///
     /// # Safety
     /// `buffers` is the list of buffers of a node with these slots, which may be written.

@@ -22,9 +22,9 @@ use crate::transfer::staged::{Content, Work};
 
 impl DeviceArray {
     /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. Their types must
-    /// [fit](crate::DeviceRecordBatchReader#schemas) that of the first, which the result has. The result is laid out as that of [`compact`](Self::compact): offsets start at 0, null counts are known, and
-    /// every buffer is padded with zeros to a multiple of 64 bytes. It has the field of the first array, nullable if there are
-    /// nulls.
+    /// [fit](crate::DeviceRecordBatchReader#schemas) that of the first, which the result has. The result is laid out as that of
+    /// [`compact`](Self::compact): offsets start at 0, null counts are known, and every buffer is padded with zeros to a multiple
+    /// of 64 bytes. It has the field of the first array, nullable if there are nulls.
     ///
     /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
     /// several arrays share their memory, and are otherwise copied whole, one after the other. Equal values are not merged.
@@ -51,7 +51,7 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if there is no array, if types or devices differ, or if the result has more
+    /// Returns [`Error::InvalidArgument`] if there is no array, if types do not fit or devices differ, or if the result has more
     /// values than its offsets, run ends or dictionary keys can express; each names the field. Also returns the errors of
     /// [`compact`](Self::compact). Nothing stays allocated then.
     pub fn concat(arrays: &[&Self]) -> Result<Self> {
