@@ -67,7 +67,6 @@ class Clients:
     # The columns that it does not take from pyarrow either, and those of which it takes no slices.
     refuses, whole = (), ()
     # Those that it does not give.
-    not_given = ()
 
     def each(self, columns, check):
         for name in columns:
@@ -107,7 +106,7 @@ class Clients:
             for device in ("cpu", "sim"):
                 self.same(expected, pa.table(ad.Stream(self.of(HostOnly(table))).to(device).to_host()))
 
-        self.each(COLUMNS.keys() - {*self.refuses, *self.not_given}, check)
+        self.each(COLUMNS.keys() - {*self.refuses}, check)
 
     def test_many_rows(self):
         numbers = pa.array(range(20_000))
@@ -128,9 +127,6 @@ class Clients:
 
 class Polars(Clients, Balanced):
     refuses, whole = ("decimal256", "list_view", "runs", "interval"), ("list_of_2",)
-    # It has a buffer.
-    not_given = ("null",)
-
     def of(self, data):
         return pl.DataFrame(data)
 
