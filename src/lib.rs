@@ -133,7 +133,7 @@
 //! | `sim` | yes | `device::sim`: the simulated device; Linux |
 //! | `cuda` | no | `cuda`: NVIDIA GPUs, and [cudarc](https://docs.rs/cudarc)'s types in and out |
 //! | `rocm` | no | `rocm`: AMD GPUs, and HIP's streams and events in and out; building needs HIP's headers and library |
-//! | `async` | no | `async_stream`: the async device stream over `futures` streams (tokio is a dependency for `BlockingReader` only) |
+//! | `async` | no | `async_stream`: the async device stream over `futures` streams |
 //! | `dlpack` | no | `dlpack`: columns as DLPack tensors, in and out |
 //! | `ipc` | no | `ipc`: Arrow IPC files and streams, read straight to a device |
 //! | `pyo3` | no | `python`: the Arrow PyCapsule interface for devices |

@@ -114,6 +114,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod blocking;
 mod child;
 mod children;
 mod exec;
@@ -134,6 +135,7 @@ mod transitions;
 mod upload;
 mod uploads;
 
+pub use blocking::BlockingReader;
 pub use child::execute_child;
 pub use exec::DeviceExec;
 pub use memory::DeviceReservation;

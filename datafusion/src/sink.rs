@@ -6,11 +6,11 @@ use datafusion_common::Result;
 use datafusion_execution::TaskContext;
 use datafusion_physical_plan::ExecutionPlan;
 
+use super::blocking::BlockingReader;
 use super::metrics::to_datafusion;
 use super::parallel::merged;
 use super::rule::with_output_on;
 use super::stream::SendableDeviceStream;
-use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{Device, ExportOptions, FFI_ArrowDeviceArrayStream};
 
 /// Runs a plan and returns its result as a stream of batches on a device. Batches that are on the
@@ -47,7 +47,7 @@ pub fn execute_on_device(
 ///
 /// The runtime must outlive the stream: once it shuts down, the consumer gets ECANCELED, and never
 /// an end that looks like the plan's.
-/// [`BlockingReader`](arrow_device::async_stream::BlockingReader) describes which threads may read
+/// [`BlockingReader`] describes which threads may read
 /// the result: a worker of a multi-threaded runtime may, and the thread of a current-thread runtime
 /// gets an error. A current-thread runtime must be in its `block_on`, on its own thread, while the
 /// result is read (see [`execute_on_device`]).
@@ -61,6 +61,6 @@ pub fn export_plan(
     device: &Device,
     options: ExportOptions,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
-    let reader = execute_on_device(plan, context, device)?.into_blocking_reader();
+    let reader = BlockingReader::new(execute_on_device(plan, context, device)?);
     FFI_ArrowDeviceArrayStream::new(reader, options).map_err(to_datafusion)
 }

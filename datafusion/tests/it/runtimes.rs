@@ -5,11 +5,10 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Error, FFI_ArrowDeviceArrayStream,
 };
-use arrow_device_datafusion::{SendableDeviceStream, execute_on_device};
+use arrow_device_datafusion::{BlockingReader, SendableDeviceStream, execute_on_device};
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
 use futures::StreamExt;
@@ -214,7 +213,7 @@ fn read_within(runtime: Runtime, spawned: bool, tasks: Tasks, sim: &Arc<Sim>) ->
             tokio::spawn(read).await.unwrap()
         }),
         false => runtime.block_on(async {
-            let reader = stream(tasks, &sim).await.into_blocking_reader();
+            let reader = BlockingReader::new(stream(tasks, &sim).await);
             reader.collect()
         }),
     })
@@ -250,7 +249,7 @@ fn a_scan_is_read_by_a_task_on_a_worker() {
                     false => scan(table).await,
                 };
                 let stream = execute_on_device(plan, session().task_ctx(), &device).unwrap();
-                let reader = stream.into_blocking_reader();
+                let reader = BlockingReader::new(stream);
                 reader.map(|batch| batch.unwrap().num_rows()).sum::<usize>()
             };
             runtime(2).block_on(async { tokio::spawn(read).await.unwrap() })
@@ -277,7 +276,7 @@ fn on_the_thread_of_a_current_thread_runtime_it_is_an_error() {
     let device = sim.device.clone();
     let error = timed(move || {
         let read = async move {
-            let mut reader = stream(Tasks::GroupBy, &device).await.into_blocking_reader();
+            let mut reader = BlockingReader::new(stream(Tasks::GroupBy, &device).await);
             reader.next().unwrap().unwrap_err()
         };
         LocalSet::new().block_on(&runtime(2), read)
@@ -293,7 +292,7 @@ fn a_result_is_read_on_a_blocking_thread_of_any_runtime() {
         let device = sim.device.clone();
         let batches = timed(move || {
             runtime(workers).block_on(async {
-                let reader = stream(Tasks::GroupBy, &device).await.into_blocking_reader();
+                let reader = BlockingReader::new(stream(Tasks::GroupBy, &device).await);
                 let read = tokio::task::spawn_blocking(|| reader.collect::<Batches>());
                 read.await.unwrap()
             })

@@ -6,7 +6,6 @@ use std::task::{Context, Poll, ready};
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
-use super::adapters::blocking::BlockingReader;
 use super::adapters::host::HostRecordBatchStream;
 use super::batch::AsyncBatch;
 use crate::abi::ArrowDeviceType;
@@ -36,15 +35,6 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
     {
         let schema = self.schema();
         HostRecordBatchStream::new(self, schema)
-    }
-
-    /// Returns the stream as a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), whose reads block the thread.
-    fn into_blocking_reader(self) -> BlockingReader<Self>
-    where
-        Self: Sized,
-    {
-        let (schema, device_type) = (self.schema(), self.device_type());
-        BlockingReader::new(self, schema, device_type)
     }
 }
 

@@ -59,8 +59,7 @@
 //!
 //! and they make of one
 //! - a stream of host batches, arrow-rs's [`RecordBatchStream`](arrow_array::nonblocking::RecordBatchStream):
-//!   [`into_host_stream`](DeviceRecordBatchStream::into_host_stream);
-//! - a reader that blocks: [`into_blocking_reader`](DeviceRecordBatchStream::into_blocking_reader).
+//!   [`into_host_stream`](DeviceRecordBatchStream::into_host_stream).
 //!
 //! # Waiting
 //!
@@ -74,9 +73,7 @@ mod items;
 mod producer;
 mod sync;
 
-pub use adapters::{
-    BlockingReader, HostRecordBatchStream, MovingStream, ReaderStream, UploadingStream,
-};
+pub use adapters::{HostRecordBatchStream, MovingStream, ReaderStream, UploadingStream};
 pub use batch::AsyncBatch;
 pub use consumer::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Batches, Opening};
 pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};

@@ -2,21 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc;
-use std::task::Poll;
-use std::thread;
 use std::time::Instant;
 
-use arrow_device::async_stream::{BlockingReader, DeviceRecordBatchStream, ReaderStream};
+use arrow_device::async_stream::{DeviceRecordBatchStream, ReaderStream};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Error,
     Result,
 };
 use arrow_schema::ArrowError;
-use futures::stream;
 
 use crate::async_stream::kit::*;
-use crate::async_stream::producer::adapted;
 
 // ---- ReaderStream
 
@@ -60,7 +55,6 @@ pub(crate) fn counting(
     move || numbers.next().map(|i| Ok(batch(i)))
 }
 
-/// And again as a reader.
 #[test]
 fn a_reader_as_a_stream() {
     for depth in [0, 1, 5, usize::MAX >> 1] {
@@ -68,15 +62,8 @@ fn a_reader_as_a_stream() {
         let stream = ReaderStream::spawn(reader, depth).unwrap();
         assert_eq!(stream.schema(), numbers(0, 1).schema());
         assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
-        let found: Vec<_> = if depth == 1 {
-            let reader = stream.into_blocking_reader();
-            assert_eq!(reader.schema(), numbers(0, 1).schema());
-            assert_eq!(reader.device_type(), ArrowDeviceType::CPU);
-            reader.map(|b| number_of(&b.unwrap())).collect()
-        } else {
-            let found = all(stream).into_iter();
-            found.map(|b| number_of(&b.unwrap())).collect()
-        };
+        let found = all(stream).into_iter();
+        let found: Vec<_> = found.map(|b| number_of(&b.unwrap())).collect();
         assert_eq!(found, (0..100).collect::<Vec<_>>());
         eventually("the thread ends", || dropped.load(SeqCst));
     }
@@ -171,178 +158,4 @@ fn dropping_a_reader_stream_ends_its_thread() {
     assert!(!dropped.load(SeqCst));
     gate.open();
     eventually("the thread ends", || dropped.load(SeqCst));
-}
-
-// ---- BlockingReader
-
-/// A foreign async stream as a plain reader of the host; its error comes along.
-#[test]
-fn an_async_stream_as_a_reader_of_the_host() {
-    let (producer, stream) = crate::async_stream::consumer::opened(2);
-    let feeding = std::thread::spawn(move || {
-        for i in 0..100 {
-            eventually("a request", || producer.requested() > i);
-            producer.task(&batch(i));
-        }
-        producer.error(7, Some(c"line 7"), None);
-        producer.release();
-        producer.assert_balanced_but_tasks();
-    });
-    let reader = stream.into_batches().into_blocking_reader();
-    let mut reader = reader.into_host_reader();
-    for (i, back) in (0..100).zip(&mut reader) {
-        assert_eq!(back.unwrap(), numbers(i * 100, 5));
-    }
-    let e = reader.next().unwrap().unwrap_err();
-    assert!(e.to_string().contains("line 7"), "{e}");
-    assert!(reader.next().is_none());
-    feeding.join().unwrap();
-}
-
-/// Whatever parks the thread within a poll takes the token of the wake-up.
-#[test]
-fn a_reader_waits_for_a_wake_and_not_for_a_token() {
-    let mut polls = 0;
-    let stream = futures::stream::poll_fn(move |cx| {
-        polls += 1;
-        if polls > 1 {
-            return Poll::Ready(None);
-        }
-        cx.waker().wake_by_ref();
-        std::thread::park();
-        Poll::Pending
-    });
-    assert!(adapted(stream).into_blocking_reader().next().is_none());
-}
-
-#[test]
-fn a_stream_is_not_asked_after_its_end_or_an_error() {
-    for fails in [false, true] {
-        let mut polls = 0;
-        let stream = futures::stream::poll_fn(move |_| {
-            polls += 1;
-            assert_eq!(polls, 1, "asked again");
-            Poll::Ready(fails.then(|| Err(Error::InvalidArgument("no".into()))))
-        });
-        let mut reader = adapted(stream).into_blocking_reader();
-        assert_eq!(reader.next().is_some(), fails);
-        assert!(reader.next().is_none());
-    }
-}
-
-// ---- BlockingReader on threads of Tokio's
-
-/// Runs a test on a thread that may hang, which is a failure.
-#[track_caller]
-fn timed<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(test()));
-    receiver
-        .recv_timeout(LONG)
-        .expect("it hangs, or has panicked")
-}
-
-/// A runtime of this many workers; of one thread, with none.
-fn runtime(workers: usize) -> tokio::runtime::Runtime {
-    let mut builder = match workers {
-        0 => tokio::runtime::Builder::new_current_thread(),
-        _ => tokio::runtime::Builder::new_multi_thread(),
-    };
-    builder.worker_threads(workers.max(1)).build().unwrap()
-}
-
-/// More than a task may take without giving its thread back.
-const MANY: i64 = 400;
-
-/// A reader of a Tokio channel with room for `room` batches, which another task fills: one that the reading task has spawned last, so
-/// that Tokio keeps it for the same worker. With room for all of them it is full: nothing is ever waited for, and only the budget is
-/// spent.
-fn received(room: usize) -> BlockingReader<impl DeviceRecordBatchStream> {
-    let (sender, mut receiver) = tokio::sync::mpsc::channel(room);
-    if room as i64 == MANY {
-        (0..MANY).for_each(|i| sender.try_send(Ok(batch(i))).unwrap());
-    } else {
-        tokio::spawn(async move {
-            for i in 0..MANY {
-                sender.send(Ok(batch(i))).await.unwrap();
-            }
-        });
-    }
-    let received = stream::poll_fn(move |cx| receiver.poll_recv(cx));
-    adapted(received).into_blocking_reader()
-}
-
-fn read_all(reader: impl Iterator<Item = Result<DeviceRecordBatch>>) {
-    let found: Vec<_> = reader.map(|b| number_of(&b.unwrap())).collect();
-    assert_eq!(found, (0..MANY).collect::<Vec<_>>());
-}
-
-#[test]
-fn a_tokio_channel_is_read_by_a_task_on_a_worker_and_on_a_blocking_thread() {
-    if cfg!(miri) {
-        return;
-    }
-    for workers in [0, 2] {
-        timed(move || {
-            runtime(workers).block_on(async {
-                let reader = received(4);
-                let read = tokio::task::spawn_blocking(|| read_all(reader));
-                read.await.unwrap();
-            });
-        });
-    }
-    for workers in [1, 2, 4] {
-        for room in [1, 4, MANY as usize] {
-            timed(move || {
-                runtime(workers).block_on(async {
-                    let read = async move { read_all(received(room)) };
-                    tokio::spawn(read).await.unwrap();
-                    // In what the runtime blocks on, too.
-                    read_all(received(room));
-                });
-            });
-        }
-    }
-}
-
-/// Its producer could not run meanwhile: an error, neither a wait for ever nor a panic.
-#[test]
-fn on_the_thread_of_a_current_thread_runtime_a_read_is_an_error() {
-    if cfg!(miri) {
-        return;
-    }
-    for spawned in [true, false] {
-        let (error, next) = timed(move || {
-            let read = async {
-                let mut reader = received(4);
-                (reader.next().unwrap().unwrap_err(), reader.next())
-            };
-            runtime(0).block_on(async move {
-                match spawned {
-                    true => tokio::spawn(read).await.unwrap(),
-                    false => read.await,
-                }
-            })
-        });
-        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
-        assert!(error.to_string().contains("spawn_blocking"), "{error}");
-        assert!(next.is_none());
-    }
-}
-
-/// A panic of the stream is the reader's own, on a worker as elsewhere.
-#[test]
-fn a_panic_of_the_stream_on_a_worker_is_the_readers() {
-    if cfg!(miri) {
-        return;
-    }
-    let text = timed(|| {
-        let read = async {
-            let stream = stream::poll_fn(|_| panic!("inside the stream"));
-            adapted(stream).into_blocking_reader().next();
-        };
-        let panic = runtime(2).block_on(async { tokio::spawn(read).await.unwrap_err() });
-        *panic.into_panic().downcast::<&str>().unwrap()
-    });
-    assert_eq!(text, "inside the stream");
 }

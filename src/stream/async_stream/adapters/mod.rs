@@ -1,13 +1,11 @@
 //! Adapters to and from other streams and readers.
 
 mod ahead;
-pub(super) mod blocking;
 pub(super) mod host;
 mod moving;
 mod reader;
 mod upload;
 
-pub use blocking::BlockingReader;
 pub use host::HostRecordBatchStream;
 pub use moving::MovingStream;
 pub use reader::ReaderStream;

@@ -1,25 +1,21 @@
-//! Streams as readers.
+//! [`BlockingReader`]: results of plans as readers.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::{DeviceRecordBatch, DeviceRecordBatchReader, Error, Result};
 use arrow_schema::SchemaRef;
-use futures_core::Stream;
 use tokio::task::block_in_place;
 
-use crate::abi::ArrowDeviceType;
-use crate::async_stream::batch::AsyncBatch;
-use crate::data::DeviceRecordBatch;
-use crate::error::{Error, Result};
-use crate::stream::DeviceRecordBatchReader;
+use super::stream::SendableDeviceStream;
 
-/// Reads a stream as a [`DeviceRecordBatchReader`], made by
-/// [`into_blocking_reader`](crate::async_stream::DeviceRecordBatchStream::into_blocking_reader). Reading a batch
-/// blocks the thread until there is one.
+/// Reads a stream of device batches, such as the result of [`execute_on_device`](crate::execute_on_device), as a
+/// [`DeviceRecordBatchReader`]. Reading a batch blocks the thread until there is one.
 ///
 /// | thread that reads | what happens |
 /// | --- | --- |
@@ -34,6 +30,7 @@ use crate::stream::DeviceRecordBatchReader;
 /// ```
 /// use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 /// use arrow_device::{DeviceRecordBatch, Result};
+/// use arrow_device_datafusion::BlockingReader;
 /// use tokio::sync::mpsc;
 ///
 /// # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -45,34 +42,31 @@ use crate::stream::DeviceRecordBatchReader;
 /// tokio::spawn(async move { while sender.send(Ok(batch.clone())).await.is_ok() {} });
 ///
 /// let received = futures::stream::poll_fn(move |cx| receiver.poll_recv(cx));
-/// let reader = DeviceRecordBatchStreamAdapter::new(schema, device_type, received).into_blocking_reader();
+/// let received = DeviceRecordBatchStreamAdapter::new(schema, device_type, received);
+/// let reader = BlockingReader::new(Box::pin(received));
 /// assert_eq!(reader.take(1000).filter(Result::is_ok).count(), 1000);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
-pub struct BlockingReader<S> {
+pub struct BlockingReader {
     /// `None` after its end or an error.
-    stream: Option<Pin<Box<S>>>,
+    stream: Option<SendableDeviceStream>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
 }
 
-impl<S> BlockingReader<S> {
-    pub(in crate::stream) fn new(
-        stream: S,
-        schema: SchemaRef,
-        device_type: ArrowDeviceType,
-    ) -> Self {
+impl BlockingReader {
+    /// Makes a reader of a stream.
+    pub fn new(stream: SendableDeviceStream) -> Self {
         Self {
-            schema,
-            device_type,
-            stream: Some(Box::pin(stream)),
+            schema: stream.schema(),
+            device_type: stream.device_type(),
+            stream: Some(stream),
         }
     }
 }
 
-impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Iterator for BlockingReader<S> {
+impl Iterator for BlockingReader {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -82,19 +76,26 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Iterator for BlockingRead
         if !matches!(next, Some(Ok(_))) {
             self.stream = None;
         }
-        next.map(|next| next.map(|batch| batch.into().batch))
+        next
     }
 }
 
-impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> DeviceRecordBatchReader
-    for BlockingReader<S>
-{
+impl DeviceRecordBatchReader for BlockingReader {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
         self.device_type
+    }
+}
+
+impl fmt::Debug for BlockingReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockingReader")
+            .field("schema", &self.schema)
+            .field("device_type", &self.device_type)
+            .finish_non_exhaustive()
     }
 }
 
@@ -111,9 +112,10 @@ fn waiting<T>(wait: impl FnOnce() -> T) -> Result<T> {
         Ok(Some(result)) => Ok(result),
         Err(panic) if wait.is_none() => resume_unwind(panic),
         // Tokio has not run `wait`.
-        _ => Err(Error::argument(
+        _ => Err(Error::InvalidArgument(
             "a blocking reader was read on the only thread that runs a Tokio runtime's tasks: read it in \
-             tokio::task::spawn_blocking, or on a multi-threaded runtime",
+             tokio::task::spawn_blocking, or on a multi-threaded runtime"
+                .into(),
         )),
     }
 }
@@ -140,5 +142,72 @@ fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         while !unpark.1.swap(false, Ordering::Acquire) {
             thread::park();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+    use arrow_schema::Schema;
+    use futures::stream::{self, Stream};
+
+    use super::*;
+
+    fn reader(
+        stream: impl Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
+    ) -> BlockingReader {
+        let schema = Arc::new(Schema::empty());
+        let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, stream);
+        BlockingReader::new(Box::pin(stream))
+    }
+
+    /// Whatever parks the thread within a poll takes the token of the wake-up.
+    #[test]
+    fn a_reader_waits_for_a_wake_and_not_for_a_token() {
+        let mut polls = 0;
+        let stream = stream::poll_fn(move |cx| {
+            polls += 1;
+            if polls > 1 {
+                return Poll::Ready(None);
+            }
+            cx.waker().wake_by_ref();
+            thread::park();
+            Poll::Pending
+        });
+        assert!(reader(stream).next().is_none());
+    }
+
+    #[test]
+    fn a_stream_is_not_asked_after_its_end_or_an_error() {
+        for fails in [false, true] {
+            let mut polls = 0;
+            let stream = stream::poll_fn(move |_| {
+                polls += 1;
+                assert_eq!(polls, 1, "asked again");
+                Poll::Ready(fails.then(|| Err(Error::InvalidArgument("no".into()))))
+            });
+            let mut reader = reader(stream);
+            assert_eq!(reader.next().is_some(), fails);
+            assert!(reader.next().is_none());
+        }
+    }
+
+    /// A panic of the stream is the reader's own, on a worker as elsewhere.
+    #[test]
+    fn a_panic_of_the_stream_on_a_worker_is_the_readers() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .build()
+            .unwrap();
+        let read = async {
+            reader(stream::poll_fn(|_| panic!("inside the stream"))).next();
+        };
+        let panic = runtime.block_on(async { tokio::spawn(read).await.unwrap_err() });
+        assert_eq!(
+            *panic.into_panic().downcast::<&str>().unwrap(),
+            "inside the stream"
+        );
     }
 }
