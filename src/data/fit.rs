@@ -1,8 +1,9 @@
 //! Whether rows fit a type that was declared for them: by the schema of their stream, or by the first of several arrays.
 //!
 //! They fit if the columns have the same names in the same order, if types are the same but for what the item of a list and
-//! the entries of a map are called, and if nothing may be null that was declared not to be. Metadata does not matter. A field
-//! that may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
+//! the entries of a map are called, and if nothing may be null that was declared not to be. Metadata does not matter, except two
+//! different extension types. Sorted maps fit maps that need not be, and whether a dictionary is ordered does not matter. A field that
+//! may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -48,6 +49,9 @@ impl DeviceArray {
     pub(crate) fn fitted(self, field: &FieldRef) -> Result<Self> {
         let may_be_null = self.field().is_none_or(|field| field.is_nullable());
         let mut fit = Fit::new(&self, "array".into(), "the array", "its stream");
+        if let Some(got) = self.field() {
+            fit.extension(got, field)?;
+        }
         let (view, nulls) = (self.view(), self.null_count());
         fit.field(view, may_be_null, nulls, self.data_type(), field, true)?;
         let array = match self.data_type() == field.data_type() {
@@ -118,6 +122,7 @@ impl<'a> Fit<'a> {
                         let is = format!("is called '{got}'");
                         return self.refuse(is, format!("'{declared}'"), "rename it first");
                     }
+                    self.extension(got, declared)?;
                     let (may_be_null, nulls) = (got.is_nullable(), self.tree.null_count(child));
                     let got = got.data_type();
                     self.field(child, may_be_null, nulls, got, declared, inner_names)?;
@@ -149,7 +154,11 @@ impl<'a> Fit<'a> {
         if may_be_null && !declared.is_nullable() && !is_without_nulls(self.tree, view, nulls) {
             let (is, way_out) = match nulls {
                 Some(nulls @ 1..) => (format!("has {nulls} nulls"), "declare it nullable there"),
-                _ => (
+                Some(0) => (
+                    "may have nulls in its values".to_owned(),
+                    "declare it nullable there",
+                ),
+                None => (
                     "may have nulls".to_owned(),
                     "declare it nullable there; if there are none, compact() counts",
                 ),
@@ -157,6 +166,16 @@ impl<'a> Fit<'a> {
             return self.refuse(is, "is not nullable".to_owned(), way_out);
         }
         self.types(view, got, declared.data_type(), names)
+    }
+
+    /// Refuses another extension type.
+    fn extension(&self, got: &Field, declared: &Field) -> Result<()> {
+        match (got.extension_type_name(), declared.extension_type_name()) {
+            (Some(got), Some(declared)) if got != declared => {
+                self.refuse(format!("is {got}"), declared.to_owned(), "cast it first")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn refuse(&self, is: String, declared: String, way_out: &str) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::data::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::parts::Parts;
 use crate::data::tree::{Node, Slot, Tree, View};
-use crate::device::{Device, DeviceId, SyncEvent};
+use crate::device::{ALIGNMENT, Device, DeviceId, SyncEvent};
 use crate::error::{Error, Result};
 use crate::interchange::release::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
@@ -66,8 +66,11 @@ struct NodeData {
     n_used: u32,
 }
 
-/// The offset of arrays without rows that come without one. Consumers read it, and nobody writes it.
-static ZERO: i64 = 0;
+/// The offset of arrays without rows that come without one, padded as other buffers are. Consumers read it, and nobody writes it.
+static ZERO: Zeros = Zeros([0; ALIGNMENT]);
+
+#[repr(align(64))]
+struct Zeros(#[allow(dead_code)] [u8; ALIGNMENT]);
 
 /// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of
 /// them is passed on.

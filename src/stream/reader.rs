@@ -11,10 +11,10 @@ use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
 /// may be on several devices of that type. All readers of this crate end after an error.
 ///
 /// # Schemas
-/// The schema of a batch may be narrower than its stream's. Where a batch is exported, uploaded or staged to the host, it gets
+/// A batch may have fields that are never null where the stream's may be. Where a batch is exported, uploaded or staged to the host, it gets
 /// the stream's schema, without a copy, if it fits: the columns have the same names in the same order, and the same types but
 /// for what the items of lists, the entries of maps and the children of run-end encoded columns are called. Metadata does not
-/// matter. What may be null does not fit a field that is not nullable, unless its nulls have been counted and there are none;
+/// matter, except two different extension types. What may be null does not fit a field that is not nullable, unless its nulls have been counted and there are none;
 /// nothing is read to find that out. Otherwise the stream ends with an [`Error::InvalidArgument`](crate::Error::InvalidArgument)
 /// that names the field and what to do. The same holds for streams of arrays, and for asynchronous ones.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {

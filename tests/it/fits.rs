@@ -280,6 +280,10 @@ fn cases() -> Vec<Case> {
     let texts = |key| Dictionary(Box::new(key), Box::new(Utf8));
     let ree = |name: &str| RunEndEncoded(required("ends", Int32), field(name, Utf8));
     let in_dictionary = |name: &str| Dictionary(Box::new(Int8), Box::new(list(item(name, true))));
+    let named = |name: &str| {
+        let metadata = [("ARROW:extension:name".to_owned(), name.to_owned())];
+        a(Utf8).with_metadata(metadata.into())
+    };
     let two = vec![a(Int32), Field::new("b", Int32, true)];
     vec![
         case("the same", a(Int32), a(Int32), some),
@@ -447,6 +451,14 @@ fn cases() -> Vec<Case> {
             some,
         )
         .refused(&["column 'a' is Union", "cast"]),
+        case(
+            "another extension",
+            named("arrow.x"),
+            named("arrow.json"),
+            some,
+        )
+        .refused(&["column 'a' is arrow.json", "arrow.x", "cast"]),
+        case("an extension more", a(Utf8), named("arrow.json"), some),
         Case {
             got: two,
             ..case("more columns", a(Int32), a(Int32), some)
@@ -488,8 +500,14 @@ fn on_every_way() {
                     assert!(text.contains(word), "{context}: {text}");
                 }
             }
-            // Columns are joined whatever they are called, and the nulls in their own bitmaps are counted.
-            let other = ["another name", "runs with nulls"].contains(&case.name);
+            // Columns are joined whatever their fields say, and the nulls in their own bitmaps are counted.
+            let other = [
+                "another name",
+                "another extension",
+                "an order",
+                "runs with nulls",
+            ];
+            let other = other.contains(&case.name);
             let up: Result<Vec<_>> = uploaded(&place.device, &sent).into_iter().collect();
             let joined = up.and_then(|up| DeviceRecordBatch::concat(&schema, &up));
             let context = format!("{}, concat, {place}", case.name);
@@ -497,8 +515,11 @@ fn on_every_way() {
                 Ok(joined) => {
                     assert!(case.refused.is_empty() || other, "{context}");
                     assert_eq!(joined.schema(), schema, "{context}");
-                    let joined = joined.slice(0, exact.num_rows()).unwrap().to_host();
-                    assert_same_batch(&exact, &joined.expect(&context), &context);
+                    for i in 0..3 {
+                        let rows = joined.slice(i * exact.num_rows(), exact.num_rows());
+                        let rows = rows.unwrap().to_host().expect(&context);
+                        assert_same_batch(&exact, &rows, &context);
+                    }
                 }
                 Err(e) => assert!(!case.refused.is_empty() && !other, "{context}: {e}"),
             }

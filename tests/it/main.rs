@@ -51,6 +51,7 @@ mod packing;
 mod pending;
 #[cfg(not(miri))]
 mod properties;
+mod queued;
 mod schemas;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod sim_kernel;

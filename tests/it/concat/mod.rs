@@ -347,7 +347,7 @@ fn shared_memory_is_kept_once() {
 #[test]
 fn many_dictionaries_of_runs() {
     use arrow_array::{DictionaryArray, Int32Array, NullArray, RunArray, types::Int32Type};
-    const N: i32 = 4000;
+    const N: i32 = 16_000;
     let cpu = Devices::cpu();
     let arrays: Vec<_> = (1..=N)
         .map(|i| {
@@ -359,8 +359,8 @@ fn many_dictionaries_of_runs() {
         .collect();
     let start = std::time::Instant::now();
     let whole = DeviceArray::concat(&arrays.iter().collect::<Vec<_>>()).unwrap();
-    // A comparison of each with all others takes much longer.
-    assert!(start.elapsed().as_secs() < 3, "{:?}", start.elapsed());
+    // A comparison of each with all others takes minutes.
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
     assert_eq!(whole.len(), N as usize);
-    assert_eq!(whole.child(0).unwrap().len(), (2 * N * N) as usize);
+    assert_eq!(whole.child(0).unwrap().len(), 2 * (N as usize).pow(2));
 }
