@@ -16,6 +16,20 @@ pub(crate) type HostWork = Box<dyn FnOnce() + Send>;
 /// Records commands into a command buffer that has begun.
 pub(crate) type Record<'a> = &'a mut dyn FnMut(&ash::Device, vk::CommandBuffer);
 
+/// Records a barrier between all earlier commands of the VkQueue and all later ones.
+///
+/// # Safety
+/// The command buffer records, and is of a family that [`serves`](crate::physical::serves).
+pub(crate) unsafe fn record_full_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    let all = vk::PipelineStageFlags::ALL_COMMANDS;
+    let barrier = [vk::MemoryBarrier::default()
+        .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+        .dst_access_mask(vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE)];
+    let none = vk::DependencyFlags::empty();
+    // SAFETY: the caller guarantees the command buffer; these accesses are allowed with all stages.
+    unsafe { device.cmd_pipeline_barrier(commands, all, all, none, &barrier, &[], &[]) };
+}
+
 /// One submission, and the work of the host before and after it.
 #[derive(Default)]
 pub(crate) struct Batch<'a> {

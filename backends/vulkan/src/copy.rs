@@ -145,20 +145,6 @@ unsafe fn record_between(
     barrier(Stage::TRANSFER, Stage::ALL_COMMANDS | Stage::HOST, after);
 }
 
-/// Records a barrier between all earlier commands of the VkQueue and all later ones.
-///
-/// # Safety
-/// As [`record_between`].
-pub(crate) unsafe fn record_full_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
-    let all = vk::PipelineStageFlags::ALL_COMMANDS;
-    let barrier = [vk::MemoryBarrier::default()
-        .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
-        .dst_access_mask(vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE)];
-    let none = vk::DependencyFlags::empty();
-    // SAFETY: the caller guarantees the command buffer; these accesses are allowed with all stages.
-    unsafe { device.cmd_pipeline_barrier(commands, all, all, none, &barrier, &[], &[]) };
-}
-
 impl Shared {
     /// Makes a staging buffer of the size, unless it is 0.
     fn stage(&self, bytes: usize) -> Result<Option<Arc<Buffer>>> {

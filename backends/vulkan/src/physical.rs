@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use arrow_device::device::DeviceId;
 use arrow_device::device::parts::{Process, exit};
@@ -10,7 +10,6 @@ use arrow_device::{ArrowDeviceType, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Of, absent, absent_after};
-use crate::context::lock;
 
 /// What Vulkan reports about a physical device.
 #[derive(Clone, Debug)]
@@ -243,7 +242,9 @@ static IDLE: Mutex<Vec<(Kind, ash::Device)>> = Mutex::new(Vec::new());
 
 /// Keeps a device of [`take_device`], whose work has ended and of which nothing is left.
 pub(crate) fn keep_device(kind: Kind, device: ash::Device) {
-    lock(&IDLE).push((kind, device));
+    let idle = IDLE.lock();
+    idle.unwrap_or_else(PoisonError::into_inner)
+        .push((kind, device));
 }
 
 /// Returns a device of this crate: one that nobody uses, or else a new one.
@@ -251,7 +252,7 @@ pub(crate) fn keep_device(kind: Kind, device: ash::Device) {
 /// # Safety
 /// The physical device is one of the instance's and lacks nothing, and the family has as many queues.
 pub(crate) unsafe fn take_device(instance: &'static Instance, kind: Kind) -> Answer<ash::Device> {
-    let mut idle = lock(&IDLE);
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(at) = idle.iter().position(|(other, _)| *other == kind) {
         return Ok(idle.swap_remove(at).1);
     }

@@ -152,7 +152,7 @@ unsafe impl RawQueue for VulkanQueue {
             // (VUID-vkCmdSetEvent-stageMask-parameter), and none is the host's (-stageMask-01149).
             unsafe {
                 // To set an event makes nothing available, such as what a program's commands have written.
-                crate::copy::record_full_barrier(device, commands);
+                crate::batch::record_full_barrier(device, commands);
                 device.cmd_set_event(commands, event, all);
             }
         };

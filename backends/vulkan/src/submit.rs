@@ -12,10 +12,9 @@ use std::time::Duration;
 use arrow_device::Result;
 use ash::vk;
 
-use crate::batch::{Batch, Flying, Held, State, Track, Wait};
+use crate::batch::{Batch, Flying, Held, State, Track, Wait, record_full_barrier};
 use crate::codes::{Answer, Failed, Of};
 use crate::context::{Context, SharedQueue, lock};
-use crate::copy::record_full_barrier;
 use crate::lane::{Lane, Point};
 
 /// The pause between two attempts to wait for the device.
