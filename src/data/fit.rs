@@ -1,7 +1,7 @@
 //! Whether rows fit a type that was declared for them: by the schema of their stream, or by the first of several arrays.
 //!
-//! They fit if the columns have the same names in the same order, if types are the same but for what the item of a list and
-//! the entries of a map are called, and if nothing may be null that was declared not to be. Metadata does not matter, except two
+//! They fit if the columns have the same names in the same order, if types are the same, except for the names of a list's item and
+//! of a map's entries, and if nothing may be null that was declared not to be. Metadata does not matter, except two
 //! different extension types. Sorted maps fit maps that need not be, and whether a dictionary is ordered does not matter. A field that
 //! may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
 

@@ -37,7 +37,8 @@ pub struct LiveBytes(Arc<AtomicUsize>);
 
 impl LiveBytes {
     /// Runs `work`. Device memory that this thread allocates meanwhile belongs to this count until it is freed, except in scopes of
-    /// other counts within `work`. In destructors of thread-local values that come after this crate's own, nothing is counted. A panic passes through.
+    /// other counts within `work`. In destructors of thread-local values that run after this crate's own, nothing is counted. A panic
+    /// passes through.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Outer(Option<LiveBytes>);
         impl Drop for Outer {

@@ -11,11 +11,11 @@ use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
 /// may be on several devices of that type. All readers of this crate end after an error.
 ///
 /// # Schemas
-/// A batch may have fields that are never null where the stream's may be. Where a batch is exported, uploaded or staged to the host, it gets
-/// the stream's schema, without a copy, if it fits: the columns have the same names in the same order, and the same types but
-/// for what the items of lists, the entries of maps and the children of run-end encoded columns are called. Metadata does not
-/// matter, except two different extension types. What may be null does not fit a field that is not nullable, unless its nulls have been counted and there are none;
-/// nothing is read to find that out. Otherwise the stream ends with an [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+/// A batch may have fields that are never null where the stream's may be. Where a batch is exported, uploaded or staged to the
+/// host, it gets the stream's schema, without a copy, if it fits: the columns have the same names in the same order, and the same
+/// types, except for the names of lists' items, of maps' entries and of the children of run-end encoded columns. Metadata does not
+/// matter, except two different extension types. What may be null does not fit a field that is not nullable, unless its nulls have
+/// been counted and there are none; nothing is read to find that out. Otherwise the stream ends with an [`Error::InvalidArgument`](crate::Error::InvalidArgument)
 /// that names the field and what to do. The same holds for streams of arrays, and for asynchronous ones.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     /// Returns the schema that all batches fit.

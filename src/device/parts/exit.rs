@@ -73,8 +73,8 @@ pub fn enter() -> Option<Inside> {
 /// Watches for the end of the process, when libraries of drivers run their destructors: a thread that is in one of them crashes. A
 /// backend calls this whenever it has made a device, since what is registered last runs first: before the destructors of the libraries that
 /// were loaded for the device. A thread that leaves a runtime registers again now and then, for what those libraries make later. A backend
-/// calls [`enter`] before each call of the runtime on threads that may outlive `main`, and wherever the last
-/// handle of a device may be dropped.
+/// calls [`enter`] before each call of the runtime on threads that may outlive `main`, and wherever the last handle of a device may be
+/// dropped.
 ///
 /// All backends of a process share what is known of its end. On systems without `atexit`, and under Miri, this does nothing.
 ///

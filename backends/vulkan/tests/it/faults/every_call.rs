@@ -196,7 +196,7 @@ fn every_call_fails_once() {
         return;
     }
     let program = Program::new();
-    // But for what an opening keeps.
+    // Without what an opening keeps.
     let left = || {
         let mut left = live();
         left.retain(|kind, _| !["instance", "device"].contains(kind));
