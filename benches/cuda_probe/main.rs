@@ -12,6 +12,7 @@ mod data;
 mod machine;
 mod peer;
 mod raw;
+mod sizes;
 mod stats;
 mod streams;
 mod texts;
@@ -174,13 +175,15 @@ fn run(args: &Args, device: Device) -> Res<usize> {
         println!("QUICK: shows that the probe runs. These figures are no record.\n");
     }
     type Part = fn(&Probe) -> Res<()>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 8] = [
+        ("the first upload", sizes::first),
         ("machine", machine::run),
         ("raw copies", transfers::raw),
         ("this crate: 512 MiB", transfers::large),
         ("this crate: many and few columns", transfers::small),
         ("this crate: 300 text columns", texts::run),
         ("this crate: streams", streams::run),
+        ("this crate: sizes and threads", sizes::run),
     ];
     let mut failed = 0;
     for (name, part) in parts {

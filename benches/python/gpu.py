@@ -8,6 +8,7 @@ ROWS = [
     ("U1", "upload 8 x 64 MiB, page-locked source"), ("U2", "upload 8 x 64 MiB, pageable source"),
     ("U3", "the same, beside the driver's own copy"), ("U4", "upload 1000 columns x 10 rows"),
     ("U5", "upload 1000 columns x 1000 rows"), ("U6", "upload 1 column x 1 row"),
+    ("U7", "upload 64 KiB to 64 MiB in 10 columns, the worst size"), ("U8", "the first upload of a process"),
     ("S1", "50 batches x 8 MiB up, producer at different speeds"), ("S2", "streams up and down together"),
     ("D1", "download of 512 MiB into page-locked memory"), ("D2", "download of 512 MiB into heap memory"),
 ]

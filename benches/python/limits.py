@@ -41,6 +41,8 @@ LIMITS = {
     "U4": ("packed by hand from the batch, and one raw copy", None),
     "U5": ("as U4", None),
     "U6": ("one raw copy of as many bytes", None),
+    "U7": ("a block and a copy for each column", None),
+    "U8": ("the target itself", TARGET),
     "S1": ("the slower of producer and uploads, and one batch", None),
     "S2": ("raw copies both ways at once", None),
     "D1": ("one raw copy of as many bytes", None),
