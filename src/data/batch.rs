@@ -7,7 +7,7 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_tree;
-use crate::data::layout::{Layout, check_rows, check_type, child_type};
+use crate::data::layout::{check_rows, check_type};
 use crate::data::nested::check_columns;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
@@ -135,9 +135,9 @@ impl DeviceRecordBatch {
         &self.schema
     }
 
-    /// Returns the same columns with another schema, which must be a superset of the batch's: it may have more metadata,
-    /// and fields that are nullable where the batch's are not ([`Schema::contains`]). The fields of unions keep their number and
-    /// order. Nothing is copied or read.
+    /// Returns the same rows with another schema, which they must fit: names, their order and types are the same, except for the names
+    /// of lists' items and maps' entries, and no column may have nulls that the schema does not allow. Metadata may differ, except two
+    /// different extension types. Nothing is copied or read. The streams of this crate do the same with the batches that they pass on.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -152,24 +152,9 @@ impl DeviceRecordBatch {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the schema is not a superset of the batch's.
+    /// Returns [`Error::InvalidArgument`] with the column and the way out if they do not fit.
     pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
-        let mut pairs = schema.fields().iter().zip(self.schema.fields());
-        let unions = pairs.all(|(new, old)| unions_agree(new.data_type(), old.data_type()));
-        if !schema.contains(&self.schema) || !unions {
-            return Err(Error::argument(format!(
-                "DeviceRecordBatch::with_schema on {}: the target schema is not a superset of the batch's: target={schema} \
-                 current={}; keep names, types, metadata and the fields of unions, and make no field less nullable",
-                self.device(),
-                self.schema
-            )));
-        }
-        if self.schema.fields() == schema.fields() {
-            let array = self.array;
-            return Ok(Self { schema, array });
-        }
-        let columns: Vec<_> = self.columns().collect();
-        Self::of(self.device(), schema, &columns, self.num_rows())
+        self.fitted(&schema)
     }
 
     /// Returns the schema, the columns and the number of rows. Nothing is copied; each column keeps only its own memory
@@ -322,24 +307,6 @@ impl From<DeviceRecordBatch> for DeviceArray {
         let with_field = batch.array.with_field(Arc::new(field));
         with_field.expect("the field has the array's type")
     }
-}
-
-/// Whether the unions in two types, of which `new` contains `old`, have the same children in the same order.
-/// [`DataType::contains`] accepts unions with fewer or reordered fields, and children are found by position.
-fn unions_agree(new: &DataType, old: &DataType) -> bool {
-    if let (DataType::Union(new, _), DataType::Union(old, _)) = (new, old) {
-        if !new
-            .iter()
-            .map(|(id, _)| id)
-            .eq(old.iter().map(|(id, _)| id))
-        {
-            return false;
-        }
-    }
-    (0..Layout::of(old).n_children()).all(|i| match (child_type(new, i), child_type(old, i)) {
-        (Some(new), Some(old)) => unions_agree(new, old),
-        _ => false,
-    })
 }
 
 /// Refuses a struct that cannot be a batch because its rows may be null.

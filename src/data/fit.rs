@@ -18,7 +18,7 @@ use crate::data::tree::{Tree, View};
 use crate::error::{Error, Result};
 
 impl DeviceRecordBatch {
-    /// Returns the rows with the schema of their stream. Nothing is copied or read.
+    /// Returns the rows with the schema of their stream, or another one that they fit. Nothing is copied or read.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] with the column if they do not fit.
@@ -30,14 +30,15 @@ impl DeviceRecordBatch {
         if self.schema_ref().fields() == schema.fields() {
             return Ok(Self::from_struct(schema.clone(), array.clone()));
         }
+        let rows = format!("the batch on {}", self.device());
         let (got, declared) = (self.num_columns(), schema.fields().len());
         if got != declared {
             return Err(Error::argument(format!(
-                "the batch has {got} columns, its stream {declared}: select those of the stream"
+                "{rows} has {got} columns, the declared schema {declared}: select those of the schema"
             )));
         }
         let root = DataType::Struct(schema.fields().clone());
-        let mut fit = Fit::new(array, String::new(), "the batch", "its stream");
+        let mut fit = Fit::new(array, String::new(), &rows, "the declared schema");
         fit.types(array.view(), array.data_type(), &root, true)?;
         let array = array.retyped(&root)?;
         Ok(Self::from_struct(schema.clone(), array))

@@ -136,24 +136,24 @@ impl Batches {
         device: &Device,
         partitions: Vec<Vec<DeviceRecordBatch>>,
     ) -> Result<Self> {
-        for batch in partitions.iter().flatten() {
-            if batch.schema_ref().fields() != schema.fields() || batch.device() != device {
-                return Err(Error::InvalidArgument(
-                    format!(
-                        "DeviceTable::from_batches: a batch of another schema or device than the table's: expected={schema} on {device}, \
-                         found={} on {}",
-                        batch.schema_ref(),
-                        batch.device()
-                    )
-                    .into(),
-                ));
-            }
-        }
+        let fitted = |batch: DeviceRecordBatch| match batch.device() == device {
+            true => batch.with_schema(schema.clone()),
+            false => Err(Error::InvalidArgument(
+                format!(
+                    "DeviceTable::from_batches: a batch is on {}, the table on {device}",
+                    batch.device()
+                )
+                .into(),
+            )),
+        };
+        let partitions = partitions
+            .into_iter()
+            .map(|batches| batches.into_iter().map(fitted).collect());
         Ok(Self {
-            schema,
+            partitions: partitions.collect::<Result<_>>()?,
             device: device.into(),
             kept: device.clone(),
-            partitions: partitions.into_iter().map(Arc::from).collect(),
+            schema,
         })
     }
 }

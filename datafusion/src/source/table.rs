@@ -137,8 +137,9 @@ impl DeviceTable {
     /// reads stays in memory until it ends.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of
-    /// another schema or device.
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch on
+    /// another device, and for one whose rows do not fit the schema, as
+    /// [`with_schema`](DeviceRecordBatch::with_schema) has it.
     pub fn from_batches(
         schema: SchemaRef,
         device: Device,
