@@ -172,7 +172,7 @@ pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice, Validity
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{
-    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation, check_for_cudf,
+    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
 };
 pub use memory::{
     Allocation, DeviceBuffer, DeviceBufferMut, HostSlab, LiveBytes, Loan, MemoryBudget,

@@ -3,9 +3,7 @@
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
-use arrow_device::{
-    DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice, Error, Queue, check_for_cudf,
-};
+use arrow_device::{DeviceArray, DeviceBits, DeviceSlice, Error, Queue};
 use arrow_schema::DataType;
 
 use crate::check::{comparable, read};
@@ -68,9 +66,6 @@ fn manners(world: &World, array: &DeviceArray, host: &ArrayRef) {
     array.wait().expect("its events complete");
     assert!(array.is_ready().expect("waited for"));
     assert!(array.ready_event().expect("waited for").is_none());
-    if let Ok(batch) = DeviceRecordBatch::try_from(array.clone()) {
-        let _ = check_for_cudf(&batch);
-    }
 }
 
 /// As the C interface has it: all rows of the null type are null.

@@ -8,16 +8,6 @@ use crate::data::tree::{Node, NullCount, Tree, View};
 use crate::error::Result;
 use crate::memory::DeviceBuffer;
 
-/// The rows of child `i` in a C struct. The root of a batch has no offset there: its rows are pushed down to its
-/// children. Otherwise they are all rows of the child.
-#[inline]
-pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
-    if batch_root {
-        return tree.child(view, i);
-    }
-    tree.whole(tree.nodes[view.node].first_child as usize + i)
-}
-
 /// What was found in the validity bitmap of a part, and what replaces it or another buffer.
 #[derive(Clone, Default)]
 pub(crate) struct Counted {

@@ -3,7 +3,6 @@
 mod arena;
 #[cfg(feature = "async")]
 mod checking;
-mod cudf;
 mod export;
 #[cfg(feature = "async")]
 mod exporting;
@@ -18,7 +17,6 @@ pub(crate) mod validate;
 
 #[cfg(feature = "async")]
 pub(crate) use checking::Checking;
-pub use cudf::check_for_cudf;
 #[cfg(feature = "async")]
 pub(crate) use exporting::Exporting;
 pub use options::{ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation};

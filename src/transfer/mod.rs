@@ -333,8 +333,8 @@ impl DeviceArray {
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64
     /// bytes and is padded to 64 with zeros, zero bits follow the last row, offsets start at 0, array offsets are 0, and
-    /// null counts are known. The copy does not keep the memory alive that a slice does, and fixes foreign memory for
-    /// consumers that demand more than the format does (see [`check_for_cudf`](crate::check_for_cudf)).
+    /// null counts are known. The copy does not keep the memory alive that a slice does, and makes foreign
+    /// memory fit for consumers that demand more than the format does (cuDF).
     ///
     /// Dictionaries and the children of list views and dense unions are copied whole.
     ///
