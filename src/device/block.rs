@@ -33,9 +33,6 @@ pub(crate) struct Block {
 enum Kind {
     /// The global allocator.
     Heap,
-    /// A mapping, with large pages if the system has some available.
-    #[cfg(all(target_os = "linux", not(miri)))]
-    Mapped,
     /// [`Backend::allocate_host`].
     Locked,
 }
@@ -60,15 +57,6 @@ impl Block {
     /// `None` if there is not enough memory.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
-        #[cfg(all(target_os = "linux", not(miri)))]
-        if capacity >= large::LEAST {
-            let capacity = large::round(capacity);
-            return Some(Self {
-                ptr: large::map(capacity)?,
-                capacity,
-                kind: Kind::Mapped,
-            });
-        }
         // SAFETY: the size is not 0, because `round` never returns 0.
         let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self {
@@ -116,10 +104,6 @@ impl Block {
                     unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
                 }
             }
-            #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: `ordinary` mapped the block with this length, and its holder does not use it
-            // any more.
-            Kind::Mapped => unsafe { large::unmap(self.ptr, self.capacity) },
             Kind::Locked => {
                 if let Some(backend) = backend {
                     // SAFETY: `locked` allocated the block from this backend with this size. Its
@@ -142,81 +126,13 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
     }
 }
 
-/// Mappings with large pages, whose first use is several times faster than that of small pages.
-#[cfg(all(target_os = "linux", not(miri)))]
-mod large {
-    use std::ptr::{self, NonNull};
-
-    /// The smallest mapping in bytes.
-    pub(crate) const LEAST: usize = 4 << 20;
-    /// Bytes of a large page on most machines. On others, the mapping is just well aligned.
-    const PAGE: usize = 2 << 20;
-
-    /// Rounds up to whole large pages if that adds at most half of one: what is left over is in small pages, whose first use
-    /// takes several times as long.
-    pub(crate) fn round(bytes: usize) -> usize {
-        match bytes % PAGE {
-            rest if rest >= PAGE / 2 => bytes - rest + PAGE,
-            _ => bytes,
-        }
-    }
-
-    /// Maps `bytes` bytes, all zero. `bytes` is a multiple of the size of a small page.
-    pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
-        let reserved = bytes.checked_add(PAGE)?;
-        // SAFETY: a new anonymous mapping, at an address that the system chooses.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                reserved,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return None;
-        }
-        let before = start.addr().next_multiple_of(PAGE) - start.addr();
-        let block = start.wrapping_byte_add(before);
-        let end = block.wrapping_byte_add(bytes);
-        // Without large pages the block is only slower.
-        // SAFETY: the ranges before and after the block are parts of the mapping above, and unused.
-        unsafe {
-            if before > 0 {
-                libc::munmap(start, before);
-            }
-            if before < PAGE {
-                libc::munmap(end, PAGE - before);
-            }
-            libc::madvise(block, bytes, libc::MADV_HUGEPAGE);
-        }
-        NonNull::new(block.cast())
-    }
-
-    /// # Safety
-    /// The block comes from [`map`] with this length, and is not used any more.
-    pub(crate) unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller guarantees that the block is a mapping of this length that is not used
-        // any more (see `# Safety`).
-        unsafe { libc::munmap(block.as_ptr().cast(), bytes) };
-    }
-}
-
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
 /// longest are freed.
 pub(crate) struct SlabPool(Mutex<Idle>);
 
 struct Idle {
-    /// Sorted by capacity; blocks of equal capacity in the order of their return. With each its
-    /// number among the returns. Those that leave because there are too many are the first ones.
-    blocks: VecDeque<(Block, u64)>,
-    /// How many blocks are in use, for which the list keeps room, so that their return allocates
-    /// nothing.
-    out: usize,
-    /// How many blocks have been returned.
-    returns: u64,
+    /// In the order of their return.
+    blocks: VecDeque<Block>,
     /// The sum of the capacities.
     bytes: usize,
     /// The limit of that sum.
@@ -227,8 +143,6 @@ impl Default for SlabPool {
     fn default() -> Self {
         Self(Mutex::new(Idle {
             blocks: VecDeque::new(),
-            out: 0,
-            returns: 0,
             bytes: 0,
             limit: IDLE_LIMIT,
         }))
@@ -236,33 +150,17 @@ impl Default for SlabPool {
 }
 
 impl Idle {
-    /// Returns how many blocks have less than `capacity` bytes.
-    fn smaller(&self, capacity: usize) -> usize {
-        let smaller = |(block, _): &(Block, u64)| block.capacity < capacity;
-        self.blocks.partition_point(smaller)
-    }
-
-    fn remove(&mut self, i: usize) -> Option<Block> {
-        let (block, _) = self.blocks.remove(i)?;
-        self.bytes -= block.capacity;
-        Some(block)
-    }
-
-    /// Removes and returns blocks beyond the limits: the smallest, which are cheap to allocate, if
-    /// there are too many blocks, and the oldest if there are too many bytes.
+    /// Removes and returns the oldest blocks while there are too many, or too many bytes.
     fn excess(&mut self) -> Vec<Block> {
         let mut excess = Vec::new();
-        loop {
-            let ages = self.blocks.iter().map(|(_, age)| *age).enumerate();
-            let i = if self.blocks.len() > IDLE_BLOCKS {
-                0
-            } else if self.bytes > self.limit {
-                ages.min_by_key(|(_, age)| *age).map_or(0, |(i, _)| i)
-            } else {
-                return excess;
+        while self.blocks.len() > IDLE_BLOCKS || self.bytes > self.limit {
+            let Some(block) = self.blocks.pop_front() else {
+                break;
             };
-            excess.extend(self.remove(i));
+            self.bytes -= block.capacity;
+            excess.push(block);
         }
+        excess
     }
 }
 
@@ -271,32 +169,25 @@ impl SlabPool {
     /// small. Of the smallest such blocks it is the one that was used last, whose memory may still
     /// be cached.
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
+        let fits = capacity..=capacity.saturating_mul(2).max(GRAIN);
         let mut idle = lock(&self.0);
-        idle.out = (idle.out + 1).min(IDLE_BLOCKS + 1);
-        let most = capacity.saturating_mul(2).max(GRAIN);
-        let smallest = idle.blocks.get(idle.smaller(capacity));
-        let smallest = smallest.map(|(block, _)| block.capacity);
-        let Some(smallest) = smallest.filter(|smallest| *smallest <= most) else {
-            let room = idle.out;
-            idle.blocks.reserve(room);
-            return None;
-        };
-        let last = idle.smaller(smallest + 1) - 1;
-        idle.remove(last)
+        let newest_first = idle.blocks.iter().enumerate().rev();
+        let fitting = newest_first.filter(|(_, block)| fits.contains(&block.capacity));
+        let (i, _) = fitting.min_by_key(|(_, block)| block.capacity)?;
+        let block = idle.blocks.remove(i)?;
+        idle.bytes -= block.capacity;
+        Some(block)
     }
 
     /// Keeps a block for reuse. Returns blocks beyond the limits, which the caller frees.
     #[must_use]
     pub(crate) fn give_back(&self, block: Block) -> Vec<Block> {
         let mut idle = lock(&self.0);
-        idle.out = idle.out.saturating_sub(1);
         if block.capacity > idle.limit {
             return vec![block];
         }
-        idle.returns += 1;
         idle.bytes += block.capacity;
-        let (at, age) = (idle.smaller(block.capacity + 1), idle.returns);
-        idle.blocks.insert(at, (block, age));
+        idle.blocks.push_back(block);
         idle.excess()
     }
 
@@ -316,7 +207,7 @@ impl SlabPool {
             idle.bytes = 0;
             std::mem::take(&mut idle.blocks)
         };
-        for (block, _) in blocks {
+        for block in blocks {
             block.free(Some(backend));
         }
     }
@@ -378,10 +269,10 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_go_when_there_are_too_many() {
+    fn the_oldest_goes_when_there_are_too_many() {
         let pool = pool(1 << 30);
         fill(&pool, &vec![2; IDLE_BLOCKS]);
-        assert_eq!(fill(&pool, &[1, 4, 4]), [[1], [2], [2]]);
+        assert_eq!(fill(&pool, &[1, 4]), [[2], [2]]);
         pool.clear(&HostBackend::new(DeviceId::CPU));
         assert_eq!(take(&pool, 1), None);
         assert_eq!(fill(&pool, &[1]), [[0; 0]]);
@@ -409,24 +300,10 @@ mod tests {
     }
 
     #[test]
-    #[cfg(all(target_os = "linux", not(miri)))]
-    fn half_a_large_page_is_a_whole_one() {
-        const MIB: usize = 1 << 20;
-        let below = 5 * MIB - GRAIN;
-        for (bytes, capacity) in [(5 * MIB, 6 * MIB), (6 * MIB, 6 * MIB), (below, below)] {
-            let block = Block::ordinary(bytes).unwrap();
-            // SAFETY: the block is at least as long, and nothing else uses it.
-            unsafe { block.ptr.as_ptr().write_bytes(7, block.capacity) };
-            assert_eq!(free(vec![block]), [capacity]);
-        }
-    }
-
-    #[test]
     fn large_slabs_are_zero_and_serve_again() {
         let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
-        // As if batches of this size were downloaded again and again. Pages that are not touched
-        // cost nothing.
-        let bytes = if cfg!(miri) { 100_000 } else { 512 << 20 };
+        // As if batches of this size were downloaded again and again.
+        let bytes = if cfg!(miri) { 100_000 } else { 8 << 20 };
         let mut first = None;
         for _ in 0..3 {
             let mut slab = device.host_slab(bytes).unwrap();

@@ -23,7 +23,6 @@
 mod arriving;
 mod backend;
 pub(crate) mod block;
-mod bulk;
 mod completion;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -54,7 +53,6 @@ pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
     device_error,
 };
-pub(crate) use bulk::{LARGE, copy_large};
 pub(crate) use completion::Completion;
 pub(crate) use cpu::{ALIGNMENT, HostBackend, METAL_PAGE};
 pub use event::SyncEvent;

@@ -2,10 +2,10 @@
 
 use crate::data::DeviceArray;
 use crate::data::tree::Tree;
-use crate::device::{ALIGNMENT, Counters, DeviceId, Devices, LARGE, Queue, copy_large};
+use crate::device::{Counters, DeviceId, Devices, Queue};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready};
-use crate::transfer::fix::{Piece, pack};
+use crate::transfer::fix::pack;
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::staged::{Content, Straight, Work};
@@ -92,29 +92,9 @@ fn fill(plan: &Plan, bytes: &mut [u8]) -> Result<()> {
     plan.each(|piece| {
         let region = &mut bytes[piece.dst..][..piece.region()];
         // SAFETY: the host can read the source, and `plan` waited for it; `bytes` is fresh memory.
-        unsafe {
-            match plan.bytes >= LARGE {
-                true => pack_large(piece, &plan.ready, region),
-                false => pack(&piece, &plan.ready, 0, region),
-            }
-        }
+        unsafe { pack(&piece, &plan.ready, 0, region) };
         Ok(())
     })
-}
-
-/// As [`pack`] for a whole region, bypassing the caches.
-///
-/// # Safety
-/// As [`pack`].
-#[inline(never)]
-unsafe fn pack_large(piece: Piece, ready: &[u8], region: &mut [u8]) {
-    let done = piece.straight() / ALIGNMENT * ALIGNMENT;
-    // SAFETY: the caller guarantees a readable source of the piece's length, which does not overlap the region; `done` is
-    // at most that length, and the region is at least as long.
-    unsafe {
-        copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done);
-        pack(&piece, ready, done, &mut region[done..]);
-    }
 }
 
 /// Whether the host has to read or to wait, because it rewrites some of the bytes.

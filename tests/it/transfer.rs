@@ -5,49 +5,10 @@ use std::sync::Arc;
 use crate::simkit::layout::check_layout;
 use crate::simkit::*;
 use crate::support::*;
-use arrow_array::{
-    Array, ArrayRef, BooleanArray, Int32Array, Int64Array, RecordBatch, StructArray, UInt8Array,
-};
-use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, StructArray, UInt8Array};
 use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, TransferStats};
 use arrow_schema::{DataType, Field, Schema};
-
-/// From 128 MiB on memory is written past the caches.
-#[test]
-fn more_than_caches_hold() {
-    let rows = (128 << 20) / 8 - 3000;
-    let mut values: Vec<i64> = (0..4096).map(|i| i * 0x0101_0703_1105).collect();
-    while values.len() < rows {
-        values.extend_from_within(..values.len().min(rows - values.len()));
-    }
-    let mut bits: Vec<u8> = (0..=250).collect();
-    while bits.len() * 8 < rows {
-        bits.extend_from_within(..);
-    }
-    let bits = BooleanBuffer::new(Buffer::from_vec(bits), 0, rows);
-    let columns: [(&str, ArrayRef); 2] = [
-        ("a", Arc::new(Int64Array::new(values.into(), None))),
-        (
-            "b",
-            Arc::new(BooleanArray::new(bits.clone(), Some(NullBuffer::new(bits)))),
-        ),
-    ];
-    let batch = RecordBatch::try_from_iter(columns).unwrap();
-    let cpu = Devices::cpu();
-    for (offset, less) in [(0, 0), (1, 13)] {
-        let part = batch.slice(offset, rows - offset - less);
-        let copied = cpu.upload(&part).unwrap().compact().unwrap();
-        assert!(copied.to_host().unwrap() == part, "compact from {offset}");
-    }
-    let sim = Sim::new(SimMode::Async);
-    let up = sim.upload(&batch).unwrap();
-    assert!(up.to_host().unwrap() == batch, "up and down");
-    drop(up);
-    sim.assert_done();
-    // Nobody else needs so much.
-    cpu.trim();
-}
 
 #[test]
 fn columns_of_several_batches_make_a_batch() {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::state::Core;
 use super::{INVALID_ACCESS, SimError};
-use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, Process, copy_large, lock};
+use crate::device::{CopyKind, CopyOp, DevicePtr, Process, lock};
 
 /// The addresses of all simulated devices that a process has made.
 struct Made {
@@ -77,21 +77,17 @@ impl Core {
 
     /// Runs a list of copies, the last one first, because their order must not matter.
     pub(super) fn run_copies(&self, copies: &[CopyOp]) -> Result<(), SimError> {
-        let bytes = copies
-            .iter()
-            .fold(0usize, |n, copy| n.saturating_add(copy.bytes));
         for copy in copies.iter().rev() {
-            self.run_copy(copy, bytes >= LARGE)
-                .map_err(|message| SimError {
-                    operation: "copy",
-                    code: INVALID_ACCESS,
-                    message,
-                })?;
+            self.run_copy(copy).map_err(|message| SimError {
+                operation: "copy",
+                code: INVALID_ACCESS,
+                message,
+            })?;
         }
         Ok(())
     }
 
-    fn run_copy(&self, copy: &CopyOp, large: bool) -> Result<(), String> {
+    fn run_copy(&self, copy: &CopyOp) -> Result<(), String> {
         let CopyOp {
             src, dst, bytes, ..
         } = *copy;
@@ -115,12 +111,7 @@ impl Core {
         // engine frees. The caller of `RawQueue::copy` guarantees that host memory, and memory of a
         // peer, lives unchanged until the copy has completed; `peer` keeps a peer mapped.
         // `check_copy` has refused ranges that overlap.
-        unsafe {
-            match large {
-                true => copy_large(from, to, bytes),
-                false => std::ptr::copy_nonoverlapping(from, to, bytes),
-            }
-        }
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
         drop(peer);
         Ok(())
     }

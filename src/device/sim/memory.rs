@@ -13,32 +13,6 @@ pub(super) const FREED: u8 = 0x5A;
 const RED_ZONE: u8 = 0xFB;
 /// Alignment of an allocation and least length of a red zone, in bytes.
 const UNIT: usize = 64;
-/// The first bytes of a device are in small pages, so that a device on which there is little takes up little.
-#[cfg(target_os = "linux")]
-const SMALL_PAGES: usize = 4 << 20;
-/// Linux's `MADV_WIPEONFORK`, which the oldest version of libc that is allowed does not name.
-#[cfg(target_os = "linux")]
-const WIPE_ON_FORK: libc::c_int = 18;
-
-/// Tells the system about the engine's memory, of which a refusal changes no behaviour. Large pages make its first use several
-/// times as fast. A child of the process, which must not use the device, finds zeros: it need not share the pages, which
-/// would be copied when the engine writes them.
-#[cfg(target_os = "linux")]
-fn advise(engine: *mut u8, bytes: usize) {
-    // SAFETY: the range was just mapped, and nothing is in it yet, so that what a child finds does not matter.
-    unsafe { libc::madvise(engine.cast(), bytes, WIPE_ON_FORK) };
-    if let Some(rest @ 1..) = bytes.checked_sub(SMALL_PAGES) {
-        // SAFETY: a part of the range above; the size of its pages changes no content.
-        unsafe {
-            libc::madvise(
-                engine.wrapping_add(SMALL_PAGES).cast(),
-                rest,
-                libc::MADV_HUGEPAGE,
-            )
-        };
-    }
-}
-
 /// Two ranges of addresses of one length: those that users see, behind which there is never any memory, and the memory itself,
 /// which the engine finds at the same offset of the other range.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
@@ -86,14 +60,11 @@ impl Mapping {
         };
         let device = map(libc::PROT_NONE)?;
         match map(libc::PROT_READ | libc::PROT_WRITE) {
-            Ok(engine) => {
-                advise(engine, bytes);
-                Ok(Self {
-                    device,
-                    engine,
-                    bytes,
-                })
-            }
+            Ok(engine) => Ok(Self {
+                device,
+                engine,
+                bytes,
+            }),
             Err(error) => {
                 // SAFETY: mapped above with this length, and nothing has the address yet.
                 unsafe { libc::munmap(device.cast(), bytes) };
