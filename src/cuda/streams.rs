@@ -7,7 +7,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::CudaQueue;
 use crate::device::cuda::let_go;
-use crate::device::{Device, Place, Queue, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Queue {
@@ -88,6 +88,6 @@ impl SyncEvent {
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.
-        Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
+        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
     }
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use crate::device::backend::{Backend, EventPtr, Notify};
+use crate::device::backend::EventPtr;
 use crate::device::reaper::Item;
-use crate::device::{Counters, Device, Place, lock, scope};
+use crate::device::{Counters, Device, lock, scope};
 use crate::error::Result;
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
@@ -19,7 +19,6 @@ pub struct SyncEvent(Arc<Owned>);
 struct Owned {
     device: Device,
     ptr: EventPtr,
-    place: Place,
     seen: Seen,
     kept: Mutex<Kept>,
 }
@@ -60,11 +59,10 @@ impl Drop for Owned {
 impl SyncEvent {
     /// # Safety
     /// `ptr` was recorded by a queue of `device` and is owned by nobody else.
-    pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr, place: Place) -> Self {
+    pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr) -> Self {
         Self(Arc::new(Owned {
             device,
             ptr,
-            place,
             seen: Seen::default(),
             kept: Mutex::default(),
         }))
@@ -178,58 +176,10 @@ impl Device {
     pub(crate) fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         let device = self.clone();
         let action = move || device.parking("release", action);
-        self.reaper().push(Box::new(After { events, action }));
-    }
-}
-
-/// An action, and the events that it comes after.
-struct After<F> {
-    /// Waited for from the last one to the first.
-    events: Vec<SyncEvent>,
-    action: F,
-}
-
-impl<F: FnOnce() + Send> Item for After<F> {
-    fn next(&self) -> Option<Place> {
-        self.events.last().map(|event| event.0.place)
-    }
-
-    unsafe fn notify(&self, waker: &Waker) -> Result<Notify> {
-        let Some(event) = self.events.last() else {
-            return Ok(Notify::Completed);
-        };
-        // SAFETY: the event is of its device, and lives as long as this item, which the caller keeps
-        // until the waker was called or dropped (see `Item::notify`).
-        unsafe { event.device().backend().notify_event(event.0.ptr, waker) }
-    }
-
-    fn is_complete(&self) -> Result<bool> {
-        self.events.last().map_or(Ok(true), SyncEvent::is_complete)
-    }
-
-    /// Not counted: a background thread holds up no other work.
-    fn wait(&self) -> Result<()> {
-        let wait = |event: &SyncEvent| event.as_ref().wait_uncounted();
-        self.events.last().map_or(Ok(()), wait)
-    }
-
-    fn backend(&self) -> Option<Arc<dyn Backend>> {
-        let last = self.events.last();
-        last.map(|event| event.device().shared_backend())
-    }
-
-    fn settle(&self) {
-        if let Some(event) = self.events.last() {
-            event.device().settle();
-        }
-    }
-
-    fn advance(&mut self) {
-        self.events.pop();
-    }
-
-    fn run(self: Box<Self>) {
-        (self.action)();
+        self.reaper().push(Item {
+            events,
+            action: Box::new(action),
+        });
     }
 }
 
@@ -281,7 +231,7 @@ impl<'a> EventRef<'a> {
         self.wait_uncounted()
     }
 
-    fn wait_uncounted(&self) -> Result<()> {
+    pub(super) fn wait_uncounted(&self) -> Result<()> {
         if self.is_known_complete() {
             return Ok(());
         }

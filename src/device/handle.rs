@@ -8,7 +8,6 @@ use std::thread::available_parallelism;
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
-use crate::device::order::queue_number;
 use crate::device::reaper::Reaper;
 use crate::device::{Counters, DeviceId, HostBackend, TransferStats, lock, scope};
 use crate::error::{Error, Result};
@@ -35,7 +34,6 @@ struct Inner {
     host_readable: bool,
     synchronous: bool,
     default_queue: Arc<dyn RawQueue>,
-    default_queue_id: u64,
     counters: Counters,
     reaper: Reaper,
     slabs: SlabPool,
@@ -79,7 +77,6 @@ impl Device {
             host_readable: backend.host_readable(),
             synchronous: backend.is_synchronous(),
             default_queue: backend.default_queue()?,
-            default_queue_id: queue_number(),
             counters: Counters::default(),
             reaper: Reaper::default(),
             slabs: SlabPool::default(),
@@ -112,9 +109,8 @@ impl Device {
         self.0.synchronous
     }
 
-    /// Returns the backend's default queue and its id.
-    pub(super) fn raw_default_queue(&self) -> (Arc<dyn RawQueue>, u64) {
-        (self.0.default_queue.clone(), self.0.default_queue_id)
+    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
+        self.0.default_queue.clone()
     }
 
     /// Whether this process is a child of the one that made the device.

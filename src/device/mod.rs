@@ -34,7 +34,6 @@ mod gpu;
 mod handle;
 mod lock;
 mod name;
-mod order;
 pub mod parts;
 mod process;
 mod queue;
@@ -59,7 +58,6 @@ pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};
 pub use handle::{Device, WeakDevice};
 pub(crate) use lock::lock;
-pub(crate) use order::Place;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) use process::FORKED;
 pub(crate) use process::Process;

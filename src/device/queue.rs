@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr, RawQueue};
 use crate::device::event::EventRef;
-use crate::device::order::queue_number;
-use crate::device::{Counters, Device, Place, SyncEvent};
+use crate::device::{Counters, Device, SyncEvent};
 use crate::error::Result;
 
 /// An ordered queue of device work, such as a CUDA or HIP stream. Clones are the same queue.
@@ -29,16 +28,14 @@ use crate::error::Result;
 pub struct Queue {
     device: Device,
     raw: Arc<dyn RawQueue>,
-    /// Identifies the queue in the places of its events.
-    id: u64,
 }
 
 impl Device {
     /// Returns the queue that is used when no other is named.
     pub fn default_queue(&self) -> Queue {
         let device = self.clone();
-        let (raw, id) = self.raw_default_queue();
-        Queue { device, raw, id }
+        let raw = self.raw_default_queue();
+        Queue { device, raw }
     }
 
     /// Creates a queue.
@@ -60,8 +57,7 @@ impl Device {
 
 impl Queue {
     pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
-        let id = queue_number();
-        Self { device, raw, id }
+        Self { device, raw }
     }
 
     /// Returns the device whose work this queue runs.
@@ -94,12 +90,11 @@ impl Queue {
         if self.device.is_synchronous() {
             return Ok(None);
         }
-        let (ptr, place) = Place::of(self.id, || self.raw.record());
-        let ptr = ptr?;
+        let ptr = self.raw.record()?;
         Counters::add(&self.device.counters().events, 1);
         // SAFETY: the event was just recorded on a queue of this device, and nobody else owns it.
         Ok(Some(unsafe {
-            SyncEvent::from_recorded(self.device.clone(), ptr, place)
+            SyncEvent::from_recorded(self.device.clone(), ptr)
         }))
     }
 

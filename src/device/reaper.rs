@@ -4,9 +4,9 @@
 //! Items run on the reaper's thread, outside its lock, in no particular order. The thread ends after
 //! it has been idle for a while.
 //!
-//! If the backend cannot notify, the thread polls the first pending event of each queue, at growing
-//! intervals. It waits only for a device whose queries fail, so no event delays another that could
-//! complete before it. The cost of an item does not depend on how many others are pending.
+//! If the backend cannot notify, the thread polls the pending events, at growing intervals and for at
+//! most a fifth of its time. It waits only for a device whose queries fail, so no event delays
+//! another that could complete before it.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -16,18 +16,13 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::abi::guard;
-use crate::device::backend::{Backend, Notify};
-use crate::device::order::{Asked, Place, Round};
-use crate::device::{Process, lock, scope};
-use crate::error::Result;
+use crate::device::backend::Notify;
+use crate::device::{Process, SyncEvent, lock, scope};
 
 /// How long an idle thread lives.
 const IDLE: Duration = Duration::from_secs(2);
 /// The shortest and the longest interval at which events are polled.
 const ASK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
-/// The longest interval if polling itself takes long.
-const LONG_ASK: Duration = Duration::from_millis(10);
-
 pub(crate) struct Reaper {
     shared: Arc<Shared>,
     /// Where the thread runs.
@@ -43,36 +38,11 @@ impl Default for Reaper {
     }
 }
 
-/// Something to run once a list of events has completed.
-pub(super) trait Item: Send {
-    /// Returns the place of the event to wait for next, or `None` if all have completed.
-    fn next(&self) -> Option<Place>;
-
-    /// Arranges that `waker` is called once the next event has completed, as
-    /// [`Backend::notify_event`](crate::device::Backend::notify_event) does.
-    ///
-    /// # Safety
-    /// After `Ok(Notify::Registered)` the item is kept as it is until `waker` was called, or all its
-    /// clones were dropped.
-    unsafe fn notify(&self, waker: &Waker) -> Result<Notify>;
-
-    /// Returns whether the next event has completed.
-    fn is_complete(&self) -> Result<bool>;
-
-    /// Makes this thread wait for the next event.
-    fn wait(&self) -> Result<()>;
-
-    /// Returns the backend of the next event's device.
-    fn backend(&self) -> Option<Arc<dyn Backend>>;
-
-    /// Makes this thread wait until the work before the next event does not run any more, even if
-    /// its device has failed.
-    fn settle(&self);
-
-    /// Removes the next event, which has completed.
-    fn advance(&mut self);
-
-    fn run(self: Box<Self>);
+/// An action, and the events that it comes after.
+pub(super) struct Item {
+    /// Waited for from the last one to the first.
+    pub(super) events: Vec<SyncEvent>,
+    pub(super) action: Box<dyn FnOnce() + Send>,
 }
 
 #[derive(Default)]
@@ -89,7 +59,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Items that the thread has not seen yet.
-    items: Vec<Box<dyn Item>>,
+    items: Vec<Item>,
     /// Registrations whose waker was called, or dropped without a call, and that the thread has not
     /// seen yet.
     woken: Vec<(u64, Fired)>,
@@ -98,16 +68,14 @@ struct State {
     closed: bool,
 }
 
-type Items = Vec<Box<dyn Item>>;
-
-/// The items that the thread has seen. None is looked at again before its event may have completed.
+/// The items that the thread has seen.
 #[derive(Default)]
 struct Waiting {
     /// By the registration of a waker for their next event. The event is kept until the waker was
     /// called or dropped.
-    registered: HashMap<u64, Box<dyn Item>>,
-    /// Those for whose next event the backend cannot notify, or did not.
-    asked: Asked<Box<dyn Item>>,
+    registered: HashMap<u64, Item>,
+    /// Those for whose next event the backend cannot notify, or did not, and which is polled.
+    polled: Vec<Item>,
 }
 
 /// What a backend did with a waker.
@@ -161,7 +129,7 @@ impl Shared {
         let mut waiting = Waiting::default();
         let mut ask = ASK.0;
         // When events were polled last, and how long that took.
-        let (mut asked, mut asking) = (Instant::now(), Duration::ZERO);
+        let (mut polled, mut took) = (Instant::now(), Duration::ZERO);
         loop {
             let mut state = self.lock();
             let (items, woken) = (take(&mut state.items), take(&mut state.woken));
@@ -176,23 +144,22 @@ impl Shared {
                 match (waiting.registered.remove(&registration), fired) {
                     (Some(item), Fired::Called) => waiting.proceed(item, self),
                     // The backend might drop another waker as well.
-                    (Some(item), Fired::Dropped) => waiting.ask_later(item),
+                    (Some(item), Fired::Dropped) => waiting.polled.push(item),
                     (None, _) => {}
                 }
             }
-            // Polling takes at most a part of this thread's time.
-            let mut due = asked + ask.max((4 * asking).min(LONG_ASK));
-            if !waiting.asked.is_empty() && Instant::now() >= due {
+            let mut due = polled + ask.max(4 * took);
+            if !waiting.polled.is_empty() && Instant::now() >= due {
                 let start = Instant::now();
-                waiting.ask(self);
-                asked = Instant::now();
-                asking = asked - start;
+                waiting.poll(self);
+                polled = Instant::now();
+                took = polled - start;
                 ask = (ask * 2).min(ASK.1);
-                due = asked + ask.max((4 * asking).min(LONG_ASK));
+                due = polled + ask.max(4 * took);
             }
 
             let state = self.lock();
-            let pause = match waiting.asked.is_empty() {
+            let pause = match waiting.polled.is_empty() {
                 true => IDLE,
                 false => due.saturating_duration_since(Instant::now()),
             };
@@ -213,14 +180,14 @@ impl Shared {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.registered.is_empty() && self.asked.is_empty()
+        self.registered.is_empty() && self.polled.is_empty()
     }
 
     /// Runs the item if all events have completed; else waits for the next one that has not.
-    fn proceed(&mut self, mut item: Box<dyn Item>, shared: &Arc<Shared>) {
+    fn proceed(&mut self, mut item: Item, shared: &Arc<Shared>) {
         #[cfg(test)]
         shared.visits.fetch_add(1, Ordering::Relaxed);
-        while item.next().is_some() {
+        while let Some(event) = item.events.last() {
             let registration = shared.registrations.fetch_add(1, Ordering::Relaxed);
             let signal = Arc::new(Signal {
                 registration,
@@ -228,8 +195,10 @@ impl Waiting {
                 shared: shared.clone(),
             });
             let waker = Waker::from(signal.clone());
-            // SAFETY: `registered` keeps the item as it is until the waker was called or dropped.
-            let answer = unsafe { item.notify(&waker) };
+            let backend = event.device().backend();
+            // SAFETY: the event is of its device, and `registered` keeps it until the waker was called
+            // or dropped.
+            let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
             if let Ok(Notify::Registered) = answer {
                 self.registered.insert(registration, item);
                 return;
@@ -237,73 +206,55 @@ impl Waiting {
             // Nothing was registered: the waker's drop must not be reported.
             signal.fired.store(true, Ordering::Relaxed);
             if !matches!(answer, Ok(Notify::Completed)) {
-                return self.ask_later(item);
+                return self.polled.push(item);
             }
-            item.advance();
+            item.events.pop();
         }
         run(item);
     }
 
-    /// Polls the next event from now on.
-    fn ask_later(&mut self, item: Box<dyn Item>) {
-        match item.next() {
-            Some(place) => self.asked.add(place, item),
-            None => run(item),
-        }
-    }
-
     /// Polls events, and proceeds with the items of those that have completed.
-    fn ask(&mut self, shared: &Arc<Shared>) {
-        let mut round = Round::default();
-        loop {
-            let (done, failed) = self.completed(&mut round);
-            if done.is_empty() && failed.is_empty() {
-                return;
-            }
-            for mut item in done {
-                item.advance();
-                self.proceed(item, shared);
-            }
-            for mut item in failed {
+    fn poll(&mut self, shared: &Arc<Shared>) {
+        let items = take(&mut self.polled);
+        let mut events = items.iter().filter_map(|item| item.events.last());
+        let Some(backend) = events.next().map(|event| event.device().shared_backend()) else {
+            return;
+        };
+        // The queries share one entry into the device's runtime.
+        let answers = scope::within(&*backend, || {
+            let done = |item: &Item| item.events.last().map_or(Ok(true), SyncEvent::is_complete);
+            items.iter().map(done).collect::<Vec<_>>()
+        });
+        for (mut item, answer) in items.into_iter().zip(answers) {
+            match answer {
+                Ok(false) => {
+                    self.polled.push(item);
+                    continue;
+                }
+                Ok(true) => {}
                 // Wait until all work has ended.
-                item.settle();
-                item.advance();
-                self.proceed(item, shared);
+                Err(_) => item.settle(),
             }
+            item.events.pop();
+            self.proceed(item, shared);
         }
     }
+}
 
-    /// Removes and returns the items whose event has completed, up to an event that cannot be
-    /// queried, whose items come second. The queries share one entry into the device's runtime.
-    fn completed(&mut self, round: &mut Round) -> (Items, Items) {
-        let (mut done, mut failed) = (Items::new(), Items::new());
-        let Some(backend) = self.asked.first().and_then(|item| item.backend()) else {
-            return (done, failed);
-        };
-        scope::within(&*backend, || {
-            while failed.is_empty() {
-                let mut cannot_tell = false;
-                let items = self.asked.next_done(round, |item| {
-                    item.is_complete().unwrap_or_else(|_| {
-                        cannot_tell = true;
-                        true
-                    })
-                });
-                match items {
-                    Some(items) if cannot_tell => failed = items,
-                    Some(items) => done.extend(items),
-                    None => return,
-                }
-            }
-        });
-        (done, failed)
+impl Item {
+    /// Makes this thread wait until the work before the next event does not run any more, even if
+    /// its device has failed.
+    fn settle(&self) {
+        if let Some(event) = self.events.last() {
+            event.device().settle();
+        }
     }
 }
 
 /// Runs an item, outside all locks. It keeps the panics of its action, but may also drop the device,
 /// which may panic.
-fn run(item: Box<dyn Item>) {
-    let _ = guard::call_foreign("release", || item.run());
+fn run(item: Item) {
+    let _ = guard::call_foreign("release", item.action);
 }
 
 impl Reaper {
@@ -314,7 +265,7 @@ impl Reaper {
 
     /// Runs `item` on the reaper's thread once its events have completed. After a fork, the child
     /// has neither that thread nor work of the device: the item runs at once, on this thread.
-    pub(super) fn push(&self, item: Box<dyn Item>) {
+    pub(super) fn push(&self, item: Item) {
         if self.is_forked() {
             return run(item);
         }
@@ -341,11 +292,12 @@ impl Reaper {
         self.shared.wake.notify_one();
         // No thread could be started: wait here rather than lose the item.
         for mut item in stranded {
-            while item.next().is_some() {
-                if item.wait().is_err() {
+            while let Some(event) = item.events.last() {
+                // Not counted: a background thread holds up no other work.
+                if event.as_ref().wait_uncounted().is_err() {
                     item.settle();
                 }
-                item.advance();
+                item.events.pop();
             }
             scope::outside(move || run(item));
         }

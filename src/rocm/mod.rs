@@ -91,7 +91,7 @@ use std::any::Any;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
-use crate::device::{Device, Place, Queue, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Device {
@@ -170,6 +170,6 @@ impl SyncEvent {
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.
-        Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
+        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
     }
 }

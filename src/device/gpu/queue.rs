@@ -15,7 +15,7 @@ use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::lock;
-use crate::device::order::queue_number;
+use crate::device::parts::queue_number;
 use crate::error::{Error, Result};
 
 /// A queue of a GPU: a stream.

@@ -121,12 +121,11 @@ mod ranges;
 mod reserved;
 mod worker;
 
-pub use super::order::queue_number;
 pub use super::process::Process;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) use failure::FINAL;
 pub use failure::Failure;
-pub use pool::{Block, Pool};
+pub use pool::{Block, Pool, queue_number};
 pub use ranges::{Found, Ranges};
 pub use reserved::Reserved;
 pub use worker::Worker;

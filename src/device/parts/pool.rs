@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::backend::DevicePtr;
 use crate::device::lock;
@@ -17,6 +18,13 @@ const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, smaller ones to a multiple of `SMALL_GRAIN`.
 const GRAIN: usize = 64 << 10;
 const SMALL_GRAIN: usize = 256;
+
+/// Returns a number for a queue, which no other queue of the process has or had, unlike its handle or the address of its value:
+/// a new queue may get those of one that was dropped.
+pub fn queue_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory of one allocation that is in a [`Pool`], or comes out of it.
 #[derive(Debug)]
