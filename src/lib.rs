@@ -135,7 +135,6 @@
 //! | `rocm` | no | `rocm`: AMD GPUs, and HIP's streams and events in and out; building needs HIP's headers and library |
 //! | `async` | no | `async_stream`: the async device stream over `futures` streams |
 //! | `dlpack` | no | `dlpack`: columns as DLPack tensors, in and out |
-//! | `ipc` | no | `ipc`: Arrow IPC files and streams, read straight to a device |
 //! | `pyo3` | no | `python`: the Arrow PyCapsule interface for devices |
 //!
 //! The crate has no compute kernels.
@@ -164,8 +163,6 @@ mod transfer;
 
 #[cfg(feature = "async")]
 pub use stream::async_stream;
-#[cfg(feature = "ipc")]
-pub use stream::ipc;
 
 pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice, Validity};

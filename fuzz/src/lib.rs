@@ -8,7 +8,6 @@
 //! | `streams` | reads streams whose producers fail, repeat, return nothing or release early; exports readers to hostile consumers |
 //! | `async_streams` | the same for the async device stream, in both directions |
 //! | `dlpack` | tensors in and out |
-//! | `ipc` | reads Arrow IPC files and streams; what arrow-ipc reads too must be the same |
 //! | `operations` | sequences of safe operations on arrays, whose results must equal those of arrow-rs |
 //!
 //! A target panics if it finds a defect. AddressSanitizer finds reads and writes outside of allocations and leaks on the host; the
@@ -24,7 +23,6 @@ mod exercise;
 mod foreign;
 mod import;
 mod input;
-mod ipc;
 mod kinds;
 mod operations;
 mod panics;
@@ -64,13 +62,12 @@ use shared::{peers, simkit, support, support_c, tensors};
 type Target = fn(&mut input::Input<'_>);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 6] = [
     ("import", import::target),
     ("schemas", schemas::target),
     ("streams", streams::target),
     ("async_streams", async_streams::target),
     ("dlpack", dlpack::target),
-    ("ipc", ipc::target),
     ("operations", operations::target),
 ];
 

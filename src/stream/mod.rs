@@ -27,8 +27,6 @@ mod bounded;
 mod export;
 mod host;
 pub(crate) mod import;
-#[cfg(feature = "ipc")]
-pub mod ipc;
 mod parallel;
 mod read_ahead;
 mod reader;

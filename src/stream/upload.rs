@@ -101,7 +101,7 @@ impl Uploads {
         }
     }
 
-    #[cfg(any(feature = "async", feature = "ipc"))]
+    #[cfg(feature = "async")]
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -187,18 +187,14 @@ impl Uploads {
     }
 
     /// Counts a batch whose copies were queued.
-    pub(super) fn keep(&mut self, batch: &DeviceRecordBatch) {
-        // Others are of dictionaries, which were copied with an earlier batch or just before.
+    fn keep(&mut self, batch: &DeviceRecordBatch) {
         let tree = batch.as_struct().tree();
-        if let Some(event) = tree
-            .owners
-            .as_slice()
-            .first()
-            .and_then(|owner| owner.own_event())
-        {
-            let bytes = bytes(batch);
-            self.under_way.push_back((event.clone(), bytes));
-            self.bytes += bytes;
+        if let [owner] = tree.owners.as_slice() {
+            if let Some(event) = owner.own_event() {
+                let bytes = bytes(batch);
+                self.under_way.push_back((event.clone(), bytes));
+                self.bytes += bytes;
+            }
         }
     }
 }

@@ -20,8 +20,6 @@ mod copy;
 mod download;
 mod fix;
 mod parallel;
-#[cfg(feature = "ipc")]
-mod placed;
 mod plan;
 mod planner;
 mod row_bytes;
@@ -47,8 +45,6 @@ pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
 use crate::transfer::copy::fill_pages;
 pub use crate::transfer::download::Download;
-#[cfg(feature = "ipc")]
-pub(crate) use crate::transfer::placed::Staged;
 pub(crate) use crate::transfer::planner::Extent;
 use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;

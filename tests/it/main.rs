@@ -37,7 +37,6 @@ mod hooks;
 mod host_arrays;
 mod hostile;
 mod import_bad;
-mod ipc;
 mod kernel_suite;
 #[cfg(not(miri))]
 mod matrix;

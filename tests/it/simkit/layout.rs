@@ -6,7 +6,7 @@ use arrow_device::{DeviceArray, DeviceBuffer, Queue, TransferStats};
 use arrow_schema::DataType;
 
 /// All bytes of a buffer, its padding included.
-pub(crate) fn raw(buffer: &DeviceBuffer, queue: &Queue) -> Vec<u8> {
+fn raw(buffer: &DeviceBuffer, queue: &Queue) -> Vec<u8> {
     let mut bytes = vec![0xEE; buffer.len().next_multiple_of(64)];
     let loan = buffer.on(queue).unwrap();
     let op = CopyOp {
