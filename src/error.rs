@@ -118,14 +118,6 @@ pub enum Error {
         /// The operation.
         operation: &'static str,
     },
-    /// A part of a source that is read in parallel failed ([`ParallelReader`](crate::ParallelReader)).
-    #[error("part {part}: {source}")]
-    Part {
-        /// The number of the part, counted from 0.
-        part: usize,
-        /// The part's error.
-        source: Arc<Error>,
-    },
     /// An error of arrow-rs.
     #[error("{0}")]
     Arrow(#[source] Arc<ArrowError>),
@@ -148,15 +140,6 @@ impl Error {
         Self::InvalidArgument(message.into())
     }
 
-    /// Returns the error of a part itself, and any other as it is.
-    #[cfg(feature = "pyo3")]
-    pub(crate) fn cause(&self) -> &Self {
-        match self {
-            Self::Part { source, .. } => source.cause(),
-            e => e,
-        }
-    }
-
     /// Returns the errno for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`, `ENOTSUP`, `ECANCELED`, or the errno of a
     /// foreign producer, unchanged unless it is 0, which would mean success: then `EIO`.
     pub fn errno(&self) -> i32 {
@@ -167,7 +150,6 @@ impl Error {
                 libc::EINVAL
             }
             Self::Foreign { errno, .. } => *errno,
-            Self::Part { source, .. } => source.errno(),
             #[cfg(feature = "async")]
             Self::AsyncProducer { errno, .. } => *errno,
             Self::Cancelled { .. } => libc::ECANCELED,

@@ -30,7 +30,6 @@ LIMITS = {
     "DF5": ("the same query without operators", None),
     "DF6": ("the target itself", TARGET),
     "Z1": ("the target itself", TARGET),
-    "F2": ("the slower of decoding alone and copying alone", None),
     "F3": ("one memcpy of the bytes", None),
     "M1": ("1: the bytes that are used; 0 after trim", 1),
     "L1": ("1: each part costs what the first did", 1),

@@ -13,7 +13,7 @@ import machine
 import rows
 from limits import LIMITS
 
-ORDER = "E2 E3 I1 I2 V1 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F2 F3 M1 L1".split()
+ORDER = "E2 E3 I1 I2 V1 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F3 M1 L1".split()
 PROGRAMS = pathlib.Path(os.environ["BENCHES_PROGRAMS"])
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
@@ -33,7 +33,7 @@ class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
         self.rows, self.rounds, self.probe = {}, {}, []
-        self.timed = {times.id for times in rows.TIMES} | {"S3", "F2", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
+        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
 
     def add(self, measured):
         for row in measured:
@@ -67,15 +67,6 @@ class Report:
         if "S3" in self.wanted:
             progress("S3")
             self.add([rows.long_streams(3 if self.quick else 30)])
-
-    def parquet(self):
-        # Built here: --quick does without compiling the reader.
-        if "F2" not in self.wanted or self.quick:
-            return
-        progress("F2")
-        build = "cargo build --release --locked -p arrow-device-benches --features parquet --bin parquet"
-        subprocess.run(build.split(), check=True)
-        self.add(rows.datafusion(run("parquet"), rows.PARQUET))
 
     def opencl(self):
         if "O1" not in self.wanted:
@@ -121,7 +112,6 @@ class Report:
         self.counts()
         self.instructions()
         self.times()
-        self.parquet()
         self.opencl()
         self.webgpu()
         self.datafusion()

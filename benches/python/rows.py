@@ -286,10 +286,6 @@ def webgpu(lines):
     return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
 
 
-# Of the program `parquet`.
-PARQUET = [
-    ("F2", "Parquet file of 16 row groups to a device, decoded by two threads", "<= 1.1x the slower of decoding and copying alone"),
-]
 DATAFUSION = [
     ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
     ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
@@ -303,13 +299,13 @@ CLUSTER = [
 
 
 def datafusion(lines, kinds):
-    """What a program printed: `parquet` F2, a bench `overhead` DF1 to DF4, or DF5 and DF6."""
+    """What a program printed: a bench `overhead` DF1 to DF4, or DF5 and DF6."""
     rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")
         measured, limit, *times = map(float, numbers)
         spread, best = (tuple(times[:2]), times[2]) if times else (None, None)
         # Those that have a limit are held against the same work without devices.
-        to_limit = id in ("DF1", "DF4", "DF5", "F2") and not math.isinf(limit)
+        to_limit = id in ("DF1", "DF4", "DF5") and not math.isinf(limit)
         rows[id].figures.append(Figure(what, measured, limit, spread=spread, best=best, to_limit=to_limit))
     return list(rows.values())

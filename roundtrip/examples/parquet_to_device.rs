@@ -6,18 +6,24 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use arrow_array::RecordBatchReader;
-use arrow_device::{Devices, Error, ParallelReader, UploadingReader};
+use arrow_device::{Devices, UploadingReader};
 use arrow_schema::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
+use roundtrip::parts::Parts;
 
 /// The rows of a batch: large ones, since each is one transfer.
 const ROWS: usize = 1 << 16;
+
+/// Copies and the rest of the program need some cores, too.
+#[allow(dead_code, reason = "a test includes this file")]
+const MOST_THREADS: usize = 8;
 
 /// A Parquet file whose footer was read.
 pub(crate) struct ParquetFile {
@@ -58,12 +64,12 @@ impl ParquetFile {
         Ok(builder.build()?)
     }
 
-    /// A reader of all row groups, several at the same time.
-    pub(crate) fn into_parallel_reader(self) -> Result<ParallelReader, ArrowError> {
+    /// A reader of all row groups, as many at the same time as there are threads. Its errors name the row group as a part.
+    pub(crate) fn into_row_groups(self, threads: usize) -> Result<Parts, ArrowError> {
         let schema = self.read(Vec::new())?.schema();
         let groups = self.metadata.metadata().num_row_groups();
         let open = move |group| self.read(vec![group]);
-        Ok(ParallelReader::new(schema, 0..groups, open))
+        Ok(Parts::read(schema, groups, threads, open)?)
     }
 }
 
@@ -75,15 +81,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let columns: Vec<_> = arguments.collect();
     let device = Devices::gpu().or_else(|_| Devices::simulated())?;
-    let reader = ParquetFile::open(path.as_ref(), &columns)?.into_parallel_reader()?;
+    let threads = available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS));
+    let reader = ParquetFile::open(path.as_ref(), &columns)?.into_row_groups(threads)?;
     println!("{path} to {device}: {}", reader.schema());
 
     let (start, mut rows, mut last) = (Instant::now(), 0, None);
     for on_device in UploadingReader::new(reader, &device) {
-        let batch = on_device.map_err(|e| match e {
-            Error::Part { part, source } => format!("{path}, row group {part}: {source}"),
-            e => format!("{path}: {e}"),
-        })?;
+        let batch = on_device.map_err(|e| format!("{path}: {e}"))?;
         rows += batch.num_rows();
         // Work on the device would be queued here.
         last = Some(batch);

@@ -4,3 +4,4 @@
 pub mod guard;
 pub mod input;
 mod ipc;
+pub mod parts;

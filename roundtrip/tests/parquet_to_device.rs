@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrow_array::{
     ArrayRef, Float64Array, Int64Array, RecordBatch, RecordBatchReader, StringArray,
 };
-use arrow_device::{DeviceRecordBatchReader, Devices, Error, UploadingReader};
+use arrow_device::{DeviceRecordBatchReader, Devices, UploadingReader};
 use arrow_schema::ArrowError;
 use example::ParquetFile;
 use parquet::arrow::ArrowWriter;
@@ -63,7 +63,7 @@ fn expected(path: &Path, columns: &[usize]) -> RecordBatch {
 
 /// To the simulated device and back: the batches' rows in order.
 fn there_and_back(file: ParquetFile) -> Result<(Vec<usize>, Vec<RecordBatch>), ArrowError> {
-    let reader = file.into_parallel_reader()?.with_threads(3);
+    let reader = file.into_row_groups(3)?;
     let uploads = UploadingReader::new(reader, &Devices::simulated()?);
     let back = uploads
         .into_host_reader()
@@ -118,7 +118,7 @@ fn a_damaged_row_group() {
     bytes[start..end].fill(0xff);
     std::fs::write(&path, bytes).unwrap();
 
-    let reader = file.into_parallel_reader().unwrap();
+    let reader = file.into_row_groups(2).unwrap();
     let uploads = UploadingReader::new(reader, &Devices::simulated().unwrap());
     let results: Vec<_> = uploads.collect();
     assert_eq!(results.len(), 4);
@@ -127,10 +127,6 @@ fn a_damaged_row_group() {
         .map(|on_device| on_device.as_ref().unwrap().num_rows())
         .collect();
     assert_eq!(rows, [1000; 3]);
-    match results[3].as_ref().unwrap_err() {
-        Error::Part { part: 3, source } => {
-            assert!(matches!(**source, Error::Arrow(_)), "{source}");
-        }
-        e => panic!("{e}"),
-    }
+    let e = results[3].as_ref().unwrap_err().to_string();
+    assert!(e.contains("part 3: "), "{e}");
 }

@@ -15,11 +15,11 @@ impl From<Error> for PyErr {
     /// foreign producer, or `RuntimeError` for errors of this crate's own devices. The text is the error's. A Python
     /// exception that a reader returned is raised again unchanged.
     fn from(e: Error) -> Self {
-        if let Some(raised) = raised(e.cause()) {
+        if let Some(raised) = raised(&e) {
             return raised;
         }
         let text = e.to_string();
-        match (e.errno(), e.cause()) {
+        match (e.errno(), &e) {
             (libc::EINVAL, _) => PyValueError::new_err(text),
             (libc::ENOMEM, _) => PyMemoryError::new_err(text),
             (libc::ENOTSUP | libc::ENOSYS, _) => PyNotImplementedError::new_err(text),

@@ -27,7 +27,6 @@ mod bounded;
 mod export;
 mod host;
 pub(crate) mod import;
-mod parallel;
 mod read_ahead;
 mod reader;
 mod upload;
@@ -35,7 +34,6 @@ mod upload;
 pub use export::export_reader;
 pub use host::{HostArrayReader, HostRecordBatchReader};
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
-pub use parallel::ParallelReader;
 pub use read_ahead::ReadAhead;
 pub use reader::{
     DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,

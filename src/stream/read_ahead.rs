@@ -111,7 +111,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
     }
 }
 
-pub(super) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Builder::new().name(name.into()).spawn(run).map(drop)
 }
 

@@ -29,8 +29,7 @@ const UPLOADS: usize = 64;
 ///
 /// The thread that asks for a batch also produces and packs it. A reader is not moved to another thread unasked: it may rely on
 /// the caller's, and one that needs a lock that the caller holds, such as Python's, would wait for ever. To produce, pack and copy
-/// at the same time, use [`read_ahead`](Self::read_ahead), or read several row groups or files at once with a
-/// [`ParallelReader`](crate::ParallelReader).
+/// at the same time, use [`read_ahead`](Self::read_ahead).
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
 /// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).

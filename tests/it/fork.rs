@@ -6,9 +6,7 @@ use crate::support::fork_kit::{alone, forked};
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
 use arrow_device::device::parts::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{
-    Device, DeviceRecordBatch, Devices, ParallelReader, SyncPolicy, UploadingReader,
-};
+use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, UploadingReader};
 
 fn batch() -> RecordBatch {
     record_batch!(("id", Int32, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"])).unwrap()
@@ -162,9 +160,6 @@ fn a_stream_with_threads_is_the_parents() {
             let ahead = UploadingReader::new(reader, &device).read_ahead(2);
             is_the_parents(ahead, |up| up.num_rows());
         }
-        let open = |_| Ok(RecordBatchIterator::new([Ok(batch())], batch().schema()));
-        let read = ParallelReader::new(batch().schema(), 0..5, open).with_threads(2);
-        is_the_parents(read, |batch| batch.num_rows());
     });
 }
 

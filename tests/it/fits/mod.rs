@@ -17,7 +17,7 @@ use arrow_device::{
     Device, DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
     DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
-    ParallelReader, Result, SyncPolicy, UploadingReader, export_reader,
+    Result, SyncPolicy, UploadingReader, export_reader,
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit, UnionMode};
 use futures::executor::block_on;
@@ -55,7 +55,7 @@ fn to_host(batches: impl Iterator<Item = Result<DeviceRecordBatch>>) -> Came {
 /// A way for batches of the host.
 type Way = fn(&Place, SchemaRef, Vec<RecordBatch>) -> Came;
 
-const WAYS: [(&str, Way); 11] = [
+const WAYS: [(&str, Way); 9] = [
     ("export_reader", |place, schema, batches| {
         let mut out = export_reader(host(schema, batches), &place.device).unwrap();
         to_host(opened(&mut out, place))
@@ -66,22 +66,6 @@ const WAYS: [(&str, Way); 11] = [
     ("ReadAhead", |place, schema, batches| {
         let reader = UploadingReader::new(host(schema, batches), &place.device);
         to_host(reader.read_ahead(2))
-    }),
-    ("ParallelReader", |place, schema, batches| {
-        let open = move |batch: RecordBatch| {
-            Ok(RecordBatchIterator::new(
-                [Ok(batch.clone())],
-                batch.schema(),
-            ))
-        };
-        let reader = ParallelReader::new(schema, batches, open);
-        to_host(UploadingReader::new(reader, &place.device))
-    }),
-    ("ParallelReader alone", |_, schema, batches| {
-        let one = move |()| Ok(host(schema.clone(), batches.clone()));
-        let schema = one(()).map(|reader| arrow_array::RecordBatchReader::schema(&reader));
-        let reader = ParallelReader::new(schema.unwrap(), [()], one);
-        until_error(reader.map(|batch| Ok(batch?)))
     }),
     ("FFI_ArrowDeviceArrayStream", |place, schema, batches| {
         let reader = given(&place.device, schema, &batches);

@@ -4,7 +4,6 @@ mod arrays;
 mod devices;
 mod interface;
 mod overlap;
-mod parallel;
 mod read_ahead;
 pub(crate) mod rigs;
 
