@@ -21,14 +21,14 @@ impl DeviceArray {
     /// Null, union and run-end encoded arrays never have one. The nulls of a dictionary's values are in the bitmap
     /// of the values, and those of a struct are not in the bitmaps of its children.
     pub fn validity(&self) -> Option<Validity> {
-        let (tree, view) = (self.tree(), self.view());
-        let slot = tree.bitmap_of(&tree.nodes[view.node])?;
+        let view = self.view();
+        let bitmap = view.node.bitmap()?;
         // The buffer has these bits: its length was checked against the rows when the array was made.
         let needed = (view.validity_offset + view.length).div_ceil(8);
-        let owner = tree.owner(slot).clone();
-        let bytes = slot.bytes().unwrap_or(needed);
+        let owner = bitmap.owner.clone()?;
+        let bytes = bitmap.bytes().unwrap_or(needed);
         Some(Validity {
-            buffer: DeviceBuffer::from_parts(owner, slot.base, slot.offset, bytes),
+            buffer: DeviceBuffer::from_parts(owner, bitmap.base, bitmap.offset, bytes),
             bit_offset: view.validity_offset,
             len: view.length,
             nulls: self.null_count(),
@@ -64,7 +64,7 @@ impl DeviceArray {
     /// As [`from_values`](Self::from_values). Also returns [`Error::InvalidArgument`] if this array's type has no
     /// validity bitmap (null, union, run-end encoded).
     pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
-        if !self.tree().layout(self.view().node).has_validity() {
+        if !self.node().layout.has_validity() {
             return Err(Error::argument(format!(
                 "{} has no validity bitmap that says which rows are null; use from_values",
                 self.data_type()
@@ -151,7 +151,7 @@ impl DeviceArray {
         use DataType as D;
         let width = offset_width::<T>()?;
         // The width in bytes of offsets of which there is one more than rows.
-        let second = match self.tree().layout(self.view().node).buffers().get(1) {
+        let second = match self.node().layout.buffers().get(1) {
             Some(BufferKind::Offsets { width }) => *width,
             _ => 0,
         };
@@ -194,7 +194,7 @@ impl DeviceArray {
     /// [`Error::InvalidInput`] if a size that is stored in device memory is impossible. Also returns the errors that the
     /// device reports.
     pub fn bytes_on(&self, queue: &Queue) -> Result<DeviceSlice<'_, u8>> {
-        let (buffer, first, len) = match self.tree().layout(self.view().node).buffers() {
+        let (buffer, first, len) = match self.node().layout.buffers() {
             [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
                 check_queue(queue, self.device())?;
                 (2, 0, self.read_bytes_on(queue)?)
@@ -261,11 +261,11 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the queue belongs to another device.
     pub fn validity_on(&self, queue: &Queue) -> Result<Option<DeviceBits<'_>>> {
-        let (tree, view) = (self.tree(), self.view());
-        if tree.bitmap_of(&tree.nodes[view.node]).is_none() {
+        if self.node().bitmap().is_none() {
             return Ok(None);
         }
-        self.bits_on(queue, 0, view.validity_offset).map(Some)
+        self.bits_on(queue, 0, self.view().validity_offset)
+            .map(Some)
     }
 
     /// Lends the values of a boolean array, one bit for each row.
@@ -293,12 +293,12 @@ impl DeviceArray {
         extra: usize,
     ) -> Result<DeviceSlice<'_, T>> {
         let (owner, base) = self.lend(queue, slot)?;
-        let slot = &self.tree().slots(self.view().node)[slot];
+        let buffer = &self.node().buffers[slot];
         let (mut address, mut len) = (base, 0);
         // The rows fit the buffer, which was checked when the array was made. Only the single offset of an array without
         // rows may be missing.
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
-        if !base.is_null() && slot.bytes().is_none_or(|bytes| bytes >= needed) {
+        if !base.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed) {
             address = base.offset(self.offset() * size_of::<T>());
             len = self.len() + extra;
         }
@@ -322,13 +322,12 @@ impl DeviceArray {
 
     fn lend(&self, queue: &Queue, slot: usize) -> Result<(Option<&Arc<Owner>>, DevicePtr)> {
         check_queue(queue, self.device())?;
-        let slot = &self.tree().slots(self.view().node)[slot];
-        if slot.is_null() {
+        let buffer = &self.node().buffers[slot];
+        let Some(owner) = &buffer.owner else {
             return Ok((None, DevicePtr::NULL));
-        }
-        let owner = self.tree().owner(slot);
+        };
         owner.wait_on(queue)?;
-        Ok((Some(owner), slot.address()))
+        Ok((Some(owner), buffer.address()))
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, FieldRef};
 
-use crate::data::tree::{NullCount, Tree, View};
+use crate::data::layout::child_field;
+use crate::data::node::{Node, NodeBuffer, NullCount, Rows, View};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -26,26 +27,31 @@ use crate::memory::{DeviceBuffer, Owner};
 /// ```
 #[derive(Clone)]
 pub struct DeviceArray {
-    tree: Arc<Tree>,
-    view: View,
+    device: Device,
+    rows: Rows,
     nulls: NullCount,
     field: Option<FieldRef>,
 }
 
 impl DeviceArray {
-    pub(crate) fn from_tree(tree: Arc<Tree>) -> Self {
-        let view = tree.whole(0);
-        Self::from_view(tree, view)
+    pub(crate) fn from_node(device: Device, node: Arc<Node>) -> Self {
+        Self::from_view(device, View::whole(&node))
     }
 
-    pub(crate) fn from_view(tree: Arc<Tree>, view: View) -> Self {
-        let nulls = NullCount::from(tree.null_count(view));
-        let field = tree.field(view.node).cloned();
+    pub(crate) fn from_view(device: Device, view: View<'_>) -> Self {
         Self {
-            tree,
-            view,
-            nulls,
-            field,
+            device,
+            rows: view.to_rows(),
+            nulls: NullCount::from(view.null_count()),
+            field: None,
+        }
+    }
+
+    /// Returns an array of this node on `device`, with this array's field, which is of the node's type.
+    pub(crate) fn like(&self, device: Device, node: Arc<Node>) -> Self {
+        Self {
+            field: self.field.clone(),
+            ..Self::from_node(device, node)
         }
     }
 
@@ -71,12 +77,12 @@ impl DeviceArray {
 
     /// Returns the device whose memory holds the array.
     pub fn device(&self) -> &Device {
-        &self.tree.device
+        &self.device
     }
 
     /// Returns the array's type.
     pub fn data_type(&self) -> &DataType {
-        self.tree.data_type(self.view.node)
+        &self.node().data_type
     }
 
     /// Returns the array's field, with name, nullability and metadata (extension types), if it came with one.
@@ -86,32 +92,30 @@ impl DeviceArray {
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.view.length
+        self.view().length
     }
 
     /// Returns whether the array has no rows.
     pub fn is_empty(&self) -> bool {
-        self.view.length == 0
+        self.view().length == 0
     }
 
     /// Returns the number of rows to skip from the start of the buffers.
     pub fn offset(&self) -> usize {
-        self.view.offset
+        self.view().offset
     }
 
     /// Returns the number of nulls in the array's own validity bitmap, or `None` if it is not known yet.
     /// Never reads device memory. A known number was counted, or the caller of an `unsafe` function guaranteed it.
     pub fn null_count(&self) -> Option<usize> {
         // Another array of the same rows may have counted them.
-        let counted = || self.tree.null_count(self.view);
-        self.nulls.get().or_else(counted)
+        self.nulls.get().or_else(|| self.view().null_count())
     }
 
     /// Returns the number of buffers, in the order of the C data interface. A view type's buffer of sizes does
     /// not count.
     pub fn num_buffers(&self) -> usize {
-        let slots = self.tree.slots(self.view.node).len();
-        slots - usize::from(self.tree.layout(self.view.node).variadic)
+        self.node().buffers.len() - usize::from(self.node().layout.variadic)
     }
 
     /// Returns buffer `i` as it is in memory, not cut to the rows of a slice: row 0 is element
@@ -124,22 +128,20 @@ impl DeviceArray {
         if i >= self.num_buffers() {
             return None;
         }
-        let slot = &self.tree.slots(self.view.node)[i];
-        if slot.is_null() {
-            return None;
-        }
-        let owner = self.tree.owner(slot).clone();
-        Some(DeviceBuffer::from_parts(
+        let NodeBuffer {
+            base,
+            offset,
             owner,
-            slot.base,
-            slot.offset,
-            self.tree.bytes(self.view.node, i)?,
-        ))
+            ..
+        } = &self.node().buffers[i];
+        let bytes = self.node().buffers[i].bytes()?;
+        let owner = owner.clone()?;
+        Some(DeviceBuffer::from_parts(owner, *base, *offset, bytes))
     }
 
     /// Returns the number of children; a dictionary's values are one.
     pub fn num_children(&self) -> usize {
-        self.tree.nodes[self.view.node].n_children as usize
+        self.node().children.len()
     }
 
     /// Returns child `i`: for structs, sparse unions and fixed-size lists the rows that belong to this array,
@@ -151,12 +153,8 @@ impl DeviceArray {
         if i >= self.num_children() {
             return None;
         }
-        let view = self.tree.child(self.view, i);
-        let Some(tree) = self.tree.child_tree(i) else {
-            return Some(Self::from_view(self.tree.clone(), view));
-        };
-        let field = self.tree.field(view.node).cloned();
-        let child = Self::from_view(tree, View { node: 0, ..view });
+        let child = Self::from_view(self.device.clone(), self.view().child(i));
+        let field = child_field(self.data_type(), i).cloned();
         Some(Self { field, ..child })
     }
 
@@ -207,21 +205,16 @@ impl DeviceArray {
                 self.len()
             )));
         }
-        let view = View {
-            node: self.view.node,
-            offset: self.view.offset + offset,
-            length,
-            validity_offset: self.view.validity_offset + offset,
-        };
+        let view = self.view().slice(offset, length);
         let whole = length == self.len();
         let nulls = match self.null_count() {
             Some(n) if n == 0 || whole => Some(n),
             Some(n) if n == self.len() => Some(length),
-            _ => self.tree.null_count(view),
+            _ => view.null_count(),
         };
         Ok(Self {
-            tree: self.tree.clone(),
-            view,
+            device: self.device.clone(),
+            rows: view.to_rows(),
             nulls: NullCount::from(nulls),
             field: self.field.clone(),
         })
@@ -297,27 +290,31 @@ impl DeviceArray {
         }
     }
 
-    /// The owners of the array's buffers and of its descendants'. A tree has no others: a child is a tree of its own if
-    /// there are several ([`child`](Self::child)).
-    pub(crate) fn owners(&self) -> &[Arc<Owner>] {
-        self.tree.owners.as_slice()
+    /// The owners of the array's buffers and of its descendants', each once.
+    pub(crate) fn owners(&self) -> Vec<Arc<Owner>> {
+        self.node().owners()
     }
 
-    pub(crate) fn tree(&self) -> &Arc<Tree> {
-        &self.tree
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        self.view().node
     }
 
-    pub(crate) fn view(&self) -> View {
-        self.view
+    pub(crate) fn view(&self) -> View<'_> {
+        self.rows.view()
+    }
+
+    /// A node of exactly these rows.
+    pub(crate) fn to_node(&self) -> Arc<Node> {
+        self.view().to_node(self.null_count())
     }
 
     /// Keeps the number of nulls that were counted in the bitmap of `view`, where it is this array's or that of a
     /// whole node.
-    pub(crate) fn keep_null_count(&self, view: View, nulls: usize) {
-        if view == self.view {
+    pub(crate) fn keep_null_count(&self, view: View<'_>, nulls: usize) {
+        if view == self.view() {
             self.nulls.set(nulls);
         }
-        self.tree.keep_null_count(view, nulls);
+        view.keep_null_count(nulls);
     }
 }
 

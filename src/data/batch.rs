@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
-use crate::data::build::struct_tree;
+use crate::data::build::struct_array;
 use crate::data::layout::{check_rows, check_type};
 use crate::data::nested::check_columns;
 use crate::device::{Device, SyncEvent};
@@ -115,8 +115,7 @@ impl DeviceRecordBatch {
         rows: usize,
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
-        let tree = struct_tree(device.clone(), root, rows, columns)?;
-        let array = DeviceArray::from_tree(Arc::new(tree));
+        let array = struct_array(device, root, rows, columns)?;
         Ok(Self { schema, array })
     }
 

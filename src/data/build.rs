@@ -1,17 +1,16 @@
 //! Building arrays from buffers, and from other arrays.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type, child_type};
-use crate::data::tree::{Node, NullCount, Slot, Tree};
+use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::data::validity::Validity;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Owner};
+use crate::memory::DeviceBuffer;
 
 impl DeviceArray {
     /// Makes an array of a type for which every bit pattern is a valid value (integers, floats, decimals, dates,
@@ -203,206 +202,48 @@ impl DeviceArray {
                 return wrong(format!("child {i} has {rows} rows, {needed} needed"));
             }
         }
-        let mut builder = Builder::new(device);
-        for buffer in buffers {
-            builder.buffer(buffer.as_ref())?;
-        }
+        let mut all: Vec<_> = buffers
+            .iter()
+            .map(|buffer| NodeBuffer::from(buffer.as_ref()))
+            .collect();
         if layout.variadic {
-            builder.buffer(None)?;
+            all.push(NodeBuffer::absent());
         }
-        builder.nodes.push(Node {
+        let mut others = buffers.iter().flatten().map(DeviceBuffer::device);
+        if let Some(other) = others.find(|other| **other != device) {
+            return Err(on_two_devices("buffers", &device, other));
+        }
+        let node = Node {
             validity_offset: bit_offset,
             nulls: NullCount::from(nulls),
-            ..Node::new(layout, length, 0, 0, builder.slots.len())
-        });
-        builder.children(0, children)?;
-        Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
-    }
-}
-
-/// Collects nodes, slots and owners.
-pub(crate) struct Builder {
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) slots: Vec<Slot>,
-    owners: Vec<Arc<Owner>>,
-    /// The index of each owner except the last [`RECENT`], by its address.
-    indices: HashMap<usize, u32>,
-    device: Device,
-}
-
-/// How many owners, the last ones, are compared one by one.
-const RECENT: usize = 8;
-
-impl Builder {
-    pub(crate) fn new(device: Device) -> Self {
-        Self {
-            nodes: Vec::new(),
-            slots: Vec::new(),
-            owners: Vec::new(),
-            indices: HashMap::new(),
-            device,
-        }
-    }
-
-    /// Returns the index of `owner`, which is added if it is new.
-    fn owner(&mut self, owner: &Arc<Owner>) -> Result<u32> {
-        self.check_device(owner.device(), "buffers")?;
-        // Buffers of one owner are mostly next to each other.
-        let recent = self.owners.len().saturating_sub(RECENT);
-        let known = self.owners[recent..]
-            .iter()
-            .rposition(|o| Arc::ptr_eq(o, owner));
-        if let Some(i) = known {
-            return Ok((recent + i) as u32);
-        }
-        // `owners` keeps them alive, so no other owner has the same address.
-        let address = |owner: &Arc<Owner>| Arc::as_ptr(owner).addr();
-        if let Some(i) = self.indices.get(&address(owner)) {
-            return Ok(*i);
-        }
-        let index = self.owners.len() as u32;
-        self.owners.push(owner.clone());
-        // The one that has just ceased to be among the recent ones.
-        if let Some(left) = self.owners.len().checked_sub(RECENT + 1) {
-            self.indices
-                .insert(address(&self.owners[left]), left as u32);
-        }
-        Ok(index)
-    }
-
-    fn check_device(&self, device: &Device, what: &str) -> Result<()> {
-        match *device == self.device {
-            true => Ok(()),
-            false => Err(Error::argument(format!(
-                "{what} of {} and of {device} in one array",
-                self.device
-            ))),
-        }
-    }
-
-    pub(crate) fn buffer(&mut self, buffer: Option<&DeviceBuffer>) -> Result<()> {
-        let slot = match buffer {
-            None => Slot::absent(),
-            Some(buffer) => {
-                let owner = self.owner(buffer.owner())?;
-                Slot::new(buffer.base(), buffer.offset(), Some(buffer.len()), owner)
-            }
+            ..Node::new(data_type, length, all, nodes(&device, children)?)
         };
-        self.slots.push(slot);
-        Ok(())
-    }
-
-    /// Appends the slots of node `node` of `tree`; returns the number of the first.
-    pub(crate) fn slots_of(&mut self, tree: &Tree, node: usize) -> Result<usize> {
-        let first = self.slots.len();
-        for (i, slot) in tree.slots(node).iter().enumerate() {
-            let owner = match slot.is_null() {
-                true => 0,
-                false => self.owner(tree.owner(slot))?,
-            };
-            let slot = Slot::new(slot.base, slot.offset, tree.bytes(node, i), owner);
-            self.slots.push(slot);
-        }
-        Ok(first)
-    }
-
-    /// Appends `children` and their descendants as the children of the node at `parent`.
-    pub(crate) fn children(&mut self, parent: usize, children: &[DeviceArray]) -> Result<()> {
-        self.nodes[parent].first_child = self.nodes.len() as u32;
-        self.nodes[parent].n_children = children.len() as u32;
-        let mut queue = VecDeque::new();
-        for child in children {
-            self.check_device(child.device(), "arrays")?;
-            let view = child.view();
-            self.node(child.tree(), view.node, parent)?;
-            let node = self.nodes.last_mut().expect("just pushed");
-            node.cut |= view.length != node.length;
-            node.length = view.length;
-            node.offset = view.offset;
-            node.validity_offset = view.validity_offset;
-            node.nulls = NullCount::from(child.null_count());
-            queue.push_back((self.nodes.len() - 1, child.tree(), view.node));
-        }
-        while let Some((to, tree, from)) = queue.pop_front() {
-            let source = &tree.nodes[from];
-            self.nodes[to].first_child = self.nodes.len() as u32;
-            for i in 0..source.n_children as usize {
-                let child = source.first_child as usize + i;
-                self.node(tree, child, to)?;
-                queue.push_back((self.nodes.len() - 1, tree, child));
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies one node with its slots.
-    fn node(&mut self, tree: &Tree, from: usize, parent: usize) -> Result<()> {
-        let source = &tree.nodes[from];
-        let first_slot = self.slots_of(tree, from)?;
-        self.nodes.push(Node {
-            parent: parent as u32,
-            first_child: 0,
-            first_slot: first_slot as u32,
-            nulls: source.nulls.clone(),
-            ..*source
-        });
-        Ok(())
-    }
-
-    pub(crate) fn finish(self, root: DataType) -> Tree {
-        Tree {
-            device: self.device,
-            root,
-            nodes: self.nodes,
-            slots: self.slots,
-            owners: self.owners.into(),
-        }
+        Ok(Self::from_node(device, Arc::new(node)))
     }
 }
 
-/// A struct over `children`, which all have `rows` rows.
-pub(crate) fn struct_tree(
-    device: Device,
-    root: DataType,
+/// A struct without a validity bitmap over `children`, which all have `rows` rows.
+pub(crate) fn struct_array(
+    device: &Device,
+    data_type: DataType,
     rows: usize,
     children: &[DeviceArray],
-) -> Result<Tree> {
-    let mut builder = Builder::new(device);
-    let node = Node::new(Layout::of(&root), rows, 0, 0, 1);
-    builder.nodes.push(node);
-    builder.slots.push(Slot::absent());
-    builder.children(0, children)?;
-    Ok(builder.finish(root))
+) -> Result<DeviceArray> {
+    let children = nodes(device, children)?;
+    let node = Node::new(data_type, rows, vec![NodeBuffer::absent()], children);
+    Ok(DeviceArray::from_node(device.clone(), Arc::new(node)))
 }
 
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
+/// The nodes of children, which must be on `device`.
+fn nodes(device: &Device, children: &[DeviceArray]) -> Result<Vec<Arc<Node>>> {
+    let node = |child: &DeviceArray| match child.device() == device {
+        true => Ok(child.to_node()),
+        false => Err(on_two_devices("arrays", device, child.device())),
+    };
+    children.iter().map(node).collect()
+}
 
-    use super::*;
-    use crate::device::Devices;
-    use crate::memory::{HostSlab, Memory, Ready};
-
-    /// Each owner has one index, however many there are and whichever come again. To look for each one among all
-    /// others would take minutes.
-    #[test]
-    fn many_owners() {
-        let n: usize = if cfg!(miri) { 50 } else { 200_000 };
-        let owner = || {
-            let memory = Memory::Slab(HostSlab::new(0).unwrap());
-            Arc::new(Owner::new(Devices::cpu(), memory, Ready::Now))
-        };
-        let owners: Vec<_> = (0..n).map(|_| owner()).collect();
-        let mut builder = Builder::new(Devices::cpu());
-        let start = Instant::now();
-        for again in [1, 2, 3] {
-            for (i, owner) in owners.iter().enumerate() {
-                assert_eq!(builder.owner(owner).unwrap() as usize, i, "{again}");
-                assert_eq!(builder.owner(&owners[i / 2]).unwrap() as usize, i / 2);
-            }
-        }
-        let took = start.elapsed();
-        assert_eq!(builder.owners.len(), n);
-        assert!(took < Duration::from_secs(60), "{took:?}");
-    }
+#[cold]
+fn on_two_devices(what: &str, device: &Device, other: &Device) -> Error {
+    Error::argument(format!("{what} of {device} and of {other} in one array"))
 }

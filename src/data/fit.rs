@@ -13,8 +13,7 @@ use arrow_schema::{DataType, Field, FieldRef, SchemaRef};
 use crate::data::array::DeviceArray;
 use crate::data::batch::DeviceRecordBatch;
 use crate::data::layout::{Layout, Nesting, child_field, child_type};
-use crate::data::parts::{Counted, Parts};
-use crate::data::tree::{Tree, View};
+use crate::data::node::{Node, View};
 use crate::error::{Error, Result};
 
 impl DeviceRecordBatch {
@@ -38,9 +37,9 @@ impl DeviceRecordBatch {
             )));
         }
         let root = DataType::Struct(schema.fields().clone());
-        let mut fit = Fit::new(array, String::new(), &rows, "the declared schema");
+        let mut fit = Fit::new(String::new(), &rows, "the declared schema");
         fit.types(array.view(), array.data_type(), &root, true)?;
-        let array = array.retyped(&root)?;
+        let array = array.retyped(&root);
         Ok(Self::from_struct(schema.clone(), array))
     }
 }
@@ -49,7 +48,7 @@ impl DeviceArray {
     /// As [`DeviceRecordBatch::fitted`], with the field of their stream.
     pub(crate) fn fitted(self, field: &FieldRef) -> Result<Self> {
         let may_be_null = self.field().is_none_or(|field| field.is_nullable());
-        let mut fit = Fit::new(&self, "array".into(), "the array", "its stream");
+        let mut fit = Fit::new("array".into(), "the array", "its stream");
         if let Some(got) = self.field() {
             fit.extension(got, field)?;
         }
@@ -57,22 +56,33 @@ impl DeviceArray {
         fit.field(view, may_be_null, nulls, self.data_type(), field, true)?;
         let array = match self.data_type() == field.data_type() {
             true => self,
-            false => self.retyped(field.data_type())?,
+            false => self.retyped(field.data_type()),
         };
         array.with_field(field.clone())
     }
 
     /// The same rows as a type with the same layout, whose nulls they fit.
-    fn retyped(&self, data_type: &DataType) -> Result<Self> {
-        let parts = Parts::of(self, false);
-        let tree = parts.rebuild(data_type, &vec![Counted::default(); parts.len()])?;
-        Ok(Self::from_tree(Arc::new(tree)))
+    fn retyped(&self, data_type: &DataType) -> Self {
+        fn retyped(node: &Node, data_type: &DataType) -> Node {
+            let children = node.children.iter().enumerate();
+            Node {
+                data_type: data_type.clone(),
+                children: children
+                    .map(|(i, child)| match child_type(data_type, i) {
+                        Some(of) if *of != child.data_type => Arc::new(retyped(child, of)),
+                        _ => child.clone(),
+                    })
+                    .collect(),
+                ..node.clone()
+            }
+        }
+        let node = Arc::new(retyped(&self.to_node(), data_type));
+        Self::from_node(self.device().clone(), node)
     }
 }
 
 /// A comparison of types, with the words for what does not fit.
 pub(crate) struct Fit<'a> {
-    tree: &'a Tree,
     /// The path of what is compared; empty for the root of a batch.
     path: String,
     rows: &'a str,
@@ -80,15 +90,8 @@ pub(crate) struct Fit<'a> {
 }
 
 impl<'a> Fit<'a> {
-    pub(crate) fn new(
-        array: &'a DeviceArray,
-        path: String,
-        rows: &'a str,
-        declared: &'a str,
-    ) -> Self {
-        let tree = &**array.tree();
+    pub(crate) fn new(path: String, rows: &'a str, declared: &'a str) -> Self {
         Self {
-            tree,
             path,
             rows,
             declared,
@@ -98,7 +101,7 @@ impl<'a> Fit<'a> {
     /// Refuses rows of the type `got`, unless they fit `declared`. `names` says whether the names of a struct's fields matter.
     pub(crate) fn types(
         &mut self,
-        view: View,
+        view: View<'_>,
         got: &DataType,
         declared: &DataType,
         names: bool,
@@ -109,7 +112,7 @@ impl<'a> Fit<'a> {
         let named = names && matches!(declared, DataType::Struct(_) | DataType::Union(_, _));
         let inner_names = !matches!(declared, DataType::Map(_, _));
         for i in 0..Layout::of(declared).n_children() {
-            let (end, child) = (self.path.len(), self.tree.child(view, i));
+            let (end, child) = (self.path.len(), view.child(i));
             match (child_field(got, i), child_field(declared, i)) {
                 (Some(got), Some(declared)) if Arc::ptr_eq(got, declared) => {}
                 (Some(got), Some(declared)) => {
@@ -124,7 +127,7 @@ impl<'a> Fit<'a> {
                         return self.refuse(is, format!("'{declared}'"), "rename it first");
                     }
                     self.extension(got, declared)?;
-                    let (may_be_null, nulls) = (got.is_nullable(), self.tree.null_count(child));
+                    let (may_be_null, nulls) = (got.is_nullable(), child.null_count());
                     let got = got.data_type();
                     self.field(child, may_be_null, nulls, got, declared, inner_names)?;
                 }
@@ -145,14 +148,14 @@ impl<'a> Fit<'a> {
     /// As [`types`](Self::types), for rows that `may_be_null`, and of which `nulls` are.
     fn field(
         &mut self,
-        view: View,
+        view: View<'_>,
         may_be_null: bool,
         nulls: Option<usize>,
         got: &DataType,
         declared: &Field,
         names: bool,
     ) -> Result<()> {
-        if may_be_null && !declared.is_nullable() && !is_without_nulls(self.tree, view, nulls) {
+        if may_be_null && !declared.is_nullable() && !is_without_nulls(view, nulls) {
             let (is, way_out) = match nulls {
                 Some(nulls @ 1..) => (format!("has {nulls} nulls"), "declare it nullable there"),
                 Some(0) => (
@@ -210,13 +213,12 @@ fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
 
 /// Whether it is known that no row is null, of rows whose own validity bitmap has `nulls` nulls. Rows without a bitmap, and
 /// those of a dictionary, may be null by their children.
-fn is_without_nulls(tree: &Tree, view: View, nulls: Option<usize>) -> bool {
-    let node = &tree.nodes[view.node];
-    let by_children = !node.layout.has_validity() || node.layout.nesting == Nesting::Dictionary;
+fn is_without_nulls(view: View<'_>, nulls: Option<usize>) -> bool {
+    let layout = view.layout();
+    let by_children = !layout.has_validity() || layout.nesting == Nesting::Dictionary;
     let child = |i| {
-        let child = tree.child(view, i);
-        is_without_nulls(tree, child, tree.null_count(child))
+        let child = view.child(i);
+        is_without_nulls(child, child.null_count())
     };
-    view.length == 0
-        || nulls == Some(0) && (!by_children || (0..node.n_children as usize).all(child))
+    view.length == 0 || nulls == Some(0) && (!by_children || (0..layout.n_children()).all(child))
 }

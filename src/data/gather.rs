@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, DevicePtr, Queue, SyncEvent};
+use crate::data::array::DeviceArray;
+use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner, Reading};
 
@@ -81,41 +81,53 @@ pub(crate) struct Gathering {
     copies: Option<Reading<Vec<Arc<Owner>>>>,
 }
 
-/// Reads all `requests` of a tree on `queue`, or on the device's default queue: one list of copies, one host wait.
+/// Reads all `requests` of an array on `queue`, or on the device's default queue: one list of copies, one host wait.
 ///
 /// # Safety
-/// As [`Gathering::start`].
+/// As [`Gathering::of`].
 pub(crate) unsafe fn gather(
-    tree: &Tree,
+    array: &DeviceArray,
     requests: &[Request],
     queue: Option<&Queue>,
 ) -> Result<Answers> {
-    // SAFETY: the caller keeps to the contract of `Gathering::start`.
-    unsafe { Gathering::start(tree, requests, queue) }?.finish()
+    // SAFETY: the caller keeps to the contract of `Gathering::of`.
+    unsafe { Gathering::of(array, requests, queue) }?.finish()
 }
 
 impl Gathering {
+    /// As [`start`](Self::start), for the memory of an array.
+    ///
+    /// # Safety
+    /// As [`start`](Self::start), for the array's owners.
+    pub(crate) unsafe fn of(
+        array: &DeviceArray,
+        requests: &[Request],
+        queue: Option<&Queue>,
+    ) -> Result<Self> {
+        // SAFETY: the caller keeps to the contract of `start`.
+        unsafe { Self::start(array.device(), array.owners(), requests, queue) }
+    }
+
     /// Queues the copies on `queue`, or on the device's default queue. Memory that the host can read is not
     /// copied; the call waits only for that. No byte is copied twice, however many requests name it: a producer
     /// may list the same memory any number of times.
     ///
     /// # Safety
-    /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep alive)
+    /// Each request lies in memory of the owners (or, `on_host`, in host memory that they keep alive)
     /// for its whole length, and nobody writes to it before the owners release it.
     pub(crate) unsafe fn start(
-        tree: &Tree,
+        device: &Device,
+        owners: Vec<Arc<Owner>>,
         requests: &[Request],
         queue: Option<&Queue>,
     ) -> Result<Self> {
-        let device = &tree.device;
-        let owners = tree.owners.as_slice();
         let in_place = |r: &Request| r.on_host || device.is_host_readable() || r.bytes == 0;
         if requests.iter().any(|r| r.bytes > 0 && in_place(r)) {
             owners.iter().try_for_each(|owner| owner.wait_host())?;
         }
         let mut gathering = Self {
             places: requests.iter().map(|r| (r.address, r.bytes)).collect(),
-            owners: owners.to_vec(),
+            owners,
             copies: None,
         };
         let mut order: Vec<_> = (0..requests.len())
@@ -166,9 +178,10 @@ impl Gathering {
             })
             .collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
-        // SAFETY: each source is a union of overlapping requests, which lie in memory of the tree's owners (this
+        let owners = &gathering.owners;
+        // SAFETY: each source is a union of overlapping requests, which lie in memory of the owners (this
         // function's contract); the slab has room for each copy, and the reading keeps slab and owners alive.
-        let reading = unsafe { Reading::start(&queue, owners, &copies, slab, owners.to_vec()) }?;
+        let reading = unsafe { Reading::start(&queue, owners, &copies, slab, owners.clone()) }?;
         gathering.copies = Some(reading);
         Ok(gathering)
     }

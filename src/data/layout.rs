@@ -67,16 +67,13 @@ const fn aligned(width: u32, align: u8) -> BufferKind {
 }
 
 impl Layout {
-    /// No buffers, no children.
-    pub(crate) const NONE: Self = Self::new(&[]);
-
     pub(crate) fn of(data_type: &DataType) -> Self {
         use BufferKind::{Bits, Bytes, Offsets, Validity};
         use DataType as T;
         let offsets32 = Offsets { width: 4 };
         let offsets64 = Offsets { width: 8 };
         match data_type {
-            T::Null => Self::NONE,
+            T::Null => Self::new(&[]),
             T::Boolean => Self::new(&[Validity, Bits]),
             T::Int8 | T::UInt8 => Self::new(&[Validity, fixed(1)]),
             T::Int16 | T::UInt16 | T::Float16 => Self::new(&[Validity, fixed(2)]),
@@ -256,25 +253,14 @@ pub(crate) fn check_rows(rows: usize) -> Result<()> {
     }
 }
 
-/// How many nodes an array of a type has, and how many buffers, data buffers of view arrays and their sizes not included.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct TypeSize {
-    pub(crate) nodes: usize,
-    pub(crate) slots: usize,
-    /// Whether there are view arrays.
-    pub(crate) views: bool,
-}
-
 /// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps whose entries are
 /// not a struct of two fields, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`] nodes.
-pub(crate) fn check_type(data_type: &DataType) -> Result<TypeSize> {
-    let mut size = TypeSize::default();
-    check(data_type, 0, &mut size)?;
-    Ok(size)
+pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
+    check(data_type, 0, &mut 0)
 }
 
-/// `size` is that of what was seen so far.
-fn check(data_type: &DataType, depth: usize, size: &mut TypeSize) -> Result<()> {
+/// `nodes` is the number of those seen so far.
+fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::invalid("schema", TOO_DEEP));
     }
@@ -283,15 +269,13 @@ fn check(data_type: &DataType, depth: usize, size: &mut TypeSize) -> Result<()> 
         return Err(Error::invalid("schema", fault));
     }
     let layout = Layout::of(data_type);
-    size.nodes += 1;
-    size.slots += layout.buffers().len();
-    size.views |= layout.variadic;
-    if size.nodes > MAX_NODES {
+    *nodes += 1;
+    if *nodes > MAX_NODES {
         return Err(Error::invalid("schema", TOO_MANY));
     }
     for i in 0..layout.n_children() {
         if let Some(child) = child_type(data_type, i) {
-            check(child, depth + 1, size)?;
+            check(child, depth + 1, nodes)?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::data::array::DeviceArray;
 use crate::data::batch::DeviceRecordBatch;
-use crate::data::tree::Slot;
+use crate::data::node::Node;
 
 impl DeviceArray {
     /// Returns the bytes of device memory that the array keeps alive, each allocation once. Never reads device memory.
@@ -28,21 +28,23 @@ impl DeviceArray {
     /// # fn main() {}
     /// ```
     pub fn get_array_memory_size(&self) -> usize {
-        let tree = self.tree();
-        let owners = tree.owners.as_slice();
-        let own = owners.iter().filter_map(|owner| owner.allocated());
-        let foreign = |slot: &Slot| !slot.is_null() && tree.owner(slot).allocated().is_none();
-        let mut ranges = Vec::new();
-        for node in 0..tree.nodes.len() {
-            for (i, slot) in tree.slots(node).iter().enumerate() {
-                if foreign(slot) {
-                    let start = slot.address().address();
-                    let bytes = tree.bytes(node, i).unwrap_or(0);
+        /// The addresses of buffers that are not in memory of this crate.
+        fn foreign(node: &Node, ranges: &mut Vec<(usize, usize)>) {
+            for buffer in &node.buffers {
+                if matches!(&buffer.owner, Some(owner) if owner.allocated().is_none()) {
+                    let (start, bytes) = (buffer.address().address(), buffer.bytes().unwrap_or(0));
                     ranges.push((start, start.saturating_add(bytes)));
                 }
             }
+            node.children
+                .iter()
+                .for_each(|child| foreign(child, ranges));
         }
+        let mut ranges = Vec::new();
+        foreign(self.node(), &mut ranges);
         ranges.sort_unstable();
+        let owners = self.owners();
+        let own = owners.iter().filter_map(|owner| owner.allocated());
         let (mut total, mut counted) = (own.sum(), 0);
         for (start, end) in ranges {
             total += end.saturating_sub(start.max(counted));

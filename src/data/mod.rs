@@ -11,10 +11,9 @@ pub(crate) mod layout;
 mod loan;
 mod memory_size;
 mod nested;
+pub(crate) mod node;
 pub(crate) mod nulls;
-pub(crate) mod parts;
 pub(crate) mod sizes;
-pub(crate) mod tree;
 mod validity;
 
 pub use array::DeviceArray;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, FieldRef, Fields};
 
 use crate::data::array::DeviceArray;
-use crate::data::layout::{Layout, check_rows};
-use crate::data::tree::{Node, Owners, Tree};
+use crate::data::layout::check_rows;
+use crate::data::node::Node;
 use crate::data::validity::Validity;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -26,14 +26,8 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] for more than `i64::MAX` rows.
     pub fn new_null(device: &Device, rows: usize) -> Result<Self> {
         check_rows(rows)?;
-        let root = DataType::Null;
-        Ok(Self::from_tree(Arc::new(Tree {
-            device: device.clone(),
-            nodes: vec![Node::new(Layout::of(&root), rows, 0, 0, 0)],
-            root,
-            slots: Vec::new(),
-            owners: Owners::from(Vec::new()),
-        })))
+        let node = Node::new(DataType::Null, rows, Vec::new(), Vec::new());
+        Ok(Self::from_node(device.clone(), Arc::new(node)))
     }
 
     /// Makes a struct array of `columns`, one for each field. It shares their memory, which may come from several

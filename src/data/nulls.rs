@@ -2,9 +2,8 @@
 
 use crate::data::array::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
-use crate::data::parts::Parts;
+use crate::data::node::{Rows, View};
 use crate::data::sizes::{Sizes, unknown_sizes};
-use crate::data::tree::{Tree, View};
 use crate::device::Queue;
 use crate::error::{Error, Result};
 use crate::memory::check_queue;
@@ -31,13 +30,13 @@ impl DeviceArray {
     }
 
     fn count_unknown_nulls(&self, queue: Option<&Queue>) -> Result<usize> {
-        let parts = Parts::of(self, false);
         let mut unknown = Vec::new();
-        parts.each(|i, node, view, _| {
-            if parts.null_count(i, node, view).is_none() {
-                unknown.push(view);
+        let mut list = |view: View<'_>, nulls: Option<usize>| {
+            if nulls.is_none() {
+                unknown.push(view.to_rows());
             }
-        });
+        };
+        self.view().each_part(self.null_count(), false, &mut list);
         if !unknown.is_empty() {
             NullCounting::start(self, unknown, queue)?.finish(self)?;
         }
@@ -48,7 +47,7 @@ impl DeviceArray {
     #[cfg(feature = "dlpack")]
     pub(crate) fn count_own_nulls(&self) -> Result<usize> {
         if self.null_count().is_none() {
-            NullCounting::start(self, vec![self.view()], None)?.finish(self)?;
+            NullCounting::start(self, vec![self.view().to_rows()], None)?.finish(self)?;
         }
         Ok(self.null_count().unwrap_or(0))
     }
@@ -57,23 +56,23 @@ impl DeviceArray {
 /// Null counts whose bitmaps are being read, and sizes that come with them.
 #[derive(Debug)]
 pub(crate) struct NullCounting {
-    views: Vec<View>,
+    rows: Vec<Rows>,
     sizes: Vec<Sizes>,
     pub(crate) reading: Gathering,
 }
 
 impl NullCounting {
-    /// Starts to read the validity bitmaps of `views`, each of which has one, on `queue`, or on the device's
+    /// Starts to read the validity bitmaps of `rows`, each of which has one, on `queue`, or on the device's
     /// default queue. Waits only where the host reads them in place.
     pub(crate) fn start(
         array: &DeviceArray,
-        views: Vec<View>,
+        rows: Vec<Rows>,
         queue: Option<&Queue>,
     ) -> Result<Self> {
-        let reading = read_bitmaps(array.tree(), views.iter(), queue)?;
+        let reading = read_bitmaps(array, rows.iter().map(Rows::view), queue)?;
         let sizes = Vec::new();
         Ok(Self {
-            views,
+            rows,
             sizes,
             reading,
         })
@@ -82,19 +81,18 @@ impl NullCounting {
     /// As [`start`](Self::start), on the default queue, for all nodes that have a validity bitmap, together with the
     /// sizes that are not known yet. `None` if the array has none of either.
     pub(crate) fn start_all(array: &DeviceArray) -> Result<Option<Self>> {
-        let tree = array.tree();
-        let views = with_bitmaps(tree);
-        let sizes = unknown_sizes(tree, 0);
-        if views.is_empty() && sizes.is_empty() {
+        let rows = with_bitmaps(array);
+        let sizes = unknown_sizes(array);
+        if rows.is_empty() && sizes.is_empty() {
             return Ok(None);
         }
-        let mut requests: Vec<_> = views.iter().map(|view| bitmap(tree, view)).collect();
+        let mut requests: Vec<_> = rows.iter().map(|rows| bitmap(rows.view())).collect();
         requests.extend(sizes.iter().map(|sizes| sizes.request));
-        // SAFETY: the bitmaps lie in the tree's memory (see `read_bitmaps`), and so do the sizes (`Sizes::of`). Nobody
+        // SAFETY: the bitmaps lie in the array's memory (see `read_bitmaps`), and so do the sizes (`Sizes::of`). Nobody
         // writes to an array's memory: imports and constructors demand it.
-        let reading = unsafe { Gathering::start(tree, &requests, None) }?;
+        let reading = unsafe { Gathering::of(array, &requests, None) }?;
         Ok(Some(Self {
-            views,
+            rows,
             sizes,
             reading,
         }))
@@ -107,39 +105,43 @@ impl NullCounting {
     /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn finish(self, array: &DeviceArray) -> Result<()> {
         let bitmaps = self.reading.finish()?;
-        for (i, view) in self.views.iter().enumerate() {
+        for (i, rows) in self.rows.iter().enumerate() {
+            let view = rows.view();
             let counted = nulls_of(&bitmaps, i, view);
-            let node = &array.tree().nodes[view.node];
-            match node.nulls.get() {
-                Some(stated) if node.is_all(*view) && stated != counted => {
+            match view.node.nulls.get() {
+                Some(stated) if view.is_all() && stated != counted => {
                     return Err(Error::invalid(
-                        format!("{}.null_count", array.tree().path(view.node)),
+                        format!("{}.null_count", array.node().path(view.node)),
                         format!("is {stated}, but the validity bitmap has {counted} nulls"),
                     ));
                 }
-                _ => array.keep_null_count(*view, counted),
+                _ => array.keep_null_count(view, counted),
             }
         }
-        let sizes = self.sizes.iter().zip(self.views.len()..);
-        for (sizes, i) in sizes {
-            sizes.set(array.tree(), bitmaps.bytes(i))?;
+        for (sizes, i) in self.sizes.iter().zip(self.rows.len()..) {
+            sizes.set(array, bitmaps.bytes(i))?;
         }
         Ok(())
     }
 }
 
 /// The rows of all nodes that have a validity bitmap, to check their null counts.
-fn with_bitmaps(tree: &Tree) -> Vec<View> {
-    let nodes = tree.nodes.iter().enumerate();
-    let with = nodes.filter(|(_, node)| node.length > 0 && tree.bitmap_of(node).is_some());
-    with.map(|(i, node)| node.whole(i)).collect()
+fn with_bitmaps(array: &DeviceArray) -> Vec<Rows> {
+    let mut all = Vec::new();
+    let mut list = |view: View<'_>, _| {
+        if view.node.length > 0 && view.node.bitmap().is_some() {
+            all.push(view.to_rows());
+        }
+    };
+    View::whole(array.node()).each_part(None, false, &mut list);
+    all
 }
 
 /// The bytes that hold the validity bits of `view`, which has a bitmap.
-fn bitmap(tree: &Tree, view: &View) -> Request {
+fn bitmap(view: View<'_>) -> Request {
     let first = view.validity_offset;
     Request {
-        address: tree.slots(view.node)[0].address().offset(first / 8),
+        address: view.node.buffers[0].address().offset(first / 8),
         bytes: (first % 8 + view.length).div_ceil(8),
         on_host: false,
     }
@@ -148,18 +150,18 @@ fn bitmap(tree: &Tree, view: &View) -> Request {
 /// Starts to read the bytes that hold the validity bits of `views`, each of which has a bitmap; see
 /// [`Gathering::start`].
 pub(crate) fn read_bitmaps<'a>(
-    tree: &Tree,
-    views: impl Iterator<Item = &'a View>,
+    array: &DeviceArray,
+    views: impl Iterator<Item = View<'a>>,
     queue: Option<&Queue>,
 ) -> Result<Gathering> {
-    let requests: Vec<_> = views.map(|view| bitmap(tree, view)).collect();
+    let requests: Vec<_> = views.map(bitmap).collect();
     // SAFETY: a bitmap has one bit for each row of its node, which was checked when the node was made, and views lie
     // inside their node. Nobody writes to an array's memory: imports and constructors demand it.
-    unsafe { Gathering::start(tree, &requests, queue) }
+    unsafe { Gathering::of(array, &requests, queue) }
 }
 
 /// Returns the nulls of `view`, whose bits are answer `i`; see [`read_bitmaps`].
-pub(crate) fn nulls_of(bitmaps: &Answers, i: usize, view: &View) -> usize {
+pub(crate) fn nulls_of(bitmaps: &Answers, i: usize, view: View<'_>) -> usize {
     view.length - count_bits(bitmaps.bytes(i), view.validity_offset % 8, view.length)
 }
 

@@ -2,11 +2,13 @@
 //! those of a view array's data buffers. They stay unknown until something needs them; then all that an array
 //! lacks are read together.
 
+use std::sync::Arc;
+
 use crate::data::array::DeviceArray;
-use crate::data::gather::{Gathering, Request, gather, int};
+use crate::data::gather::{Request, gather, int};
 use crate::data::layout::BufferKind;
-use crate::data::tree::Tree;
-use crate::device::{AddressClass, DeviceId, DevicePtr, Queue};
+use crate::data::node::{Node, View};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::check_queue;
 
@@ -34,52 +36,51 @@ impl DeviceArray {
     }
 
     fn read_unknown_sizes(&self, queue: Option<&Queue>) -> Result<()> {
-        let tree = self.tree();
-        let unknown = unknown_sizes(tree, self.view().node);
+        let unknown = unknown_sizes(self);
         if unknown.is_empty() {
             return Ok(());
         }
         let requests: Vec<_> = unknown.iter().map(|sizes| sizes.request).collect();
-        // SAFETY: the requests of `Sizes::of` lie in the tree's memory; nobody writes to an array's memory (contract
+        // SAFETY: the requests of `Sizes::of` lie in the array's memory; nobody writes to an array's memory (contract
         // of the import).
-        let answers = unsafe { gather(tree, &requests, queue) }?;
+        let answers = unsafe { gather(self, &requests, queue) }?;
         let mut unknown = unknown.iter().enumerate();
-        unknown.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+        unknown.try_for_each(|(i, sizes)| sizes.set(self, answers.bytes(i)))
     }
 
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
     pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
-        let (tree, node) = (self.tree(), self.view().node);
-        if let Some(sizes) = Sizes::of(tree, node) {
-            // SAFETY: the request of `Sizes::of` lies in the tree's memory; nobody writes to an array's memory: imports
+        let node = self.node();
+        if let Some(sizes) = Sizes::of(self.device(), node) {
+            // SAFETY: the request of `Sizes::of` lies in the array's memory; nobody writes to an array's memory: imports
             // and constructors demand it.
-            let reading = unsafe { Gathering::start(tree, &[sizes.request], Some(queue)) }?;
-            sizes.set(tree, reading.finish()?.bytes(0))?;
+            let answers = unsafe { gather(self, &[sizes.request], Some(queue)) }?;
+            sizes.set(self, answers.bytes(0))?;
         }
-        Ok(tree.bytes(node, 2).unwrap_or(0))
+        Ok(node.buffers[2].bytes().unwrap_or(0))
     }
 }
 
-/// Finds out the unknown sizes of a node's own buffers.
+/// Finds out the unknown sizes of the own buffers of a node of `array`.
 ///
 /// # Safety
-/// The host can read the tree's memory, and it is ready.
-pub(crate) unsafe fn read_sizes(tree: &Tree, node: usize) -> Result<()> {
-    let Some(sizes) = Sizes::of(tree, node) else {
+/// The host can read the array's memory, and it is ready.
+pub(crate) unsafe fn read_sizes(array: &DeviceArray, node: &Arc<Node>) -> Result<()> {
+    let Some(sizes) = Sizes::of(array.device(), node) else {
         return Ok(());
     };
     let Request { address, bytes, .. } = sizes.request;
     // SAFETY: the caller guarantees that the host can read the memory and that it is ready; the request lies in it
     // (`Sizes::of`).
     let stored = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
-    sizes.set(tree, stored)
+    sizes.set(array, stored)
 }
 
 /// Returns `bytes`, a size in bytes of the buffer at `address`, unless it is negative or more than the device
 /// has there.
 pub(crate) fn check_size(
-    tree: &Tree,
+    device: &Device,
     address: DevicePtr,
     bytes: i64,
     path: impl Fn() -> String,
@@ -97,7 +98,7 @@ pub(crate) fn check_size(
     if address.is_null() {
         return refuse(format!("is null but {size} bytes long"));
     }
-    let (device, backend) = (&tree.device, tree.device.backend());
+    let backend = device.backend();
     let class = match device.id() {
         DeviceId::CPU => AddressClass::HostAccessible,
         _ => backend.classify(address, size),
@@ -113,49 +114,48 @@ pub(crate) fn check_size(
 }
 
 /// Where the sizes of a node's buffers from number 2 on are stored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Sizes {
     pub(crate) request: Request,
-    node: usize,
+    node: Arc<Node>,
     /// Bytes of each integer.
     width: usize,
 }
 
 impl Sizes {
-    /// Returns `None` if the node has no unknown sizes. The request lies in the tree's memory: the import checked
+    /// Returns `None` if the node has no unknown sizes. The request lies in the node's memory: the import checked
     /// that there are `offset + length + 1` offsets, and one size for each data buffer.
-    pub(crate) fn of(tree: &Tree, node: usize) -> Option<Self> {
-        let n = &tree.nodes[node];
-        let slots = tree.slots(node);
-        if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *n.layout.buffers() {
+    pub(crate) fn of(device: &Device, node: &Arc<Node>) -> Option<Self> {
+        let buffers = &node.buffers[..];
+        if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *node.layout.buffers() {
             let width = usize::from(width);
-            if tree.bytes(node, 2).is_some() {
+            if buffers[2].bytes().is_some() {
                 return None;
             }
-            if slots[1].is_null() || n.length == 0 {
-                tree.keep_bytes(node, 2, 0);
+            if buffers[1].is_null() || node.length == 0 {
+                buffers[2].set_bytes(0);
                 return None;
             }
+            let last = (node.offset + node.length) * width;
             let request = Request {
-                address: slots[1].address().offset((n.offset + n.length) * width),
+                address: buffers[1].address().offset(last),
                 bytes: width,
                 on_host: false,
             };
             return Some(Self {
                 request,
-                node,
+                node: node.clone(),
                 width,
             });
         }
-        let [_, _, data @ .., sizes] = slots else {
+        let [_, _, data @ .., sizes] = buffers else {
             return None;
         };
-        let known = |k: usize| tree.bytes(node, 2 + k).is_some();
-        if !n.layout.variadic || (0..data.len()).all(known) {
+        if !node.layout.variadic || data.iter().all(|data| data.bytes().is_some()) {
             return None;
         }
         let (address, bytes) = (sizes.address(), data.len() * 8);
-        let class = tree.device.backend().classify(address, bytes);
+        let class = device.backend().classify(address, bytes);
         let request = Request {
             address,
             bytes,
@@ -163,34 +163,28 @@ impl Sizes {
         };
         Some(Self {
             request,
-            node,
+            node: node.clone(),
             width: 8,
         })
     }
 
-    /// Keeps the sizes, from the bytes that were asked for.
-    pub(crate) fn set(&self, tree: &Tree, stored: &[u8]) -> Result<()> {
-        let slots = &tree.slots(self.node)[2..];
-        for (k, (slot, bytes)) in slots.iter().zip(stored.chunks(self.width)).enumerate() {
-            let at = || tree.buffer_path(self.node, 2 + k);
+    /// Keeps the sizes, from the bytes that were asked for. The node is one of `array`.
+    pub(crate) fn set(&self, array: &DeviceArray, stored: &[u8]) -> Result<()> {
+        let buffers = self.node.buffers[2..].iter();
+        for (k, (buffer, bytes)) in buffers.zip(stored.chunks(self.width)).enumerate() {
+            let at = || array.node().buffer_path(&self.node, 2 + k);
             let bytes = int(bytes, self.width);
-            let bytes = check_size(tree, slot.address(), bytes, at)?;
-            tree.keep_bytes(self.node, 2 + k, bytes);
+            let bytes = check_size(array.device(), buffer.address(), bytes, at)?;
+            buffer.set_bytes(bytes);
         }
         Ok(())
     }
 }
 
-/// Lists all unknown sizes of a node and its descendants.
-pub(crate) fn unknown_sizes(tree: &Tree, node: usize) -> Vec<Sizes> {
-    fn list(tree: &Tree, node: usize, unknown: &mut Vec<Sizes>) {
-        unknown.extend(Sizes::of(tree, node));
-        let n = &tree.nodes[node];
-        for child in 0..n.n_children {
-            list(tree, (n.first_child + child) as usize, unknown);
-        }
-    }
+/// Lists all unknown sizes of an array and its descendants.
+pub(crate) fn unknown_sizes(array: &DeviceArray) -> Vec<Sizes> {
     let mut unknown = Vec::new();
-    list(tree, node, &mut unknown);
+    let mut list = |view: View<'_>, _| unknown.extend(Sizes::of(array.device(), view.node));
+    array.view().each_part(None, false, &mut list);
     unknown
 }

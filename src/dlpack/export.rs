@@ -355,8 +355,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the column has no validity bitmap, because no row is null.
     pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        let node = &self.tree().nodes[self.view().node];
-        if self.tree().bitmap_of(node).is_none() {
+        if self.node().bitmap().is_none() {
             return Err(Error::argument(format!(
                 "the column of {} has no validity bitmap: no row is null",
                 self.data_type()
@@ -394,19 +393,20 @@ impl DeviceArray {
         if len == 0 {
             return Ok(None);
         }
-        let slot = &self.tree().slots(self.view().node)[slot];
+        let buffer = &self.node().buffers[slot];
         let end = offset.checked_add(len);
-        let there = slot.bytes().unwrap_or(usize::MAX);
-        if slot.is_null() || end.is_none_or(|end| end > there) {
+        let there = buffer.bytes().unwrap_or(usize::MAX);
+        let owner = buffer.owner.as_ref();
+        let Some(owner) = owner.filter(|_| end.is_some_and(|end| end <= there)) else {
             return Err(Error::argument(format!(
                 "a buffer of the column of {} has no {len} bytes at {offset}",
                 self.data_type()
             )));
-        }
+        };
         Ok(Some(Span {
-            owner: self.tree().owner(slot),
-            base: slot.base,
-            offset: slot.offset + offset,
+            owner,
+            base: buffer.base,
+            offset: buffer.offset + offset,
             len,
         }))
     }

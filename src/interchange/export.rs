@@ -14,11 +14,11 @@ use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Handover, SyncEvent};
 use crate::error::Result;
-use crate::interchange::arena::{self, EventKeeper};
+use crate::interchange::c_array::{self, EventKeeper};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
-use crate::transfer::{Bitmaps, Resolved};
+use crate::transfer::{Bitmaps, Export};
 
 impl DeviceArray {
     /// Exports the array and its type as C structs, without copying, except for some validity
@@ -81,8 +81,7 @@ impl DeviceRecordBatch {
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 
-    /// Exports the batch without its schema, for consumers that know the schema. Takes at most two
-    /// heap allocations, whatever the number of columns.
+    /// Exports the batch without its schema, for consumers that know the schema.
     ///
     /// # Errors
     /// As [`DeviceArray::export`].
@@ -99,32 +98,36 @@ fn export(
     as_batch: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
     array.device().backend().check_export()?;
-    let count = options.counts_nulls();
-    if !Bitmaps::needed(array, as_batch, count) {
-        return export_resolved(array, options, as_batch, &[]);
-    }
-    match Bitmaps::start(array, as_batch, count)?.finish(array)? {
-        Resolved::Counted(nulls) => export_resolved(array, options, as_batch, &nulls),
-        Resolved::Moved(moved) => export_resolved(&moved, options, as_batch, &[]),
+    let export = Export {
+        as_batch,
+        counts: options.counts_nulls(),
+    };
+    match Bitmaps::needed(array, export) {
+        true => {
+            let array = Bitmaps::start(array, export)?.finish(array)?;
+            export_resolved(&array, options, as_batch)
+        }
+        false => export_resolved(array, options, as_batch),
     }
 }
 
-/// Exports an array whose bitmaps need not be read any more. `nulls` are the counted nulls of its
-/// parts, if there are any.
+/// Exports an array whose bitmaps need not be read any more.
 pub(super) fn export_resolved(
     array: &DeviceArray,
     options: &ExportOptions,
     as_batch: bool,
-    nulls: &[Option<usize>],
 ) -> Result<FFI_ArrowDeviceArray> {
-    let event = match array.tree().owners.as_slice() {
-        [only] if only.ready().is_none() => Carried::None,
-        _ => array.device().within(|| Carried::of(array, options.sync))?,
+    let owners = array.owners();
+    let event = match owners.iter().all(|owner| owner.ready().is_none()) {
+        true => Carried::None,
+        false => array
+            .device()
+            .within(|| Carried::of(array, &owners, options.sync))?,
     };
     let id = array.device().id();
     let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {
-        array: arena::build(array, as_batch, nulls, event.keeper(), options.release)?,
+        array: c_array::build(array, as_batch, event.keeper(), options.release)?,
         device_id: id.id,
         device_type: id.device_type,
         sync_event,
@@ -147,18 +150,17 @@ enum Carried {
     None,
     /// The event of an owner, which lives as long as the owner.
     Existing(Arc<Owner>),
-    /// A new event, which the arena keeps alive.
+    /// A new event, which the structs keep alive.
     Merged(SyncEvent),
 }
 
 impl Carried {
-    fn of(array: &DeviceArray, sync: SyncPolicy) -> Result<Self> {
+    fn of(array: &DeviceArray, owners: &[Arc<Owner>], sync: SyncPolicy) -> Result<Self> {
         let handover = handover(array, sync);
         if handover == Handover::Wait {
             array.wait()?;
             return Ok(Self::None);
         }
-        let owners = array.owners();
         let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
         let Some(first) = guarded().next() else {
             return Ok(Self::None);
@@ -208,14 +210,14 @@ impl Carried {
         }
     }
 
-    fn keeper(self) -> Option<EventKeeper> {
+    fn keeper(self) -> EventKeeper {
         match self {
-            Self::None => None,
-            Self::Existing(owner) => Some(match owner.own_event() {
+            Self::None => EventKeeper::None,
+            Self::Existing(owner) => match owner.own_event() {
                 Some(event) => EventKeeper::Own(event.clone()),
                 None => EventKeeper::Owner(owner),
-            }),
-            Self::Merged(event) => Some(EventKeeper::Own(event)),
+            },
+            Self::Merged(event) => EventKeeper::Own(event),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::device::{Completion, Handover};
 use crate::error::Result;
 use crate::interchange::export::{export_resolved, handover};
 use crate::interchange::options::ExportOptions;
-use crate::transfer::{Bitmaps, Resolved};
+use crate::transfer::{Bitmaps, Export};
 
 /// Exports a batch as [`DeviceRecordBatch::export_array`] does. A poll never blocks: the task waits
 /// for the memory ([`SyncPolicy::Wait`]), and for validity bitmaps that must be read.
@@ -41,7 +41,10 @@ impl Exporting {
 
     /// Returns the C struct. Must not be polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<FFI_ArrowDeviceArray>> {
-        let count = self.options.counts_nulls();
+        let export = Export {
+            as_batch: true,
+            counts: self.options.counts_nulls(),
+        };
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
             let array = &self.array;
@@ -51,35 +54,24 @@ impl Exporting {
                     // Bitmaps that the host reads in place must be ready.
                     let in_place = array.device().is_host_readable();
                     if handover(array, self.options.sync) == Handover::Wait
-                        || (in_place && Bitmaps::needed(array, true, count))
+                        || (in_place && Bitmaps::needed(array, export))
                     {
                         self.wait = array.ready_event()?.map(Completion::of);
                     }
                 }
-                Stage::Ready if Bitmaps::needed(array, true, count) => {
-                    let bitmaps = Bitmaps::start(array, true, count)?;
+                Stage::Ready if Bitmaps::needed(array, export) => {
+                    let bitmaps = Bitmaps::start(array, export)?;
                     self.wait = bitmaps.reading.event().cloned().map(Completion::of);
                     self.stage = Stage::Bitmaps(bitmaps);
                 }
                 Stage::Ready => {
-                    return Poll::Ready(export_resolved(array, &self.options, true, &[]));
+                    return Poll::Ready(export_resolved(array, &self.options, true));
                 }
                 Stage::Bitmaps(mut bitmaps) => {
                     bitmaps.reading.waited();
-                    match bitmaps.finish(array)? {
-                        Resolved::Counted(nulls) => {
-                            return Poll::Ready(export_resolved(
-                                array,
-                                &self.options,
-                                true,
-                                &nulls,
-                            ));
-                        }
-                        Resolved::Moved(moved) => {
-                            self.array = moved;
-                            self.stage = Stage::Start;
-                        }
-                    }
+                    // What was moved may have to be waited for.
+                    self.array = bitmaps.finish(array)?;
+                    self.stage = Stage::Start;
                 }
             }
         }

@@ -9,48 +9,12 @@ use crate::device::DevicePtr;
 /// The most buffers that an array and its descendants may have. Structs may share one list of them.
 pub(super) const MAX_BUFFERS: usize = 1 << 22;
 
-/// Returns the first buffer that is not null, of the struct or its descendants.
+/// Returns the first buffer that is not null, of the struct or its descendants. Follows no pointer that an import would refuse: this
+/// stops where the struct is not one of the type.
 ///
 /// # Safety
 /// `array` complies with the C data interface: pointers that are not null are valid for what it says.
 pub(super) unsafe fn first_address(array: &CArray, data_type: &DataType) -> Option<DevicePtr> {
-    let mut first = |array: &CArray, fixed: usize| {
-        (0..fixed).find_map(|i| {
-            // SAFETY: `find` calls this for lists of at least `fixed` pointers.
-            let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
-            (!address.is_null()).then_some(address)
-        })
-    };
-    // SAFETY: the caller guarantees what `find` asks for: the two have the same contract.
-    unsafe { find(array, data_type, &mut first) }
-}
-
-/// Returns how many buffers the view arrays among the struct and its descendants list besides those of their types.
-///
-/// # Safety
-/// `array` complies with the C data interface: pointers that are not null are valid for what it says.
-pub(super) unsafe fn more_buffers(array: &CArray, data_type: &DataType) -> usize {
-    let mut more = 0usize;
-    let mut count = |array: &CArray, fixed: usize| -> Option<()> {
-        more = more.saturating_add(array.n_buffers as usize - fixed);
-        None
-    };
-    // SAFETY: the caller guarantees what `find` asks for: the two have the same contract.
-    unsafe { find(array, data_type, &mut count) };
-    more
-}
-
-/// Returns what `wanted` finds first, in the struct or its descendants. It gets structs with a usable list of at least as many
-/// buffers as their type has, which is its second argument. Follows no pointer that an import would refuse: this stops where
-/// the struct is not one of the type.
-///
-/// # Safety
-/// `array` complies with the C data interface: pointers that are not null are valid for what it says.
-unsafe fn find<T>(
-    array: &CArray,
-    data_type: &DataType,
-    wanted: &mut impl FnMut(&CArray, usize) -> Option<T>,
-) -> Option<T> {
     fn usable<T>(pointer: *mut T) -> bool {
         !pointer.is_null() && pointer.is_aligned()
     }
@@ -62,14 +26,19 @@ unsafe fn find<T>(
     if fixed > 0 && !usable(array.buffers) {
         return None;
     }
-    if let Some(found) = wanted(array, fixed) {
-        return Some(found);
+    let found = (0..fixed).find_map(|i| {
+        // SAFETY: the list is usable and, as the caller guarantees, has `n_buffers` pointers, which are at least `fixed`.
+        let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
+        (!address.is_null()).then_some(address)
+    });
+    if found.is_some() {
+        return found;
     }
     if layout.nesting == Nesting::Dictionary {
         let values = child_type(data_type, 0)?;
         // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the interface.
         return usable(array.dictionary)
-            .then(|| unsafe { find(&*array.dictionary, values, wanted) })?;
+            .then(|| unsafe { first_address(&*array.dictionary, values) })?;
     }
     let n_children = layout.n_children();
     if array.n_children != n_children as i64 || n_children > 0 && !usable(array.children) {
@@ -80,7 +49,7 @@ unsafe fn find<T>(
         let child = unsafe { *array.children.add(i) };
         let of_type = child_type(data_type, i)?;
         // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
-        usable(child).then(|| unsafe { find(&*child, of_type, wanted) })?
+        usable(child).then(|| unsafe { first_address(&*child, of_type) })?
     })
 }
 

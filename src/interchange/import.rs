@@ -12,13 +12,13 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::c_data::CArray;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
-use crate::data::layout::{BufferKind, Layout, Nesting, TypeSize, check_type, child_type};
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::data::nulls::NullCounting;
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Arriving, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
-use crate::interchange::foreign::{MAX_BUFFERS, first_address, more_buffers, n_buffers_fit};
+use crate::interchange::foreign::{MAX_BUFFERS, first_address, n_buffers_fit};
 use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
@@ -77,11 +77,10 @@ impl DeviceArray {
         field: FieldRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        let size = check_type(field.data_type())?;
+        check_type(field.data_type())?;
         // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
         // above.
-        let tree = unsafe { import(array, field.data_type().clone(), size, options) }?;
-        let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
+        let array = unsafe { import(array, field.data_type(), options) }?.with_field(field)?;
         if options.validation == Validation::Full {
             if let Some(counting) = NullCounting::start_all(&array)? {
                 counting.finish(&array)?;
@@ -160,11 +159,10 @@ impl DeviceRecordBatch {
         options: &ImportOptions,
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
-        let size = check_type(&root)?;
+        check_type(&root)?;
         // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
         // above.
-        let tree = unsafe { import(array, root, size, options) }?;
-        let array = DeviceArray::from_tree(Arc::new(tree));
+        let array = unsafe { import(array, &root, options) }?;
         Ok(Self::from_struct(schema, array))
     }
 }
@@ -179,7 +177,7 @@ pub(super) fn start_counting(
     match validation {
         Validation::Full => NullCounting::start_all(array),
         Validation::Structure if array.null_count().is_none() => {
-            NullCounting::start(array, vec![array.view()], None).map(Some)
+            NullCounting::start(array, vec![array.view().to_rows()], None).map(Some)
         }
         Validation::Structure => Ok(None),
     }
@@ -188,20 +186,19 @@ pub(super) fn start_counting(
 /// Checks a foreign array against its type, and imports it.
 ///
 /// # Safety
-/// As [`DeviceArray::import`]; `data_type` passed [`check_type`], which returned `size`.
+/// As [`DeviceArray::import`]; `data_type` passed [`check_type`].
 unsafe fn import(
     array: FFI_ArrowDeviceArray,
-    data_type: DataType,
-    size: TypeSize,
+    data_type: &DataType,
     options: &ImportOptions,
-) -> Result<Tree> {
+) -> Result<DeviceArray> {
     if array.is_released() {
         return Err(Error::Released("the ArrowDeviceArray"));
     }
     let id = DeviceId::new(array.device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
     // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
-    let address = || unsafe { first_address(&array.array, &data_type) };
+    let address = || unsafe { first_address(&array.array, data_type) };
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
     let arriving = unsafe { Arriving::new(id, event, &address) };
@@ -229,63 +226,50 @@ unsafe fn import(
         }
         None => Ready::Now,
     };
-    let more = match size.views {
-        // SAFETY: the caller guarantees that the struct complies with the interface
-        // (`DeviceArray::import`).
-        true => unsafe { more_buffers(&array.array, &data_type) },
-        false => 0,
+    // The owner first, in which the struct then stays: it is released once, after errors too.
+    let owner = Arc::new(Owner::new(device.clone(), Memory::Foreign(array), ready));
+    let Some(array) = owner.foreign() else {
+        return Err(Error::Released("the ArrowDeviceArray"));
     };
-    // More are refused.
-    let slots = size.slots.saturating_add(more).min(MAX_BUFFERS);
     let mut importer = Importer {
         device: &device,
+        owner: &owner,
         any_address: device.id() == DeviceId::CPU,
-        nodes: Vec::with_capacity(size.nodes),
-        slots: Vec::with_capacity(slots),
+        buffers: 0,
         known: Known::default(),
     };
-    importer.nodes.push(Node::placeholder(0));
-    device.within(|| {
+    let node = device.within(|| {
         // SAFETY: the caller guarantees that the struct complies with the interface
         // (`DeviceArray::import`).
-        unsafe { importer.node([0, 0], &array.array, &data_type, 0, &Path::Root("array")) }
+        unsafe { importer.node(&array.array, data_type, 0, &Path::Root("array")) }
     })?;
-    let Importer { nodes, slots, .. } = importer;
-    let owner = Owner::new(device.clone(), Memory::Foreign(array), ready);
-    Ok(Tree {
-        device,
-        root: data_type,
-        nodes,
-        slots,
-        owners: Owners::One(Arc::new(owner)),
-    })
+    Ok(DeviceArray::from_node(device, node))
 }
 
 struct Importer<'a> {
     device: &'a Device,
+    /// Keeps the struct.
+    owner: &'a Arc<Owner>,
     /// Whether the device is the CPU, which can use memory at any address.
     any_address: bool,
-    nodes: Vec<Node>,
-    slots: Vec<Slot>,
+    /// How many buffers there were so far.
+    buffers: usize,
     known: Known,
 }
 
 impl Importer<'_> {
-    /// Checks a struct and its descendants, and adds them to the tree, the struct itself at
-    /// `place`: its number, for which there is a placeholder, and that of its parent. Reads no
-    /// buffer.
+    /// Checks a struct and its descendants, and makes their nodes. Reads no buffer.
     ///
     /// # Safety
     /// `array` complies with the C data interface: pointers that are not null are valid for what it
     /// says.
     unsafe fn node(
         &mut self,
-        place: [usize; 2],
         array: &CArray,
         data_type: &DataType,
         rows_needed: usize,
         path: &Path<'_>,
-    ) -> Result<()> {
+    ) -> Result<Arc<Node>> {
         if array.is_released() {
             return path.error("", "is released");
         }
@@ -342,10 +326,11 @@ impl Importer<'_> {
                 format!("is {}, but there is no validity bitmap", array.null_count),
             );
         }
-        let first_slot = self.slots.len();
-        if first_slot + n_buffers > MAX_BUFFERS {
+        self.buffers = self.buffers.saturating_add(n_buffers);
+        if self.buffers > MAX_BUFFERS {
             return path.error("n_buffers", "the array has more than 2^22 buffers");
         }
+        let mut buffers = Vec::with_capacity(n_buffers);
         for (i, kind) in layout.buffers().iter().enumerate() {
             let address = buffer(i);
             // Unknown if it is stored in the memory.
@@ -365,11 +350,11 @@ impl Importer<'_> {
             }
             let empty = length == 0 || address.is_null();
             let bytes = if empty { Some(0) } else { bytes };
-            self.slots.push(Slot::new(address, 0, bytes, 0));
+            buffers.push(NodeBuffer::new(self.owner, address, 0, bytes));
         }
         if layout.variadic {
             // SAFETY: the list of buffers is usable, and has `n_buffers` pointers (see `buffer`).
-            unsafe { self.variadic(array, fixed, path) }?;
+            unsafe { self.variadic(array, fixed, path, &mut buffers) }?;
         }
         // Without rows there need not be any before them either.
         let offset = if length == 0 { 0 } else { offset };
@@ -378,19 +363,6 @@ impl Importer<'_> {
             _ if !has_bitmap || length == 0 => Some(0),
             n => usize::try_from(n).ok(),
         };
-        let [number, parent] = place;
-        let first_child = self.nodes.len();
-        self.nodes[number] = Node {
-            offset,
-            validity_offset: offset,
-            nulls: NullCount::from(nulls),
-            first_child: first_child as u32,
-            n_children: layout.n_children() as u32,
-            ..Node::new(layout, length, parent, first_slot, n_buffers)
-        };
-        let placeholders = (0..layout.n_children()).map(|_| Node::placeholder(number));
-        self.nodes.extend(placeholders);
-
         let dictionary = layout.nesting == Nesting::Dictionary;
         let n_children = if dictionary { 0 } else { layout.n_children() };
         if array.n_children != n_children as i64 {
@@ -399,6 +371,7 @@ impl Importer<'_> {
                 format!("is {}, {data_type} has {n_children}", array.n_children),
             );
         }
+        let mut children = Vec::with_capacity(layout.n_children());
         match (dictionary, array.dictionary.is_null()) {
             (true, true) => return path.error("dictionary", "is null"),
             (false, false) => {
@@ -410,18 +383,10 @@ impl Importer<'_> {
             (true, false) => {
                 let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
                 path.usable("dictionary", array.dictionary)?;
+                let path = Path::Dictionary(path);
                 // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that
                 // complies with the interface, which is what `node` asks for.
-                return unsafe {
-                    let place = [first_child, number];
-                    self.node(
-                        place,
-                        &*array.dictionary,
-                        values,
-                        0,
-                        &Path::Dictionary(path),
-                    )
-                };
+                children.push(unsafe { self.node(&*array.dictionary, values, 0, &path) }?);
             }
             (false, true) => {}
         }
@@ -448,9 +413,8 @@ impl Importer<'_> {
             // SAFETY: the child is usable; the caller guarantees that it is a struct that complies
             // with the interface.
             let child = unsafe { &*child };
-            let place = [first_child + i, number];
             // SAFETY: the caller guarantees that all descendants comply with the interface, which is what `node` asks for.
-            unsafe { self.node(place, child, of_type, needed, &path) }?;
+            children.push(unsafe { self.node(child, of_type, needed, &path) }?);
             if layout.nesting == Nesting::Runs && i == 0 {
                 if child.null_count > 0 {
                     return path.error("null_count", "run ends cannot be null");
@@ -459,20 +423,31 @@ impl Importer<'_> {
                 needed = child.length as usize;
             }
         }
-        Ok(())
+        Ok(Arc::new(Node {
+            offset,
+            validity_offset: offset,
+            nulls: NullCount::from(nulls),
+            ..Node::new(data_type.clone(), length, buffers, children)
+        }))
     }
 
     /// Checks and adds the data buffers of a view array, and the buffer of their sizes.
     ///
     /// # Safety
     /// `array` has more than `fixed` buffers, which are listed.
-    unsafe fn variadic(&mut self, array: &CArray, fixed: usize, path: &Path<'_>) -> Result<()> {
+    unsafe fn variadic(
+        &mut self,
+        array: &CArray,
+        fixed: usize,
+        path: &Path<'_>,
+        buffers: &mut Vec<NodeBuffer>,
+    ) -> Result<()> {
         let last = array.n_buffers as usize - 1;
         // SAFETY: `i` is at most the last buffer, and the caller guarantees the list.
         let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
         // The size of a data buffer is looked up even if the buffer is null.
-        let data = (fixed..last).map(|i| Slot::new(buffer(i), 0, None, 0));
-        self.slots.extend(data);
+        let data = (fixed..last).map(|i| NodeBuffer::new(self.owner, buffer(i), 0, None));
+        buffers.extend(data);
         let (sizes, bytes) = (buffer(last), (last - fixed) * 8);
         if bytes > 0 {
             if sizes.is_null() {
@@ -487,7 +462,7 @@ impl Importer<'_> {
             }
         }
         let bytes = if sizes.is_null() { 0 } else { bytes };
-        self.slots.push(Slot::new(sizes, 0, Some(bytes), 0));
+        buffers.push(NodeBuffer::new(self.owner, sizes, 0, Some(bytes)));
         Ok(())
     }
 

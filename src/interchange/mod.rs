@@ -1,6 +1,6 @@
 //! Import and export of the C structs, and the rules of their ownership.
 
-mod arena;
+mod c_array;
 #[cfg(feature = "async")]
 mod checking;
 mod export;

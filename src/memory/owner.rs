@@ -101,6 +101,14 @@ impl Owner {
         &self.device
     }
 
+    /// Returns the foreign array that is the memory, if it is one.
+    pub(crate) fn foreign(&self) -> Option<&FFI_ArrowDeviceArray> {
+        match &self.memory {
+            Some(Memory::Foreign(array)) => Some(array),
+            _ => None,
+        }
+    }
+
     /// Returns the bytes of the allocation if it is this crate's.
     pub(crate) fn allocated(&self) -> Option<usize> {
         match &self.memory {

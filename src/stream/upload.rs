@@ -9,6 +9,7 @@ use arrow_schema::SchemaRef;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
+use crate::data::node::View;
 #[cfg(feature = "async")]
 use crate::device::Completion;
 use crate::device::{Device, Queue, SyncEvent};
@@ -77,8 +78,17 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 
 /// Returns the bytes of all buffers of a batch.
 fn bytes(batch: &DeviceRecordBatch) -> usize {
-    let slots = &batch.as_struct().tree().slots;
-    slots.iter().filter_map(|slot| slot.bytes()).sum()
+    let mut all = 0;
+    let mut count = |view: View<'_>, _| {
+        all += view
+            .node
+            .buffers
+            .iter()
+            .filter_map(|buffer| buffer.bytes())
+            .sum::<usize>();
+    };
+    batch.as_struct().view().each_part(None, false, &mut count);
+    all
 }
 
 /// Uploads under way.
@@ -187,13 +197,11 @@ impl Uploads {
 
     /// Counts a batch whose copies were queued.
     fn keep(&mut self, batch: &DeviceRecordBatch) {
-        let tree = batch.as_struct().tree();
-        if let [owner] = tree.owners.as_slice() {
-            if let Some(event) = owner.own_event() {
-                let bytes = bytes(batch);
-                self.under_way.push_back((event.clone(), bytes));
-                self.bytes += bytes;
-            }
+        let owners = batch.as_struct().owners();
+        if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
+            let bytes = bytes(batch);
+            self.under_way.push_back((event.clone(), bytes));
+            self.bytes += bytes;
         }
     }
 }

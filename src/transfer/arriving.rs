@@ -1,6 +1,5 @@
 //! [`Arriving`]: a download as a state machine, for threads that poll, wait or await.
 
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceArray;
@@ -221,7 +220,7 @@ impl Arriving {
         let (array, queues) = (&self.array, &self.queues);
         let (mut reading, mut unready) = (None, false);
         let to_device = self.to.is_some();
-        let plan = plan_with(array, self.extent, to_device, |tree, requests| {
+        let plan = plan_with(array, self.extent, to_device, |requests| {
             if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
                 return Ok(Some(answers));
             }
@@ -230,9 +229,9 @@ impl Arriving {
                 unready = true;
                 return Ok(None);
             }
-            // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
+            // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
             // constructors demand it.
-            let started = unsafe { Gathering::start(tree, requests, Some(queues.sizes()?)) }?;
+            let started = unsafe { Gathering::of(array, requests, Some(queues.sizes()?)) }?;
             reading = Some((requests.to_vec(), started));
             Ok(None)
         })?;
@@ -271,10 +270,9 @@ impl Arriving {
         let queue_waits = to.device().backend().accepts_events_of(from);
         if queue_waits || array.is_ready()? {
             self.reserved.grow(plan.device_bytes())?;
-            let copied = to
-                .device()
-                .within(|| copy_planned(array, to, plan, !queue_waits))?;
-            self.array = array.like(Arc::new(copied))?;
+            let device = to.device();
+            let copied = device.within(|| copy_planned(array, to, plan, !queue_waits))?;
+            self.array = copied;
             self.copies(None);
         } else {
             let event = array.ready_event_on(self.queues.copies())?;

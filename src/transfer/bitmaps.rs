@@ -9,20 +9,19 @@ use arrow_buffer::bit_mask::set_bits;
 use crate::data::DeviceArray;
 use crate::data::gather::Gathering;
 use crate::data::layout::BufferKind;
+use crate::data::node::{Node, NodeBuffer, NullCount, View};
 use crate::data::nulls::{nulls_of, read_bitmaps};
-use crate::data::parts::{Counted, Parts};
-use crate::data::tree::{Node, Tree, View};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Memory, Owner, Ready};
+use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
 use crate::transfer::upload::keep_until;
 
 /// The bitmaps of an array that an export has to read.
 #[derive(Debug)]
 pub(crate) struct Bitmaps {
     as_batch: bool,
-    /// The rows of each part, and what is done with its bitmap.
-    parts: Vec<(View, Task)>,
+    /// What is done with each part, in the order of [`View::each_part`].
+    tasks: Vec<Task>,
     pub(crate) reading: Gathering,
 }
 
@@ -40,15 +39,50 @@ impl Task {
     fn reads(self) -> bool {
         matches!(self, Self::Count | Self::Move)
     }
+
+    /// What an export does with a part, `nulls` of whose rows are null. A bitmap is moved if it has nulls and there is no whole
+    /// number of bytes between its first bit and the bit that the values' offset says. With `count` unknown nulls are counted.
+    fn of(array: &DeviceArray, view: View<'_>, nulls: Option<usize>, export: Export) -> Self {
+        if lacks_offset(array, view.node) {
+            return Self::Offset;
+        }
+        if nulls == Some(0) {
+            return Self::Nothing;
+        }
+        let is_batch = export.as_batch && view == array.view();
+        let in_place = is_batch || view.length == 0 || view.bitmap_shift().is_some();
+        match export.counts && nulls.is_none() {
+            _ if !in_place && view.node.bitmap().is_some() => Self::Move,
+            true => Self::Count,
+            false => Self::Nothing,
+        }
+    }
 }
 
-/// What an export goes on with.
-pub(crate) enum Resolved {
-    /// The null counts of the parts whose bitmaps were read.
-    Counted(Vec<Option<usize>>),
-    /// An array that exports as the original would. Its bitmaps start at the bit that the values' offset says, and the
-    /// nulls in those that were read are known.
-    Moved(DeviceArray),
+/// How an array is exported.
+#[derive(Clone, Copy)]
+pub(crate) struct Export {
+    /// The root is exported at offset 0, and its rows are pushed down to its children.
+    pub(crate) as_batch: bool,
+    /// All null counts are stated.
+    pub(crate) counts: bool,
+}
+
+/// Whether a node without rows came without its offset. On the CPU every export has one to give.
+fn lacks_offset(array: &DeviceArray, node: &Node) -> bool {
+    let kind = node.layout.buffers().get(1);
+    node.length == 0
+        && matches!(kind, Some(BufferKind::Offsets { .. }))
+        && node.buffers[1].is_null()
+        && array.device().id() != DeviceId::CPU
+}
+
+/// What was found in the bitmap of a part, and what replaces it or the offsets.
+#[derive(Clone, Default)]
+struct Found {
+    nulls: Option<usize>,
+    /// The number of the buffer, and the one in its place.
+    buffer: Option<(usize, NodeBuffer)>,
 }
 
 /// Where a bitmap or an offset goes.
@@ -62,83 +96,51 @@ struct Place {
     staged: usize,
 }
 
-/// What an export does with the bitmap of part `i`. It is moved if it has nulls and there is no whole number of bytes
-/// between its first bit and the bit that the values' offset says. With `count` unknown nulls are counted.
-#[inline(never)]
-fn task(parts: &Parts<'_>, i: usize, node: &Node, view: View, count: bool) -> Task {
-    if lacks_offset(parts.tree(), node) {
-        return Task::Offset;
-    }
-    let nulls = parts.null_count(i, node, view);
-    if nulls == Some(0) {
-        return Task::Nothing;
-    }
-    let is_batch = parts.is_batch() && i == 0;
-    let in_place = is_batch || view.length == 0 || view.bitmap_shift().is_some();
-    if !in_place && parts.tree().bitmap_of(node).is_some() {
-        return Task::Move;
-    }
-    match count && nulls.is_none() {
-        true => Task::Count,
-        false => Task::Nothing,
-    }
-}
-
-/// Whether a node without rows came without its offset. On the CPU every export has one to give.
-fn lacks_offset(tree: &Tree, node: &Node) -> bool {
-    let kind = node.layout.buffers().get(1);
-    matches!(kind, Some(BufferKind::Offsets { .. }))
-        && tree.slots_of(node)[1].is_null()
-        && tree.device.id() != DeviceId::CPU
-}
-
 impl Bitmaps {
-    /// Whether an export has to read bitmaps. With `count` it states all null counts.
-    #[inline]
-    pub(crate) fn needed(array: &DeviceArray, as_batch: bool, count: bool) -> bool {
-        let parts = Parts::of(array, as_batch);
+    /// Whether an export has to read bitmaps.
+    pub(crate) fn needed(array: &DeviceArray, export: Export) -> bool {
         let mut needed = false;
-        parts.each(|i, node, view, _| {
-            // Nodes without nulls, and whole ones with known nulls, need no closer look.
-            let none = match i {
-                0 => parts.null_count(i, node, view) == Some(0),
-                _ => node.has_no_nulls(),
-            };
-            needed = needed
-                || node.length == 0 && lacks_offset(parts.tree(), node)
-                || !none && {
-                    let known = node.nulls.get().is_some() && node.is_all(view);
-                    let plain = known && view.offset == view.validity_offset;
-                    !plain && task(&parts, i, node, view, count) != Task::Nothing
-                };
-        });
+        let mut look = |view: View<'_>, nulls| {
+            needed = needed || Task::of(array, view, nulls, export) != Task::Nothing;
+        };
+        let (view, nulls) = (array.view(), array.null_count());
+        view.each_part(nulls, export.as_batch, &mut look);
         needed
     }
 
     /// Queues the copies of the bitmaps on the device's default queue: one list. Waits only where the host reads them
     /// in place.
-    pub(crate) fn start(array: &DeviceArray, as_batch: bool, count: bool) -> Result<Self> {
-        let all = Parts::of(array, as_batch);
-        let mut parts = Vec::with_capacity(all.len());
-        all.each(|i, node, view, _| parts.push((view, task(&all, i, node, view, count))));
-        let read = parts.iter().filter(|(_, task)| task.reads());
-        let reading = read_bitmaps(array.tree(), read.map(|(view, _)| view), None)?;
+    pub(crate) fn start(array: &DeviceArray, export: Export) -> Result<Self> {
+        let (mut tasks, mut read) = (Vec::new(), Vec::new());
+        array
+            .view()
+            .each_part(array.null_count(), export.as_batch, &mut |view, nulls| {
+                let task = Task::of(array, view, nulls, export);
+                tasks.push(task);
+                if task.reads() {
+                    read.push(view);
+                }
+            });
         Ok(Self {
-            as_batch,
-            parts,
-            reading,
+            as_batch: export.as_batch,
+            tasks,
+            reading: read_bitmaps(array, read.into_iter(), None)?,
         })
     }
 
     /// Waits for the bitmaps: one host wait. `array` is the one of [`start`](Self::start), and keeps the counts.
-    /// Bitmaps that move go to one fresh allocation, with one list of copies.
-    pub(crate) fn finish(self, array: &DeviceArray) -> Result<Resolved> {
+    /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as the original
+    /// would. Its bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known.
+    pub(crate) fn finish(self, array: &DeviceArray) -> Result<DeviceArray> {
         let bitmaps = self.reading.finish()?;
         let device = array.device();
+        let mut parts = Vec::with_capacity(self.tasks.len());
+        let mut list = |view, _| parts.push(view);
+        array.view().each_part(None, self.as_batch, &mut list);
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
         let in_place = device.is_host_readable() && device.is_synchronous();
-        let (places, end, staged) = places(&self.parts, in_place)?;
+        let (places, end, staged) = places(&parts, &self.tasks, in_place)?;
         // In place the staging buffer is the memory.
         let mut staging = match places.is_empty() {
             true => None,
@@ -146,11 +148,12 @@ impl Bitmaps {
         };
         let bytes: &mut [u8] = staging.as_deref_mut().unwrap_or_default();
         bytes.fill(0);
-        let mut counted = vec![Counted::default(); self.parts.len()];
-        let is_bitmap = |place: &&Place| self.parts[place.part].1 == Task::Move;
-        let mut moved = places.iter().filter(is_bitmap).peekable();
-        let read = (self.parts.iter().enumerate()).filter(|(_, p)| p.1.reads());
-        for (request, (part, (view, _))) in read.enumerate() {
+        let mut found = vec![Found::default(); parts.len()];
+        let mut moved = (places.iter())
+            .filter(|place| self.tasks[place.part] == Task::Move)
+            .peekable();
+        let read = (parts.iter().enumerate()).filter(|(part, _)| self.tasks[*part].reads());
+        for (request, (part, view)) in read.enumerate() {
             let nulls = match moved.next_if(|place| place.part == part) {
                 Some(place) => {
                     let to = &mut bytes[place.staged..][..place.bytes];
@@ -158,39 +161,86 @@ impl Bitmaps {
                     let (bits, from) = (bitmaps.bytes(request), view.validity_offset % 8);
                     set_bits(to, bits, view.offset % 8, from, view.length)
                 }
-                None => nulls_of(&bitmaps, request, view),
+                None => nulls_of(&bitmaps, request, *view),
             };
             array.keep_null_count(*view, nulls);
-            counted[part].nulls = Some(nulls);
+            found[part].nulls = Some(nulls);
         }
-        let Some(staging) = staging else {
-            let nulls = counted.iter().map(|counted| counted.nulls);
-            return Ok(Resolved::Counted(nulls.collect()));
-        };
-        let (base, owner) = match in_place {
-            true => {
-                let base = staging.as_device_ptr();
-                let memory = Memory::Slab(staging);
-                (base, Owner::new(device.clone(), memory, Ready::Now))
+        if let Some(staging) = staging {
+            let (base, owner) = match in_place {
+                true => {
+                    let base = staging.as_device_ptr();
+                    let memory = Memory::Slab(staging);
+                    (base, Owner::new(device.clone(), memory, Ready::Now))
+                }
+                false => up(&device.default_queue(), &places, end, staging)?,
+            };
+            let owner = Arc::new(owner);
+            for place in &places {
+                let bytes = place.skipped + place.bytes;
+                let buffer = NodeBuffer::new(&owner, base, place.start, Some(bytes));
+                let number = usize::from(self.tasks[place.part] == Task::Offset);
+                found[place.part].buffer = Some((number, buffer));
             }
-            false => up(&device.default_queue(), &places, end, staging)?,
-        };
-        let owner = Arc::new(owner);
-        for place in &places {
-            let bytes = place.skipped + place.bytes;
-            let buffer = DeviceBuffer::from_parts(owner.clone(), base, place.start, bytes);
-            counted[place.part].buffer = Some((usize::from(!is_bitmap(&place)), buffer));
         }
-        let tree = Parts::of(array, self.as_batch).rebuild(array.data_type(), &counted)?;
-        Ok(Resolved::Moved(DeviceArray::from_tree(Arc::new(tree))))
+        let node = exported(
+            array.view(),
+            array.null_count(),
+            self.as_batch,
+            &mut found.into_iter(),
+        );
+        Ok(array.like(device.clone(), node))
     }
+}
+
+/// The rows of a part and its descendants, with what was found for each. What is the same stays the same node.
+fn exported(
+    view: View<'_>,
+    nulls: Option<usize>,
+    as_batch: bool,
+    found: &mut impl Iterator<Item = Found>,
+) -> Arc<Node> {
+    let own = found.next().unwrap_or_default();
+    let n = view.node.children.len();
+    let child = |i| {
+        let child = view.part(i, as_batch);
+        exported(child, child.null_count(), false, found)
+    };
+    let children: Vec<_> = (0..n).map(child).collect();
+    let nulls = own.nulls.or(nulls);
+    let mut same = children.iter().zip(&view.node.children);
+    let is_same = same.all(|(new, old)| Arc::ptr_eq(new, old));
+    if own.buffer.is_none() && is_same && !as_batch {
+        return view.to_node(nulls);
+    }
+    let mut node = Node {
+        length: view.length,
+        cut: view.node.cut || !view.is_all(),
+        offset: view.offset,
+        validity_offset: view.validity_offset,
+        nulls: NullCount::from(nulls),
+        children,
+        ..Node::clone(view.node)
+    };
+    if as_batch {
+        (node.offset, node.validity_offset) = (0, 0);
+    }
+    if let Some((i, buffer)) = own.buffer {
+        node.buffers[i] = buffer;
+        node.validity_offset = node.offset;
+    }
+    Arc::new(node)
 }
 
 /// Where the bitmaps that move go, the bytes of the fresh memory, and those of the staging buffer, which is the fresh
 /// memory if it is `in_place`.
-fn places(parts: &[(View, Task)], in_place: bool) -> Result<(Vec<Place>, usize, usize)> {
+fn places(
+    parts: &[View<'_>],
+    tasks: &[Task],
+    in_place: bool,
+) -> Result<(Vec<Place>, usize, usize)> {
     let (mut places, mut end, mut staged) = (Vec::new(), 0usize, 0usize);
-    for (part, (view, task)) in parts.iter().enumerate() {
+    for (part, (view, task)) in parts.iter().zip(tasks).enumerate() {
         let skipped = view.offset / 8;
         let bytes = match task {
             Task::Move => (view.offset % 8 + view.length).div_ceil(8),

@@ -10,13 +10,13 @@ use arrow_schema::{DataType, SchemaRef};
 
 use crate::data::fit::Fit;
 use crate::data::gather::{Gathering, Known, Request};
-use crate::data::tree::{Owners, Slot, Tree, View};
+use crate::data::node::{NodeBuffer, View};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr, Devices, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready, check_queue};
 use crate::transfer::concat::merge::{Merged, merge};
-use crate::transfer::plan::Plan;
+use crate::transfer::plan::{Plan, result};
 use crate::transfer::planner::{Extent, plan_with};
 use crate::transfer::staged::{Content, Work};
 
@@ -70,12 +70,12 @@ impl DeviceArray {
         for (i, array) in arrays.iter().enumerate() {
             check_device(device, array.device(), i)?;
             let (got, declared) = (array.data_type(), first.data_type());
-            check_types(device, array, array.view(), [got, declared], || {
+            check_types(device, array.view(), [got, declared], || {
                 ("array".into(), format!("array {i}"), "array 0")
             })?;
         }
-        let tree = concat(first.data_type(), arrays, queue)?;
-        let whole = first.like(Arc::new(tree))?;
+        let whole = concat(first.data_type(), arrays, queue)?;
+        let whole = first.like(device.clone(), whole.to_node());
         let nulls = whole.null_count() != Some(0) && *whole.data_type() != DataType::Null;
         match whole.field() {
             Some(field) if nulls && !field.is_nullable() => {
@@ -131,9 +131,9 @@ impl DeviceRecordBatch {
             }
             let array = batch.as_struct();
             for (k, (field, column)) in schema.fields().iter().zip(columns).enumerate() {
-                let view = array.tree().child(array.view(), k);
+                let view = array.view().child(k);
                 let types = [column.data_type(), field.data_type()];
-                check_types(device, array, view, types, || {
+                check_types(device, view, types, || {
                     let path = format!("column '{}'", field.name());
                     (path, format!("batch {i}"), "the schema")
                 })?;
@@ -141,9 +141,8 @@ impl DeviceRecordBatch {
         }
         let root = DataType::Struct(schema.fields().clone());
         let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
-        let tree = concat(&root, &arrays, queue)?;
-        let columns = tree.nodes[0].first_child as usize..;
-        for (field, column) in schema.fields().iter().zip(&tree.nodes[columns]) {
+        let array = concat(&root, &arrays, queue)?;
+        for (field, column) in schema.fields().iter().zip(&array.node().children) {
             let nulls = column.nulls.get().unwrap_or(0);
             if !field.is_nullable() && nulls > 0 && !column.layout.is_null_type() {
                 return Err(Error::argument(format!(
@@ -153,7 +152,6 @@ impl DeviceRecordBatch {
                 )));
             }
         }
-        let array = DeviceArray::from_tree(Arc::new(tree));
         Ok(Self::from_struct(schema.clone(), array))
     }
 }
@@ -172,12 +170,11 @@ fn check_device(device: &Device, other: &Device, i: usize) -> Result<()> {
     }
 }
 
-/// Refuses rows of `array` whose type, the first one, does not fit the second. `names` are their path, what they belong to,
+/// Refuses rows whose type, the first one, does not fit the second. `names` are their path, what they belong to,
 /// and what the second belongs to.
 fn check_types(
     device: &Device,
-    array: &DeviceArray,
-    view: View,
+    view: View<'_>,
     [got, declared]: [&DataType; 2],
     names: impl FnOnce() -> (String, String, &'static str),
 ) -> Result<()> {
@@ -186,11 +183,11 @@ fn check_types(
     }
     let (path, input, reference) = names();
     let path = format!("concat on {device}: {path}");
-    Fit::new(array, path, &input, reference).types(view, got, declared, true)
+    Fit::new(path, &input, reference).types(view, got, declared, true)
 }
 
 /// Concatenates arrays on one device, of types whose columns are those of `root`.
-fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tree> {
+fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<DeviceArray> {
     let device = queue.device();
     let to_host = device.id() == DeviceId::CPU;
     let owners = owners(arrays);
@@ -199,9 +196,9 @@ fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tre
     drop(plans);
     let content = std::mem::take(&mut merged.content);
     if to_host {
-        return pack(root, merged, &content);
+        return pack(root, &merged, &content);
     }
-    let bytes = match merged.slots.iter().all(Slot::is_null) {
+    let bytes = match merged.buffers.iter().all(Option::is_none) {
         true => merged.bytes,
         // Buffers without bytes need an address too.
         false => merged.bytes.max(ALIGNMENT),
@@ -211,7 +208,7 @@ fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tre
     let work = Work {
         queue,
         from: device,
-        owners: owners.as_slice(),
+        owners: &owners,
         ready: &merged.ready,
         nodes: &merged.nodes,
         is_ready: false,
@@ -222,26 +219,22 @@ fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tre
     let event = unsafe { work.run(base, content, sources) }?;
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device.clone(), slab.into_memory(), ready);
-    Ok(tree(root, merged, base, owner))
+    Ok(result_at(root, &merged, base, owner))
 }
 
 /// The result in a slab at `base`.
-fn tree(root: &DataType, merged: Merged, base: DevicePtr, owner: Owner) -> Tree {
-    let mut slots = merged.slots;
-    for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
-        slot.base = base;
-    }
-    Tree {
-        device: owner.device().clone(),
-        root: root.clone(),
-        nodes: merged.nodes,
-        slots,
-        owners: Owners::One(Arc::new(owner)),
-    }
+fn result_at(root: &DataType, merged: &Merged, base: DevicePtr, owner: Owner) -> DeviceArray {
+    let owner = Arc::new(owner);
+    let buffers = merged.buffers.iter().map(|buffer| match buffer {
+        Some(at) => NodeBuffer::new(&owner, base, at.start, Some(at.len())),
+        None => NodeBuffer::absent(),
+    });
+    let node = result(&merged.nodes, root, buffers.collect());
+    DeviceArray::from_node(owner.device().clone(), node)
 }
 
 /// Makes the result in host memory, on this thread.
-fn pack(root: &DataType, merged: Merged, content: &Content) -> Result<Tree> {
+fn pack(root: &DataType, merged: &Merged, content: &Content) -> Result<DeviceArray> {
     let cpu = Devices::cpu();
     let mut slab = cpu.host_slab(merged.bytes)?;
     let base = slab.as_device_ptr();
@@ -264,46 +257,33 @@ fn pack(root: &DataType, merged: Merged, content: &Content) -> Result<Tree> {
     }
     Counters::add(&cpu.counters().host_copied_bytes, merged.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
-    Ok(tree(root, merged, base, owner))
+    Ok(result_at(root, merged, base, owner))
 }
 
 /// The owners of all arrays, each once.
-fn owners(arrays: &[&DeviceArray]) -> Owners {
+fn owners(arrays: &[&DeviceArray]) -> Vec<Arc<Owner>> {
     let mut seen = HashSet::new();
-    let mut all = Vec::new();
-    for array in arrays {
-        for owner in array.owners().iter() {
-            if seen.insert(Arc::as_ptr(owner)) {
-                all.push(owner.clone());
-            }
-        }
-    }
-    Owners::from(all)
+    let all = arrays.iter().flat_map(|array| array.owners());
+    all.filter(|owner| seen.insert(Arc::as_ptr(owner)))
+        .collect()
 }
 
 /// Plans for all arrays. What they need to know of the memory is read for all together.
 fn plans(
     arrays: &[&DeviceArray],
-    owners: &Owners,
+    owners: &[Arc<Owner>],
     queue: &Queue,
     to_device: bool,
 ) -> Result<Vec<Plan>> {
     let mut known = Known::default();
     let mut plans: Vec<Option<Plan>> = arrays.iter().map(|_| None).collect();
-    let all = Tree {
-        device: queue.device().clone(),
-        root: DataType::Null,
-        nodes: Vec::new(),
-        slots: Vec::new(),
-        owners: Owners::from(owners.as_slice().to_vec()),
-    };
     loop {
         let mut wanted: Vec<Request> = Vec::new();
         for (plan, array) in plans.iter_mut().zip(arrays) {
             if plan.is_some() {
                 continue;
             }
-            *plan = plan_with(array, Extent::Concat, to_device, |_, requests| {
+            *plan = plan_with(array, Extent::Concat, to_device, |requests| {
                 let answers = known.answers(requests);
                 if answers.is_none() {
                     wanted.extend(requests);
@@ -315,9 +295,11 @@ fn plans(
             // Without requests every plan was made.
             return Ok(plans.into_iter().flatten().collect());
         }
-        // SAFETY: the requests of `plan_with` lie in the arrays' memory (see there), whose owners `all` has, and to which
+        let (device, owners) = (queue.device(), owners.to_vec());
+        // SAFETY: the requests of `plan_with` lie in the arrays' memory (see there), whose owners these are, and to which
         // nobody writes: imports and constructors demand it.
-        let answers = unsafe { Gathering::start(&all, &wanted, Some(queue)) }?.finish()?;
+        let answers =
+            unsafe { Gathering::start(device, owners, &wanted, Some(queue)) }?.finish()?;
         known.add(&wanted, answers);
     }
 }

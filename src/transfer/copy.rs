@@ -1,7 +1,8 @@
 //! Device memory to device memory: unchanged bytes directly, the others through the host.
 
+use std::sync::Arc;
+
 use crate::data::DeviceArray;
-use crate::data::tree::Tree;
 use crate::device::{Counters, DeviceId, Devices, Queue};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready};
@@ -9,11 +10,11 @@ use crate::transfer::fix::pack;
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::staged::{Content, Straight, Work};
-use crate::transfer::upload::{result, tree};
+use crate::transfer::upload::result;
 
 /// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches it: one
 /// allocation, at most one fill, and what [`Work::run`] says.
-pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
+pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<DeviceArray> {
     if queue.device().has_pages() {
         return fill_pages(array, queue, &mut |_| Ok(()));
     }
@@ -32,13 +33,13 @@ pub(super) fn copy_planned(
     queue: &Queue,
     plan: Plan,
     ready: bool,
-) -> Result<Tree> {
+) -> Result<DeviceArray> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let content = content(&plan);
     let work = Work {
         queue,
         from: array.device(),
-        owners: array.owners(),
+        owners: &array.owners(),
         ready: &plan.ready,
         nodes: &plan.nodes,
         is_ready: ready,
@@ -50,15 +51,16 @@ pub(super) fn copy_planned(
 }
 
 /// As [`copy`], to host memory, which this thread packs itself.
-fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
+fn pack_all(array: &DeviceArray, plan: Plan) -> Result<DeviceArray> {
     let cpu = Devices::cpu();
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let bytes = &mut slab[..];
     fill(&plan, bytes)?;
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
-    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
-    Ok(tree(array, plan, base, owner))
+    let owner = Owner::new(cpu.clone(), Memory::Slab(slab), Ready::Now);
+    let node = plan.place(array.data_type(), &[(base, Arc::new(owner))]);
+    Ok(array.like(cpu, node))
 }
 
 /// Copies an array's rows from host-readable memory to whole pages of host memory, which this thread packs itself.
@@ -66,7 +68,7 @@ pub(crate) fn fill_pages(
     array: &DeviceArray,
     queue: &Queue,
     admit: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Tree> {
+) -> Result<DeviceArray> {
     let plan = plan(array, Extent::Pages, true, None)?;
     admit(plan.device_bytes())?;
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;

@@ -29,20 +29,18 @@ mod to_slab;
 mod upload;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 
-use crate::data::host::{to_array, to_batch, unwrap, wrap_batch, wrap_data};
-use crate::data::tree::Tree;
+use crate::data::host::{to_array, to_batch, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue};
 use crate::error::Result;
 use crate::memory::check_queue;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
-pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
+pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
 use crate::transfer::copy::fill_pages;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
@@ -84,7 +82,7 @@ impl Device {
     /// schema says, and the errors that the device reports. Nothing stays allocated then.
     pub fn upload(&self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
         if self.id() == DeviceId::CPU {
-            let array = DeviceArray::from_tree(Arc::new(wrap_batch(batch)?));
+            let array = wrap_batch(batch)?;
             return Ok(DeviceRecordBatch::from_struct(batch.schema(), array));
         }
         self.upload_on(batch, &self.default_queue())
@@ -129,19 +127,21 @@ impl Device {
     /// # Errors
     /// As [`upload_on`](Self::upload_on) and [`upload_data`](Self::upload_data).
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(wrap_data(data)?, queue, &mut admit)
+        self.bring(DeviceArray::from_host(data)?, queue, &mut admit)
     }
 
     /// Copies an array over host memory to this device.
-    fn bring(&self, host: Tree, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
+    fn bring(
+        &self,
+        host: DeviceArray,
+        queue: &Queue,
+        admit: &mut Admit<'_>,
+    ) -> Result<DeviceArray> {
         check_queue(queue, self)?;
-        let host = DeviceArray::from_tree(Arc::new(host));
-        if self.id() == DeviceId::CPU {
-            return Ok(host);
+        match self.id() == DeviceId::CPU {
+            true => Ok(host),
+            false => upload(&host, queue, admit),
         }
-        Ok(DeviceArray::from_tree(Arc::new(upload(
-            &host, queue, admit,
-        )?)))
     }
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn upload_batch(
 
 /// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
-fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<Tree> {
+fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
     if queue.device().has_pages() {
         return fill_pages(array, queue, admit);
     }
@@ -175,12 +175,12 @@ fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<T
 
 /// Returns how many bytes of device memory the upload of a batch fills.
 pub(crate) fn upload_bytes(batch: &RecordBatch) -> Result<usize> {
-    let array = DeviceArray::from_tree(Arc::new(wrap_batch(batch)?));
+    let array = wrap_batch(batch)?;
     Ok(plan(&array, Extent::Rows, true, None)?.bytes)
 }
 
 /// Copies an array to memory of a queue's device; see [`upload`].
-fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
+fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<DeviceArray> {
     queue.device().within(|| copy::copy(array, queue, extent))
 }
 
@@ -279,15 +279,6 @@ impl DeviceArray {
         copied.map(Cow::Owned)
     }
 
-    /// Returns the array of `tree` with this array's field.
-    pub(super) fn like(&self, tree: Arc<Tree>) -> Result<Self> {
-        let array = Self::from_tree(tree);
-        match self.field() {
-            Some(field) => array.with_field(field.clone()),
-            None => Ok(array),
-        }
-    }
-
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
     /// one, the array is copied directly, with one host wait if a piece must be rewritten; otherwise it is copied through
     /// the host.
@@ -308,7 +299,7 @@ impl DeviceArray {
             return Ok(self.clone());
         }
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
-            return self.like(Arc::new(copy(self, queue, Extent::Rows)?));
+            return copy(self, queue, Extent::Rows);
         }
         self.to_host_memory(Extent::Rows, &from.default_queue())?
             .host_to_device(queue, &mut admit)
@@ -322,9 +313,10 @@ impl DeviceArray {
             if self.device() == to {
                 return Ok(self.clone());
             }
-            return self.like(Arc::new(wrap_data(unwrap(self)?)?));
+            let host = Self::from_host(unwrap(self)?)?;
+            return Ok(self.like(to.clone(), host.to_node()));
         }
-        self.like(Arc::new(upload(self, queue, admit)?))
+        upload(self, queue, admit)
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64
@@ -363,7 +355,7 @@ impl DeviceArray {
     /// belongs to another device.
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
-        self.like(Arc::new(copy(self, queue, Extent::Compact)?))
+        copy(self, queue, Extent::Compact)
     }
 }
 

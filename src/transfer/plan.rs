@@ -4,17 +4,22 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::data::tree::{Node, Slot};
+use arrow_schema::DataType;
+
+use crate::data::layout::{Layout, child_type};
+use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::device::{ALIGNMENT, DevicePtr};
 use crate::error::{Error, Result};
+use crate::memory::Owner;
 use crate::transfer::fix::{Fix, Piece};
 
 /// The nodes and buffers of a transfer's result, and what is copied for them.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// The nodes of the result; their offset is 0.
-    pub(crate) nodes: Vec<Node>,
+    /// The nodes of the result; the children of each are next to each other, after it.
+    pub(crate) nodes: Vec<PlanNode>,
     /// The buffers of the result.
     pub(super) regions: Vec<Region>,
     notes: Vec<Note>,
@@ -26,13 +31,35 @@ pub(crate) struct Plan {
     later_slabs: Vec<usize>,
 }
 
-/// A buffer of a plan's result: where its bytes come from, where they go, and how.
-///
-/// It is kept in the slot that it becomes in the result, so that a plan makes no second list of buffers. First the slot says
-/// where the source is; [`Plan::lay_out`] turns that into an address, and gives the slot its offset in the slab.
+/// A node of a plan's result.
 #[derive(Debug)]
-#[repr(transparent)]
-pub(super) struct Region(Slot);
+pub(crate) struct PlanNode {
+    pub(super) layout: Layout,
+    /// Rows.
+    pub(super) length: usize,
+    /// Rows to skip; not 0 only where all runs are copied.
+    pub(super) offset: usize,
+    pub(super) nulls: NullCount,
+    /// The node's parent, and the first of its children.
+    pub(super) parent: usize,
+    pub(super) first_child: usize,
+    pub(super) n_children: usize,
+    /// The node's buffers.
+    pub(super) regions: Range<usize>,
+}
+
+/// A buffer of a plan's result: where its bytes come from, where they go, and how.
+#[derive(Debug)]
+pub(super) struct Region {
+    /// The allocation of the source. Null if the buffer is missing.
+    pub(super) base: DevicePtr,
+    /// The first byte in that allocation.
+    from: usize,
+    pub(super) bytes: usize,
+    copying: Copying,
+    /// The first byte in the slab, once the plan is laid out.
+    dst: usize,
+}
 
 /// How the bytes of a [`Region`] are copied.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -71,71 +98,82 @@ impl Copying {
     }
 }
 
+impl PlanNode {
+    /// A node without children, of buffers from number `first_region` on, which are still to be added.
+    pub(super) fn new(layout: Layout, length: usize, parent: usize, first_region: usize) -> Self {
+        Self {
+            layout,
+            length,
+            offset: 0,
+            nulls: NullCount::known(0),
+            parent,
+            first_child: 0,
+            n_children: 0,
+            regions: first_region..first_region,
+        }
+    }
+}
+
+/// Makes the result of flat nodes and their buffers, of this type.
+pub(super) fn result(
+    nodes: &[PlanNode],
+    data_type: &DataType,
+    mut buffers: Vec<NodeBuffer>,
+) -> Arc<Node> {
+    fn make(nodes: &[PlanNode], at: usize, of: &DataType, buffers: &mut [NodeBuffer]) -> Arc<Node> {
+        let node = &nodes[at];
+        let own = buffers[node.regions.clone()].iter_mut();
+        let own = own.map(|buffer| std::mem::replace(buffer, NodeBuffer::absent()));
+        let own = own.collect();
+        let children = (0..node.n_children).map(|i| {
+            let of = child_type(of, i).unwrap_or(&DataType::Null);
+            make(nodes, node.first_child + i, of, buffers)
+        });
+        let children = children.collect();
+        Arc::new(Node {
+            // True once the transfer has completed.
+            padded: true,
+            offset: node.offset,
+            validity_offset: node.offset,
+            nulls: node.nulls.clone(),
+            ..Node::new(of.clone(), node.length, own, children)
+        })
+    }
+    make(nodes, 0, data_type, &mut buffers)
+}
+
 impl Region {
-    /// Makes a buffer of `bytes` bytes at byte `offset` of the source's allocation at `base`.
-    #[inline]
-    pub(super) fn new(base: DevicePtr, offset: usize, bytes: usize, copying: Copying) -> Self {
-        Self(Slot::new(base, offset, Some(bytes), copying.0))
+    /// Makes a buffer of `bytes` bytes at byte `from` of the source's allocation at `base`.
+    pub(super) fn new(base: DevicePtr, from: usize, bytes: usize, copying: Copying) -> Self {
+        Self {
+            base,
+            from,
+            bytes,
+            copying,
+            dst: 0,
+        }
     }
 
     /// A missing buffer.
-    #[inline]
     pub(super) fn absent() -> Self {
-        Self(Slot::absent())
+        Self::empty(DevicePtr::NULL)
     }
 
     /// A buffer without bytes: missing if `base` is null, otherwise present.
-    #[inline]
     pub(super) fn empty(base: DevicePtr) -> Self {
         Self::new(base, 0, 0, Copying::PLAIN)
     }
 
-    #[inline]
-    fn is_absent(&self) -> bool {
-        self.0.is_null()
-    }
-
-    /// Its length in bytes, or `None` if it does not fit in memory.
-    #[inline]
-    pub(super) fn bytes(&self) -> Option<usize> {
-        self.0.bytes()
-    }
-
-    #[inline]
     fn has_bytes(&self) -> bool {
-        self.bytes() != Some(0)
+        self.bytes > 0
     }
 
-    #[inline]
-    fn copying(&self) -> Copying {
-        Copying(self.0.owner)
-    }
-
-    #[inline]
-    fn copy(&mut self, copying: Copying) {
-        self.0.owner = copying.0;
-    }
-
-    /// Turns base and offset of the source into its address, which is returned.
-    #[inline]
-    fn resolve(&mut self) -> DevicePtr {
-        self.0.base = self.0.address();
-        self.0.base
-    }
-
-    /// Says where the region goes, in bytes from the start of the slab.
-    #[inline]
-    fn lay_out(&mut self, at: usize) {
-        self.0.offset = at;
-    }
-
-    /// What is copied, once the region has been laid out, without what a note says.
-    #[inline]
+    /// What is copied, without what a note says.
     fn piece(&self) -> Piece {
         Piece {
-            src: self.0.base,
-            dst: self.0.offset,
-            dst_bytes: self.bytes().unwrap_or(0),
+            src: self.base.offset(self.from),
+            dst: self.dst,
+            dst_bytes: self.bytes,
             fix: Fix::None,
         }
     }
@@ -144,32 +182,20 @@ impl Region {
     #[inline(never)]
     fn noted(&self, notes: &[Note]) -> Option<Piece> {
         let mut piece = self.piece();
-        if let Some(note) = self.copying().note() {
+        if let Some(note) = self.copying.note() {
             match notes[note] {
                 Note::Fix(fix) => piece.fix = fix,
                 Note::Run(bytes) => piece.dst_bytes = bytes,
             }
         }
-        (self.copying() != Copying::FOLLOWS).then_some(piece)
-    }
-
-    /// The slot in slab `i` at `base`, which begins at offset `start`.
-    #[inline]
-    fn place(self, (i, start): (usize, usize), base: DevicePtr) -> Slot {
-        let mut slot = self.0;
-        if !slot.is_null() {
-            slot.base = base;
-            slot.offset -= start;
-            slot.owner = i as u32;
-        }
-        slot
+        (self.copying != Copying::FOLLOWS).then_some(piece)
     }
 }
 
 impl Plan {
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
     pub(crate) fn device_bytes(&self) -> usize {
-        match self.regions.iter().all(Region::is_absent) {
+        match self.regions.iter().all(|region| region.base.is_null()) {
             true => self.bytes,
             false => self.bytes.max(ALIGNMENT),
         }
@@ -185,17 +211,17 @@ impl Plan {
     pub(super) fn padded_pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
         let regions = self.regions.iter().filter(|region| region.has_bytes());
         regions.filter_map(|region| {
-            let padded = match region.copying().note() {
+            let padded = match region.copying.note() {
                 Some(note) => matches!(self.notes[note], Note::Run(_)),
-                None => region.copying() == Copying::WHOLE,
+                None => region.copying == Copying::WHOLE,
             };
             region.noted(&self.notes).map(|piece| (piece, padded))
         })
     }
 
     /// Returns what is copied for buffer `i` of a node, or `None` if the buffer has no bytes.
-    pub(super) fn piece(&self, node: &Node, i: usize) -> Option<Piece> {
-        let region = &self.regions[node.first_slot as usize + i];
+    pub(super) fn piece(&self, node: &PlanNode, i: usize) -> Option<Piece> {
+        let region = &self.regions[node.regions.start + i];
         region
             .has_bytes()
             .then(|| region.noted(&self.notes))
@@ -207,7 +233,7 @@ impl Plan {
     #[inline(always)]
     pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
         for region in self.regions.iter().filter(|region| region.has_bytes()) {
-            if region.copying() == Copying::PLAIN {
+            if region.copying == Copying::PLAIN {
                 work(region.piece())?;
             } else if let Some(piece) = region.noted(&self.notes) {
                 work(piece)?;
@@ -216,15 +242,22 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the nodes and slots of the result in slabs at `bases`.
-    pub(crate) fn place(self, bases: &[DevicePtr]) -> (Vec<Node>, Vec<Slot>) {
-        let later = self.later_slabs;
-        // In the memory of the regions.
-        let slots = self.regions.into_iter().map(|region| {
-            let slab = slab_of(&later, region.0.offset);
-            region.place(slab, bases[slab.0])
+    /// Returns the result of this type in slabs, each with its first address.
+    pub(crate) fn place(
+        self,
+        data_type: &DataType,
+        slabs: &[(DevicePtr, Arc<Owner>)],
+    ) -> Arc<Node> {
+        let later = &self.later_slabs;
+        let buffers = self.regions.iter().map(|region| {
+            if region.base.is_null() {
+                return NodeBuffer::absent();
+            }
+            let (i, start) = slab_of(later, region.dst);
+            let (base, owner) = &slabs[i];
+            NodeBuffer::new(owner, *base, region.dst - start, Some(region.bytes))
         });
-        (self.nodes, slots.collect())
+        result(&self.nodes, data_type, buffers.collect())
     }
 
     /// Returns the length in bytes of each slab.
@@ -249,12 +282,11 @@ impl Plan {
         // A parent comes before its children.
         let mut columns = vec![0; self.nodes.len()];
         for (i, node) in self.nodes.iter().enumerate() {
-            let parent = node.parent as usize;
+            let parent = node.parent;
             columns[i] = if parent == 0 { i } else { columns[parent] };
-            let all = regions_of(node).map(|slot| {
-                let bytes = self.regions[slot].bytes().unwrap_or(usize::MAX);
-                bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
-            });
+            let all = self.regions[node.regions.clone()].iter();
+            let all =
+                all.map(|region| region.bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1));
             let column = &mut bytes[columns[i]];
             *column = all.fold(*column, usize::saturating_add);
         }
@@ -278,9 +310,7 @@ impl Plan {
         }
         let mut groups = vec![0; self.regions.len()];
         for (node, column) in self.nodes.iter().zip(columns) {
-            for slot in regions_of(node) {
-                groups[slot] = numbers[column];
-            }
+            groups[node.regions.clone()].fill(numbers[column]);
         }
         groups
     }
@@ -298,12 +328,11 @@ impl Plan {
         let regions = self.regions.iter_mut().enumerate();
         for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
             let group = groups.get(i).copied().unwrap_or(0);
-            if region.copying() != Copying::WHOLE {
+            if region.copying != Copying::WHOLE {
                 run = None;
                 continue;
             }
-            let bytes = region.bytes().unwrap_or(0);
-            let (base, offset) = (region.0.base, region.0.offset);
+            let (base, offset, bytes) = (region.base, region.from, region.bytes);
             let mut next = Run {
                 base,
                 start: offset,
@@ -315,11 +344,11 @@ impl Plan {
                 Some(run) if run.base == base && run.end == offset && run.group == group => {
                     (next.start, next.note) = (run.start, run.note);
                     self.notes[run.note] = Note::Run(offset + bytes - run.start);
-                    region.copy(Copying::FOLLOWS);
+                    region.copying = Copying::FOLLOWS;
                 }
                 _ => {
                     self.notes.push(Note::Run(bytes));
-                    region.copy(Copying::noted(next.note));
+                    region.copying = Copying::noted(next.note);
                 }
             }
             run = Some(next);
@@ -342,21 +371,20 @@ impl Plan {
         let regions = self.regions.iter_mut().enumerate();
         for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
             let at: &mut usize = &mut ends[group(i)];
-            region.bytes().ok_or_else(too_large)?;
+            isize::try_from(region.bytes).map_err(|_| too_large())?;
             let mut piece = region.piece();
-            let mut alone = region.copying() != Copying::FOLLOWS;
-            if let Some(note) = region.copying().note() {
+            let mut alone = region.copying != Copying::FOLLOWS;
+            if let Some(note) = region.copying.note() {
                 match self.notes[note] {
                     Note::Fix(fix) => piece.fix = fix,
                     Note::Run(_) => alone = false,
                 }
             }
-            let source = region.resolve();
             if share && alone {
-                match places.entry((source, piece.dst_bytes, piece.fix)) {
+                match places.entry((piece.src, piece.dst_bytes, piece.fix)) {
                     Entry::Occupied(place) => {
-                        region.lay_out(*place.get());
-                        region.copy(Copying::FOLLOWS);
+                        region.dst = *place.get();
+                        region.copying = Copying::FOLLOWS;
                         continue;
                     }
                     Entry::Vacant(place) => _ = place.insert(*at),
@@ -367,7 +395,7 @@ impl Plan {
             let Some(end) = end.filter(|end| isize::try_from(*end).is_ok()) else {
                 return Err(too_large());
             };
-            region.lay_out(*at);
+            region.dst = *at;
             *at = end;
         }
         // The slabs follow each other; those without bytes are none.
@@ -383,7 +411,7 @@ impl Plan {
         if !self.later_slabs.is_empty() {
             let regions = self.regions.iter_mut().enumerate();
             for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
-                region.lay_out(region.0.offset + ends[group(i)]);
+                region.dst += ends[group(i)];
             }
         }
         Ok(())
@@ -411,12 +439,6 @@ fn slab_of(later_slabs: &[usize], offset: usize) -> (usize, usize) {
             (i, i.checked_sub(1).map_or(0, |before| later[before]))
         }
     }
-}
-
-/// The indices of a node's regions.
-fn regions_of(node: &Node) -> Range<usize> {
-    let first = node.first_slot as usize;
-    first..first + node.n_slots as usize
 }
 
 pub(super) fn too_large() -> Error {

@@ -12,13 +12,13 @@ use std::num::NonZeroU32;
 use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Request, gather};
 use crate::data::layout::{BufferKind, Nesting};
+use crate::data::node::{NodeBuffer, NullCount, View};
 use crate::data::nulls::count_bits;
 use crate::data::sizes::check_size;
-use crate::data::tree::{Node, NullCount, Slot, Tree, View};
 use crate::device::{ALIGNMENT, AddressClass, DevicePtr, METAL_PAGE, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Copying, Plan, Region, SLAB};
+use crate::transfer::plan::{Copying, Plan, PlanNode, Region, SLAB};
 
 /// How much of an array a transfer copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ pub(crate) enum Extent {
 const SMALL_COLUMN: usize = 16 << 10;
 
 struct Planner<'a> {
-    tree: &'a Tree,
+    array: &'a DeviceArray,
     extent: Extent,
     /// The host can read the source, which is ready.
     readable: bool,
@@ -55,15 +55,17 @@ struct Planner<'a> {
     nothing: DevicePtr,
     plan: Plan,
     /// Nodes whose children are not planned yet, with their rows in the source.
-    parents: Vec<(usize, View)>,
-    waiting: Vec<Waiting>,
+    parents: Vec<(usize, View<'a>)>,
+    /// Whether an earlier transfer wrote some of the nodes.
+    padded: bool,
+    waiting: Vec<Waiting<'a>>,
     requests: Vec<Request>,
 }
 
 /// A node whose plan needs numbers that are stored in the source.
-struct Waiting {
+struct Waiting<'a> {
     node: usize,
-    view: View,
+    view: View<'a>,
     /// The index of the first of its requests.
     request: usize,
     need: Need,
@@ -100,43 +102,39 @@ pub(super) fn plan_on<'a>(
     to_device: bool,
     queue: impl Fn() -> Result<Option<&'a Queue>>,
 ) -> Result<Plan> {
-    let read = |tree: &_, requests: &[_]| {
-        // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
+    let read = |requests: &[_]| {
+        // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
         // constructors demand it.
-        unsafe { gather(tree, requests, queue()?) }.map(Some)
+        unsafe { gather(array, requests, queue()?) }.map(Some)
     };
     let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
-/// As [`plan`], but `read` reads the numbers. Each request lies in the tree's memory: it is for rows inside a node's
+/// As [`plan`], but `read` reads the numbers. Each request lies in the array's memory: it is for rows inside a node's
 /// buffers, whose sizes the import has checked or arrow-rs guarantees. If `read` returns `None`, so does this function. A
-/// later call makes the same requests again, without those whose answers the tree keeps.
+/// later call makes the same requests again, without those whose answers the array keeps.
 pub(crate) fn plan_with<A: Borrow<Answers>>(
     array: &DeviceArray,
     extent: Extent,
     to_device: bool,
-    mut read: impl FnMut(&Tree, &[Request]) -> Result<Option<A>>,
+    mut read: impl FnMut(&[Request]) -> Result<Option<A>>,
 ) -> Result<Option<Plan>> {
     let readable = array.device().is_host_readable();
     if readable {
         array.wait()?;
     }
-    let tree = array.tree();
     let mut planner = Planner {
-        tree,
+        array,
         extent,
         readable,
         nothing: if to_device { SLAB } else { DevicePtr::NULL },
         plan: Plan::default(),
         parents: Vec::new(),
+        padded: false,
         waiting: Vec::new(),
         requests: Vec::new(),
     };
-    if array.view().node == 0 {
-        planner.plan.nodes.reserve(tree.nodes.len());
-        planner.plan.regions.reserve(tree.slots.len());
-    }
     planner.node(array.view(), array.null_count(), 0)?;
     let mut next = 0;
     loop {
@@ -148,7 +146,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             break;
         }
         let requests = std::mem::take(&mut planner.requests);
-        let Some(answers) = read(tree, &requests)? else {
+        let Some(answers) = read(&requests)? else {
             return Ok(None);
         };
         for waiting in std::mem::take(&mut planner.waiting) {
@@ -159,9 +157,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         Extent::Columns => planner.plan.columns(SMALL_COLUMN),
         _ => Vec::new(),
     };
-    if !matches!(extent, Extent::Concat | Extent::Pages)
-        && tree.nodes.iter().any(|node| node.padded)
-    {
+    if planner.padded && !matches!(extent, Extent::Concat | Extent::Pages) {
         planner.plan.join(&groups);
     }
     // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
@@ -178,23 +174,15 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
 impl<'a> Planner<'a> {
     /// Adds a node, and those of its buffers that follow from its type. Its children are added later, because siblings
     /// must be next to each other. `nulls` is the null count, if the caller knows it.
-    #[inline(always)]
-    fn sibling(
-        &mut self,
-        source: &Node,
-        view: View,
-        nulls: Option<usize>,
-        parent: usize,
-    ) -> Result<()> {
-        let tree = self.tree;
-        let layout = &source.layout;
-        let slots = tree.slots(view.node);
+    fn node(&mut self, view: View<'a>, nulls: Option<usize>, parent: usize) -> Result<()> {
+        let layout = view.layout();
+        self.padded |= view.node.padded;
         let node = self.plan.nodes.len();
-        let first_slot = self.plan.regions.len();
+        let first_region = self.plan.regions.len();
         let mut kinds = layout.buffers();
-        let mut rest = slots;
+        let mut rest = &view.node.buffers[..];
         let mut nulls = nulls;
-        if let ([BufferKind::Validity, others @ ..], [bitmap, buffers @ ..]) = (kinds, slots) {
+        if let ([BufferKind::Validity, others @ ..], [bitmap, buffers @ ..]) = (kinds, rest) {
             (kinds, rest) = (others, buffers);
             if bitmap.is_null() {
                 nulls = Some(0);
@@ -209,22 +197,11 @@ impl<'a> Planner<'a> {
                 0
             });
         }
-        self.plan.nodes.push(Node {
-            length: view.length,
-            layout: *layout,
-            cut: false,
-            // True once the transfer has completed.
-            padded: true,
-            offset: 0,
-            validity_offset: 0,
+        self.plan.nodes.push(PlanNode {
             nulls: NullCount::from(nulls),
-            parent: parent as u32,
-            first_child: 0,
-            n_children: 0,
-            first_slot: first_slot as u32,
-            n_slots: slots.len() as u32,
+            ..PlanNode::new(*layout, view.length, parent, first_region)
         });
-        let plain = plain(source, view);
+        let plain = plain(view);
         let mut kinds = kinds.iter();
         for source in rest {
             match kinds.next() {
@@ -242,7 +219,8 @@ impl<'a> Planner<'a> {
                 _ => self.nothing(),
             }
         }
-        if source.n_children > 0 {
+        self.plan.nodes[node].regions.end = self.plan.regions.len();
+        if !view.node.children.is_empty() {
             self.parents.push((node, view));
             Ok(())
         } else if layout.variadic {
@@ -259,15 +237,9 @@ impl<'a> Planner<'a> {
         self.plan.regions.push(Region::empty(self.nothing));
     }
 
-    /// As [`sibling`](Self::sibling), but not inlined, for paths where speed does not matter.
-    fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
-        self.sibling(&self.tree.nodes[view.node], view, nulls, parent)
-    }
-
     /// Adds the children of a node, whose siblings have been added, and the offsets of lists and maps.
-    fn descend(&mut self, node: usize, view: View) -> Result<()> {
-        let tree = self.tree;
-        let layout = tree.layout(view.node);
+    fn descend(&mut self, node: usize, view: View<'a>) -> Result<()> {
+        let layout = view.layout();
         match layout.nesting {
             Nesting::Ranges => match layout.buffers().get(1) {
                 Some(BufferKind::Offsets { width }) => {
@@ -278,27 +250,11 @@ impl<'a> Planner<'a> {
             Nesting::Runs if self.extent == Extent::Concat || !self.is_whole(view) => {
                 self.runs(node, view)
             }
-            Nesting::RowByRow => {
-                let first = tree.nodes[view.node].first_child as usize;
-                let n = layout.n_children();
-                self.begin_children(node, n);
-                // The same as `Tree::child`, but faster for batches of many columns.
-                for (i, source) in tree.nodes[first..][..n].iter().enumerate() {
-                    let child = View {
-                        node: first + i,
-                        offset: source.offset + view.offset,
-                        length: view.length,
-                        validity_offset: source.validity_offset + view.offset,
-                    };
-                    self.sibling(source, child, None, node)?;
-                }
-                Ok(())
-            }
             nesting => {
                 let n = layout.n_children();
                 self.begin_children(node, n);
                 for i in 0..n {
-                    let mut child = tree.child(view, i);
+                    let mut child = view.child(i);
                     let none = nesting == Nesting::Anywhere && view.length == 0;
                     if none && self.extent != Extent::Reachable {
                         child.length = 0;
@@ -323,21 +279,26 @@ impl<'a> Planner<'a> {
     }
 
     /// Whether children are copied whole, with rows that the view does not refer to.
-    fn is_whole(&self, view: View) -> bool {
-        self.extent == Extent::Reachable || self.tree.is_uncut(view)
+    fn is_whole(&self, view: View<'_>) -> bool {
+        self.extent == Extent::Reachable || view.is_uncut()
     }
 
     /// Declares that the next `n` nodes are the children of `node`.
     fn begin_children(&mut self, node: usize, n: usize) {
         let first = self.plan.nodes.len();
-        self.plan.nodes[node].first_child = first as u32;
-        self.plan.nodes[node].n_children = n as u32;
+        self.plan.nodes[node].first_child = first;
+        self.plan.nodes[node].n_children = n;
     }
 
     /// Adds the validity bitmap of the next node; returns its null count.
     #[inline(never)]
-    fn validity(&mut self, view: View, bitmap: &Slot, nulls: Option<usize>) -> Option<usize> {
-        let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
+    fn validity(
+        &mut self,
+        view: View<'a>,
+        bitmap: &NodeBuffer,
+        nulls: Option<usize>,
+    ) -> Option<usize> {
+        let nulls = nulls.or_else(|| view.null_count()).or_else(|| {
             let (skip, bits) = (view.validity_offset % 8, view.length);
             let src = bitmap.address().offset(view.validity_offset / 8);
             let bytes = (skip + bits).div_ceil(8);
@@ -360,11 +321,10 @@ impl<'a> Planner<'a> {
     /// Adds the bits of a view's rows, which start at bit `first` of `source`. With `counts` they are the validity bitmap
     /// of the next node, and the host counts its nulls.
     #[inline(never)]
-    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
-        let node = &self.tree.nodes[view.node];
+    fn bits(&mut self, view: View<'a>, source: &NodeBuffer, first: usize, counts: bool) {
         let (skip, bits) = (first % 8, view.length);
         let rewritten = skip > 0 || bits % 8 > 0;
-        let copying = if counts || (plain(node, view) == Copying::PLAIN && rewritten) {
+        let copying = if counts || (plain(view) == Copying::PLAIN && rewritten) {
             let next = self.plan.nodes.len() as u32 + 1;
             self.plan.fix(Fix::Bits {
                 skip: skip as u8,
@@ -372,7 +332,7 @@ impl<'a> Planner<'a> {
                 counts: NonZeroU32::new(next).filter(|_| counts),
             })
         } else {
-            plain(node, view)
+            plain(view)
         };
         let from = source.offset + first / 8;
         let region = Region::new(source.base, from, bits.div_ceil(8), copying);
@@ -386,7 +346,13 @@ impl<'a> Planner<'a> {
         self.plan.regions[slot] = Region::new(SLAB, 0, bytes.len(), fix);
     }
 
-    fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
+    fn wait_for(
+        &mut self,
+        node: usize,
+        view: View<'a>,
+        need: Need,
+        requests: &[(DevicePtr, usize)],
+    ) {
         self.waiting.push(Waiting {
             node,
             view,
@@ -402,11 +368,11 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the variadic buffers of a view type: those that the rows refer to if the host can read the views, otherwise all.
-    fn variadic(&mut self, node: usize, view: View) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let (variadic, sizes) = (&slots[2..slots.len() - 1], &slots[slots.len() - 1]);
-        if (0..variadic.len()).any(|k| tree.bytes(view.node, 2 + k).is_none()) {
+    fn variadic(&mut self, node: usize, view: View<'a>) -> Result<()> {
+        let [_, views, variadic @ .., sizes] = &view.node.buffers[..] else {
+            return Ok(());
+        };
+        if variadic.iter().any(|data| data.bytes().is_none()) {
             self.wait_for(
                 node,
                 view,
@@ -414,22 +380,20 @@ impl<'a> Planner<'a> {
                 &[(sizes.address(), variadic.len() * 8)],
             );
             let request = self.requests.last_mut().expect("just pushed");
-            let class = tree
-                .device
-                .backend()
-                .classify(request.address, request.bytes);
+            let backend = self.array.device().backend();
+            let class = backend.classify(request.address, request.bytes);
             request.on_host = class == AddressClass::Host;
             return Ok(());
         }
         let used = self.readable.then(|| {
             // SAFETY: the host can read the views (`readable`), which are ready (`plan_with` waited); that there are
             // `offset + length` of them was checked when the array was made.
-            unsafe { referenced(slots[1].address(), view, variadic.len()) }
+            unsafe { referenced(views.address(), view, variadic.len()) }
         });
-        let copying = plain(&tree.nodes[view.node], view);
-        let first = self.plan.nodes[node].first_slot as usize + 2;
+        let copying = plain(view);
+        let first = self.plan.nodes[node].regions.start + 2;
         for (i, source) in variadic.iter().enumerate() {
-            let bytes = tree.bytes(view.node, 2 + i).unwrap_or(0);
+            let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
                 self.plan.regions[first + i] =
@@ -439,15 +403,14 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    fn resume(&mut self, waiting: &Waiting, answers: &Answers) -> Result<()> {
+    fn resume(&mut self, waiting: &Waiting<'a>, answers: &Answers) -> Result<()> {
         let Waiting {
             node,
             view,
             request,
             need,
         } = *waiting;
-        let tree = self.tree;
-        let width = match tree.layout(view.node).buffers().get(1) {
+        let width = match view.layout().buffers().get(1) {
             Some(BufferKind::Offsets { width }) => usize::from(*width),
             _ => 8,
         };
@@ -458,33 +421,40 @@ impl<'a> Planner<'a> {
                 self.range(node, view, width, first, last)
             }
             Need::Last => {
-                let slot = &tree.slots(view.node)[2];
                 let last = answers.int(request, 0, width);
-                let at = || tree.buffer_path(view.node, 2);
-                let bytes = check_size(tree, slot.address(), last, at)?;
-                tree.keep_bytes(view.node, 2, bytes);
+                let bytes = self.keep_size(view, 2, last)?;
                 self.whole_range(node, view, width, Err(bytes))
             }
             Need::Runs => self.cut_runs(node, view, answers.bytes(request)),
             Need::Sizes => {
-                let slots = tree.slots(view.node);
-                for (k, slot) in slots[2..slots.len() - 1].iter().enumerate() {
-                    let at = || tree.buffer_path(view.node, 2 + k);
-                    let bytes = answers.int(request, k, 8);
-                    let bytes = check_size(tree, slot.address(), bytes, at)?;
-                    tree.keep_bytes(view.node, 2 + k, bytes);
+                for k in 0..view.node.buffers.len() - 3 {
+                    self.keep_size(view, 2 + k, answers.int(request, k, 8))?;
                 }
                 self.variadic(node, view)
             }
         }
     }
+
+    /// Keeps the size of buffer `i`, which was read.
+    fn keep_size(&self, view: View<'_>, i: usize, bytes: i64) -> Result<usize> {
+        let buffer = &view.node.buffers[i];
+        let at = || self.path(view, i);
+        let bytes = check_size(self.array.device(), buffer.address(), bytes, at)?;
+        buffer.set_bytes(bytes);
+        Ok(bytes)
+    }
+
+    /// The path of a buffer, for errors.
+    #[cold]
+    fn path(&self, view: View<'_>, buffer: usize) -> String {
+        self.array.node().buffer_path(view.node, buffer)
+    }
 }
 
 /// Returns how bytes are copied that do not change: `WHOLE` if an earlier transfer wrote the node, and the view
 /// is all of it, otherwise `PLAIN`.
-fn plain(node: &Node, view: View) -> Copying {
-    let uncut = !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length;
-    match node.padded && uncut {
+fn plain(view: View<'_>) -> Copying {
+    match view.node.padded && view.is_uncut() {
         true => Copying::WHOLE,
         false => Copying::PLAIN,
     }
@@ -494,7 +464,7 @@ fn plain(node: &Node, view: View) -> Copying {
 ///
 /// # Safety
 /// `views` is readable host memory for `offset + length` views of 16 bytes.
-unsafe fn referenced(views: DevicePtr, view: View, n: usize) -> Vec<bool> {
+unsafe fn referenced(views: DevicePtr, view: View<'_>, n: usize) -> Vec<bool> {
     let mut used = vec![false; n];
     if n == 0 || views.is_null() {
         return used;

@@ -2,7 +2,6 @@
 
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::Result;
-use crate::transfer::plan::Region;
 use crate::transfer::planner::{Extent, plan};
 
 impl DeviceArray {
@@ -23,7 +22,7 @@ impl DeviceArray {
     /// impossible, and the errors that the device reports.
     pub fn get_slice_memory_size(&self) -> Result<usize> {
         let plan = plan(self, Extent::Rows, true, None)?;
-        Ok(plan.regions.iter().filter_map(Region::bytes).sum())
+        Ok(plan.regions.iter().map(|region| region.bytes).sum())
     }
 }
 

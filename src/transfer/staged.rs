@@ -6,11 +6,11 @@ use std::sync::Arc;
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::nulls::count_bits;
-use crate::data::tree::Node;
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, Device, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{HostSlab, Owner, read_back};
 use crate::transfer::fix::{Fix, Piece, fix_in_place, pack};
+use crate::transfer::plan::PlanNode;
 use crate::transfer::staging;
 use crate::transfer::upload::keep_until;
 
@@ -161,7 +161,13 @@ impl Task {
     /// # Safety
     /// `others` are the addresses of the other sources, in order, readable by the host for their lengths, and outside
     /// of `region`.
-    unsafe fn make(&self, ready: &[u8], nodes: &[Node], others: &[DevicePtr], region: &mut [u8]) {
+    unsafe fn make(
+        &self,
+        ready: &[u8],
+        nodes: &[PlanNode],
+        others: &[DevicePtr],
+        region: &mut [u8],
+    ) {
         match &self.rewrite {
             Rewrite::Piece(piece) => {
                 fix_in_place(piece, ready, region);
@@ -225,7 +231,7 @@ impl Task {
     /// # Safety
     /// The sources are readable host memory for their lengths, and outside of `region`, which has room for the result
     /// and the source that belongs there.
-    pub(super) unsafe fn make_in_place(&self, ready: &[u8], nodes: &[Node], region: &mut [u8]) {
+    pub(super) unsafe fn make_in_place(&self, ready: &[u8], nodes: &[PlanNode], region: &mut [u8]) {
         if let Rewrite::Piece(piece) = &self.rewrite {
             // SAFETY: the caller guarantees a readable source of the piece's length outside of the region.
             unsafe { pack(piece, ready, 0, region) };
@@ -270,7 +276,7 @@ fn set_ones(bytes: &mut [u8], at: usize, bits: usize) {
 }
 
 /// Counts the nulls of a part of a node's validity bitmap, if they are to be counted.
-fn count_nulls(piece: &Piece, nodes: &[Node], region: &[u8]) {
+fn count_nulls(piece: &Piece, nodes: &[PlanNode], region: &[u8]) {
     if let Fix::Bits {
         counts: Some(next), ..
     } = piece.fix
@@ -293,7 +299,7 @@ pub(super) struct Work<'a> {
     /// What [`Fix::Ready`] refers to.
     pub(super) ready: &'a [u8],
     /// The nodes of the result, whose null counts are completed.
-    pub(super) nodes: &'a [Node],
+    pub(super) nodes: &'a [PlanNode],
     /// The sources are known to be ready.
     pub(super) is_ready: bool,
 }

@@ -9,7 +9,6 @@ use crate::memory::{HostSlab, Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan_on};
-use crate::transfer::upload::tree_of_slabs;
 
 /// The queues of a download, which belong to the array's device.
 #[derive(Clone, Debug)]
@@ -90,7 +89,7 @@ impl ToSlab {
         let reading = queue.device().within(|| {
             // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
             // its owners; its destinations lie in the slabs, which have the bytes that the plan says.
-            unsafe { Reading::start(queue, array.owners(), &copies, slabs, array.clone()) }
+            unsafe { Reading::start(queue, &array.owners(), &copies, slabs, array.clone()) }
         })?;
         Ok(Self { plan, reading })
     }
@@ -117,9 +116,13 @@ impl ToSlab {
             let region = &mut slabs[slab][at..][..piece.region()];
             fix_in_place(&piece, &self.plan.ready, region);
         }
-        let bases: Vec<_> = slabs.iter().map(HostSlab::as_device_ptr).collect();
-        let owner = |slab| Arc::new(Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now));
-        let owners = slabs.into_iter().map(owner).collect();
-        array.like(Arc::new(tree_of_slabs(&array, self.plan, &bases, owners)))
+        let owned = |slab: HostSlab| {
+            let base = slab.as_device_ptr();
+            let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
+            (base, Arc::new(owner))
+        };
+        let slabs: Vec<_> = slabs.into_iter().map(owned).collect();
+        let node = self.plan.place(array.data_type(), &slabs);
+        Ok(array.like(Devices::cpu(), node))
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::abi::guard;
 use crate::data::DeviceArray;
-use crate::data::tree::{Owners, Tree};
 use crate::device::{DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Owner, Ready};
@@ -20,7 +19,7 @@ pub(crate) fn upload(
     array: &DeviceArray,
     queue: &Queue,
     admit: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Tree> {
+) -> Result<DeviceArray> {
     let plan = plan(array, Extent::Rows, true, None)?;
     // Outside of the scope, since it may be a caller's.
     admit(plan.device_bytes())?;
@@ -28,7 +27,7 @@ pub(crate) fn upload(
 }
 
 /// As [`upload`], of a plan for `array`.
-fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let threads = parallel::threads(queue, plan.bytes);
     // SAFETY: planning waited for the source, which the host can read and `keep_until` keeps with the staging slabs until the
@@ -91,41 +90,19 @@ pub(crate) fn keep_until<T: Send + 'static>(
     event
 }
 
-/// The tree over a device slab that is filled once `event` has completed.
+/// The copy of `array` in a device slab that is filled once `event` has completed.
 pub(crate) fn result(
     array: &DeviceArray,
     plan: Plan,
     slab: DeviceBufferMut,
     event: Option<SyncEvent>,
-) -> Tree {
+) -> DeviceArray {
     let base = slab.address();
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
-    let owner = Owner::new(device, slab.into_memory(), ready);
-    tree(array, plan, base, owner)
-}
-
-/// The tree that a plan makes of a slab at `base`, which is filled or will be.
-pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
-    tree_of_slabs(array, plan, &[base], vec![Arc::new(owner)])
-}
-
-/// As [`tree`], of the plan's slabs, each of which has an owner. There is at least one.
-pub(super) fn tree_of_slabs(
-    array: &DeviceArray,
-    plan: Plan,
-    bases: &[DevicePtr],
-    owners: Vec<Arc<Owner>>,
-) -> Tree {
-    let device = owners[0].device().clone();
-    let (nodes, slots) = plan.place(bases);
-    Tree {
-        device,
-        root: array.data_type().clone(),
-        slots,
-        nodes,
-        owners: Owners::from(owners),
-    }
+    let owner = Owner::new(device.clone(), slab.into_memory(), ready);
+    let node = plan.place(array.data_type(), &[(base, Arc::new(owner))]);
+    array.like(device, node)
 }
 
 #[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]

@@ -4,4 +4,4 @@ mod unwrap;
 mod wrap;
 
 pub(crate) use unwrap::{to_array, to_batch, unwrap};
-pub(crate) use wrap::{wrap_batch, wrap_data};
+pub(crate) use wrap::wrap_batch;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::DeviceArray;
-use crate::data::build::struct_tree;
-use crate::data::layout::{BufferKind, Layout, Nesting};
-use crate::data::tree::Tree;
+use crate::data::build::struct_array;
+use crate::data::layout::{BufferKind, Layout, Nesting, child_field};
+use crate::data::node::Node;
 use crate::error::{Error, Result};
 
 /// An imported array with values that may be invalid. Its structure and its null counts have been checked.
@@ -22,8 +22,8 @@ impl Subject {
     /// `None` if no value can be invalid: numbers and bits, say. Such columns of a struct stay where they are if the host
     /// cannot read them.
     pub(crate) fn of(array: &DeviceArray) -> Result<Option<Self>> {
-        let (tree, root) = (&**array.tree(), array.view().node);
-        if !matters(tree, root) {
+        let root = array.node();
+        if !matters(root, true) {
             return Ok(None);
         }
         let whole = Self {
@@ -36,17 +36,15 @@ impl Subject {
         if array.device().is_host_readable() || array.null_count() != Some(0) {
             return Ok(Some(whole));
         }
-        let first = tree.nodes[root].first_child as usize;
-        let columns = (0..fields.len()).filter(|i| matters(tree, first + i));
-        let columns: Vec<_> = columns.collect();
+        let matters = |i: &usize| matters(&root.children[*i], fields[*i].is_nullable());
+        let columns: Vec<_> = (0..fields.len()).filter(matters).collect();
         if columns.len() == fields.len() {
             return Ok(Some(whole));
         }
         let left: Vec<FieldRef> = columns.iter().map(|&i| fields[i].clone()).collect();
         let children: Vec<_> = columns.iter().filter_map(|&i| array.child(i)).collect();
         let root = DataType::Struct(left.into());
-        let tree = struct_tree(array.device().clone(), root, array.len(), &children)?;
-        let array = DeviceArray::from_tree(Arc::new(tree));
+        let array = struct_array(array.device(), root, array.len(), &children)?;
         Ok(Some(Self { array, columns }))
     }
 
@@ -71,13 +69,16 @@ impl Subject {
     }
 }
 
-/// Whether a node or one of its descendants may be invalid, although its structure is not.
-fn matters(tree: &Tree, node: usize) -> bool {
-    let of = &tree.nodes[node];
-    let mut children = of.first_child as usize..(of.first_child + of.n_children) as usize;
-    let has_nulls = !of.has_no_nulls() && !of.layout.is_null_type();
-    let may_not = || node > 0 && tree.field(node).is_some_and(|field| !field.is_nullable());
-    !takes_any_value(&of.layout) || has_nulls && may_not() || children.any(|i| matters(tree, i))
+/// Whether a node, whose field may be nullable, or one of its descendants may be invalid, although its structure is not.
+fn matters(node: &Node, nullable: bool) -> bool {
+    let has_nulls = !node.has_no_nulls() && !node.layout.is_null_type();
+    let child = |(i, child): (usize, &Arc<Node>)| {
+        let field = child_field(&node.data_type, i);
+        matters(child, field.is_none_or(|field| field.is_nullable()))
+    };
+    !takes_any_value(&node.layout)
+        || has_nulls && !nullable
+        || node.children.iter().enumerate().any(child)
 }
 
 /// Whether a node of this layout is valid whatever its buffers hold.

@@ -3,25 +3,26 @@
 mod shared;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_schema::DataType;
 
 use crate::data::gather::{int, push_int};
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, child_type};
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
+use crate::data::node::NullCount;
 use crate::device::{ALIGNMENT, Device, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::concat::bits::{Segment, pieces};
 use crate::transfer::fix::{Fix, Piece};
-use crate::transfer::plan::{Plan, SLAB, too_large};
+use crate::transfer::plan::{Plan, PlanNode, SLAB, too_large};
 use crate::transfer::staged::{Content, Rewrite, STAGED, Straight, Task};
 
 /// What a concatenation writes, and the nodes and buffers of its result.
 pub(super) struct Merged {
-    pub(super) nodes: Vec<Node>,
-    /// The base is [`SLAB`] or null, the offset is that in the slab.
-    pub(super) slots: Vec<Slot>,
+    pub(super) nodes: Vec<PlanNode>,
+    /// Where in the slab each buffer is; `None` if it is missing.
+    pub(super) buffers: Vec<Option<Range<usize>>>,
     pub(super) content: Content,
     /// What [`Fix::Ready`] refers to.
     pub(super) ready: Vec<u8>,
@@ -43,10 +44,10 @@ pub(super) fn merge(
         root,
         device,
         plans,
-        nothing: if to_device { SLAB } else { DevicePtr::NULL },
+        nothing: to_device.then_some(0..0),
         merged: Merged {
-            nodes: vec![Node::placeholder(0)],
-            slots: Vec::new(),
+            nodes: vec![placeholder(0)],
+            buffers: Vec::new(),
             content: Content::default(),
             ready: Vec::new(),
             bytes: 0,
@@ -65,6 +66,11 @@ pub(super) fn merge(
         merger.node(later)?;
     }
     Ok(merger.merged)
+}
+
+/// Room for a child of the node at `parent`, which is filled in later.
+fn placeholder(parent: usize) -> PlanNode {
+    PlanNode::new(Layout::of(&DataType::Null), 0, parent, 0)
 }
 
 /// A node of one of the plans.
@@ -99,19 +105,19 @@ struct Merger<'a> {
     root: &'a DataType,
     device: &'a Device,
     plans: &'a [Plan],
-    /// The base of buffers without bytes; see the planner.
-    nothing: DevicePtr,
+    /// Where buffers without bytes are: on the host they are missing; see the planner.
+    nothing: Option<Range<usize>>,
     merged: Merged,
     later: VecDeque<Later<'a>>,
 }
 
 impl<'a> Merger<'a> {
-    fn node_of(&self, part: Part) -> &'a Node {
+    fn node_of(&self, part: Part) -> &'a PlanNode {
         &self.plans[part.plan].nodes[part.node]
     }
 
     fn child(&self, part: Part, i: usize) -> Part {
-        let node = self.node_of(part).first_child as usize + i;
+        let node = self.node_of(part).first_child + i;
         Part { node, ..part }
     }
 
@@ -135,18 +141,18 @@ impl<'a> Merger<'a> {
     /// The path of a node of the result.
     #[cold]
     fn path(&self, at: usize) -> String {
-        let nodes = self.merged.nodes.iter().map(|node| Node {
-            nulls: NullCount::unknown(),
-            ..*node
-        });
-        let tree = Tree {
-            device: self.device.clone(),
-            root: self.root.clone(),
-            nodes: nodes.collect(),
-            slots: Vec::new(),
-            owners: Owners::from(Vec::new()),
-        };
-        tree.path(at)
+        if at == 0 {
+            return "array".into();
+        }
+        let parent = self.merged.nodes[at].parent;
+        let path = self.path(parent);
+        match self.type_of(parent) {
+            DataType::Dictionary(_, _) => format!("{path}.dictionary"),
+            _ => format!(
+                "{path}.children[{}]",
+                at - self.merged.nodes[parent].first_child
+            ),
+        }
     }
 
     /// Refuses more than `most` of `what`, which the type's integers cannot express.
@@ -168,8 +174,8 @@ impl<'a> Merger<'a> {
         if at == 0 {
             return self.root;
         }
-        let parent = self.merged.nodes[at].parent as usize;
-        let i = at - self.merged.nodes[parent].first_child as usize;
+        let parent = self.merged.nodes[at].parent;
+        let i = at - self.merged.nodes[parent].first_child;
         child_type(self.type_of(parent), i).unwrap_or(&DataType::Null)
     }
 
@@ -201,17 +207,14 @@ impl<'a> Merger<'a> {
             true => length,
             false => known.sum(),
         };
-        let first_slot = self.merged.slots.len();
+        let first = self.merged.buffers.len();
         let parent = self.merged.nodes[at].parent;
-        self.merged.nodes[at] = Node {
-            length,
-            padded: true,
+        self.merged.nodes[at] = PlanNode {
             nulls: NullCount::known(nulls),
-            parent,
-            ..Node::new(layout, length, 0, first_slot, 0)
+            ..PlanNode::new(layout, length, parent, first)
         };
         if let Some(starts) = run_starts {
-            self.merged.slots.push(Slot::absent());
+            self.merged.buffers.push(None);
             self.run_ends(at, data_type, &parts, &starts, length)?;
         } else {
             match layout.nesting {
@@ -242,7 +245,7 @@ impl<'a> Merger<'a> {
                 }
             }
         }
-        self.merged.nodes[at].n_slots = (self.merged.slots.len() - first_slot) as u32;
+        self.merged.nodes[at].regions.end = self.merged.buffers.len();
         Ok(())
     }
 
@@ -253,10 +256,10 @@ impl<'a> Merger<'a> {
     /// Makes room for the children of a node, which are made later.
     fn children(&mut self, at: usize, data_type: &'a DataType, children: Vec<Vec<Part>>) {
         let first = self.merged.nodes.len();
-        self.merged.nodes[at].first_child = first as u32;
-        self.merged.nodes[at].n_children = children.len() as u32;
+        self.merged.nodes[at].first_child = first;
+        self.merged.nodes[at].n_children = children.len();
         for (i, parts) in children.into_iter().enumerate() {
-            self.merged.nodes.push(Node::placeholder(at));
+            self.merged.nodes.push(placeholder(at));
             self.later.push_back(Later {
                 at: first + i,
                 data_type: child_type(data_type, i).unwrap_or(&DataType::Null),
@@ -281,16 +284,14 @@ impl<'a> Merger<'a> {
                 None => content.zeros.push((end, padded - end)),
             }
         }
-        let slot = Slot::new(SLAB, start, Some(bytes), 0);
-        self.merged.slots.push(slot);
+        self.merged.buffers.push(Some(start..end));
         self.merged.bytes = padded;
         Ok(())
     }
 
     /// Adds a buffer without bytes.
     fn nothing(&mut self) {
-        let slot = Slot::new(self.nothing, 0, Some(0), 0);
-        self.merged.slots.push(slot);
+        self.merged.buffers.push(self.nothing.clone());
     }
 
     fn straight(&mut self, src: DevicePtr, dst: usize, bytes: usize) {
@@ -354,7 +355,7 @@ impl<'a> Merger<'a> {
     /// Adds the validity bitmap. Rows of parts that have none are valid.
     fn validity(&mut self, at: usize, parts: &[Part], length: usize) -> Result<()> {
         if parts.iter().all(|part| self.piece(*part, 0).is_none()) {
-            self.merged.slots.push(Slot::absent());
+            self.merged.buffers.push(None);
             return Ok(());
         }
         self.bits(at, 0, parts, length)
@@ -466,7 +467,7 @@ impl<'a> Merger<'a> {
         }
         match dst - self.merged.bytes {
             // At the start of the slab: the end of the content may be the end of the allocation.
-            0 => self.merged.slots.push(Slot::new(SLAB, 0, Some(0), 0)),
+            0 => self.merged.buffers.push(Some(0..0)),
             bytes => self.close(bytes)?,
         }
         Ok(())

@@ -1,36 +1,34 @@
 //! Plans binary, text, list and map arrays.
 
+use crate::data::node::{NodeBuffer, View};
 use crate::data::sizes::check_size;
-use crate::data::tree::{Slot, View};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
 use crate::transfer::plan::{Copying, Region, SLAB};
 use crate::transfer::planner::{Extent, Need, Planner, plain};
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     /// Plans the offsets, and what they refer to. The first and the last offset are read if they are not known.
-    pub(super) fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let nested = tree.nodes[view.node].n_children > 0;
+    pub(super) fn offsets(&mut self, node: usize, view: View<'a>, width: usize) -> Result<()> {
+        let buffers = &view.node.buffers;
+        let nested = !view.node.children.is_empty();
         let reachable = nested && self.extent == Extent::Reachable;
         if view.length == 0 {
             if reachable {
-                let slot = self.plan.nodes[node].first_slot as usize;
-                self.ready(slot + 1, &[0; 8][..width]);
-                return self.only_child(node, tree.child(view, 0));
+                let first = self.plan.nodes[node].regions.start;
+                self.ready(first + 1, &[0; 8][..width]);
+                return self.only_child(node, view.child(0));
             }
             return self.range(node, view, width, 0, 0);
         }
-        if slots[1].is_null() {
-            let path = tree.buffer_path(view.node, 1);
-            return Err(Error::invalid(path, "is null but has rows"));
+        if buffers[1].is_null() {
+            return Err(Error::invalid(self.path(view, 1), "is null but has rows"));
         }
         if reachable {
-            return self.whole_range(node, view, width, Ok(tree.child(view, 0)));
+            return self.whole_range(node, view, width, Ok(view.child(0)));
         }
-        let at = |row: usize| slots[1].address().offset(row * width);
+        let at = |row: usize| buffers[1].address().offset(row * width);
         let (first, last) = (at(view.offset), at(view.offset + view.length));
         // Buffers of arrow-rs arrays may be longer than their rows need, so the offsets are always read.
         if self.readable {
@@ -39,12 +37,11 @@ impl Planner<'_> {
             let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
             return self.range(node, view, width, first, last);
         }
-        if tree.is_uncut(view) && !self.is_exact() {
+        if view.is_uncut() && !self.is_exact() {
             if nested {
-                let child = tree.child(view, 0);
-                return self.whole_range(node, view, width, Ok(child));
+                return self.whole_range(node, view, width, Ok(view.child(0)));
             }
-            if let Some(bytes) = tree.bytes(view.node, 2) {
+            if let Some(bytes) = buffers[2].bytes() {
                 return self.whole_range(node, view, width, Err(bytes));
             }
             self.wait_for(node, view, Need::Last, &[(last, width)]);
@@ -58,24 +55,23 @@ impl Planner<'_> {
     pub(super) fn whole_range(
         &mut self,
         node: usize,
-        view: View,
+        view: View<'a>,
         width: usize,
-        target: Result<View, usize>,
+        target: Result<View<'a>, usize>,
     ) -> Result<()> {
-        let slots = self.tree.slots(view.node);
-        let slot = self.plan.nodes[node].first_slot as usize;
+        let buffers = &view.node.buffers;
+        let first = self.plan.nodes[node].regions.start;
         let bytes = (view.length + 1) * width;
-        let from = slots[1].offset + view.offset * width;
-        let copying = plain(&self.tree.nodes[view.node], view);
-        self.plan.regions[slot + 1] = Region::new(slots[1].base, from, bytes, copying);
+        let from = buffers[1].offset + view.offset * width;
+        self.plan.regions[first + 1] = Region::new(buffers[1].base, from, bytes, plain(view));
         match target {
             Ok(child) => self.only_child(node, child)?,
-            Err(bytes) => self.bytes(slot + 2, view, &slots[2], 0, bytes),
+            Err(bytes) => self.bytes(first + 2, view, &buffers[2], 0, bytes),
         }
         Ok(())
     }
 
-    fn only_child(&mut self, node: usize, child: View) -> Result<()> {
+    fn only_child(&mut self, node: usize, child: View<'a>) -> Result<()> {
         self.begin_children(node, 1);
         self.node(child, None, node)
     }
@@ -84,40 +80,38 @@ impl Planner<'_> {
     pub(super) fn range(
         &mut self,
         node: usize,
-        view: View,
+        view: View<'a>,
         width: usize,
         first: i64,
         last: i64,
     ) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let slot = self.plan.nodes[node].first_slot as usize;
-        let nested = tree.nodes[view.node].n_children > 0;
+        let buffers = &view.node.buffers;
+        let region = self.plan.nodes[node].regions.start;
         if first < 0 || last < first {
             return Err(Error::invalid(
-                tree.buffer_path(view.node, 1),
+                self.path(view, 1),
                 format!("offsets go from {first} to {last}"),
             ));
         }
         if view.length == 0 {
-            self.ready(slot + 1, &[0; 8][..width]);
+            self.ready(region + 1, &[0; 8][..width]);
         } else {
             let bytes = (view.length + 1) * width;
-            let from = slots[1].offset + view.offset * width;
+            let from = buffers[1].offset + view.offset * width;
             let copying = match first {
-                0 => plain(&tree.nodes[view.node], view),
+                0 => plain(view),
                 base => self.plan.fix(Fix::Offsets {
                     width: width as u8,
                     base,
                 }),
             };
-            self.plan.regions[slot + 1] = Region::new(slots[1].base, from, bytes, copying);
+            self.plan.regions[region + 1] = Region::new(buffers[1].base, from, bytes, copying);
         }
-        if nested {
-            let child = tree.child(view, 0);
+        if !view.node.children.is_empty() {
+            let child = view.child(0);
             if u64::try_from(last).unwrap_or(0) > child.length as u64 {
                 return Err(Error::invalid(
-                    tree.buffer_path(view.node, 1),
+                    self.path(view, 1),
                     format!(
                         "offsets reach row {last} of a child of {} rows",
                         child.length
@@ -125,18 +119,12 @@ impl Planner<'_> {
                 ));
             }
             let (first, rows) = (first as usize, (last - first) as usize);
-            let cut = View {
-                offset: child.offset + first,
-                length: rows,
-                validity_offset: child.validity_offset + first,
-                ..child
-            };
-            return self.only_child(node, cut);
+            return self.only_child(node, child.slice(first, rows));
         }
-        let at = || tree.buffer_path(view.node, 2);
-        match tree.bytes(view.node, 2) {
+        let at = || self.path(view, 2);
+        match buffers[2].bytes() {
             None => {
-                check_size(tree, slots[2].address(), last, at)?;
+                check_size(self.array.device(), buffers[2].address(), last, at)?;
             }
             Some(bytes) if last as usize > bytes => {
                 let what = format!("offsets reach byte {last} of {bytes}");
@@ -145,18 +133,25 @@ impl Planner<'_> {
             Some(_) => {}
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
-        self.bytes(slot + 2, view, &slots[2], first, bytes);
+        self.bytes(region + 2, view, &buffers[2], first, bytes);
         Ok(())
     }
 
     /// Sets a buffer to the `bytes` bytes from byte `first` on that offsets refer to. It is present even if it is empty,
     /// because some consumers reject a null pointer.
-    fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
+    fn bytes(
+        &mut self,
+        region: usize,
+        view: View<'a>,
+        source: &NodeBuffer,
+        first: usize,
+        bytes: usize,
+    ) {
         let copying = match source.bytes() {
-            Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
+            Some(all) if all == bytes => plain(view),
             _ => Copying::PLAIN,
         };
-        self.plan.regions[slot] = match bytes {
+        self.plan.regions[region] = match bytes {
             0 => Region::empty(SLAB),
             _ => Region::new(source.base, source.offset + first, bytes, copying),
         };

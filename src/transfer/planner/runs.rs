@@ -3,21 +3,21 @@
 use arrow_schema::DataType;
 
 use crate::data::gather::{int, push_int};
-use crate::data::tree::{Node, Tree, View};
+use crate::data::node::View;
 use crate::error::{Error, Result};
-use crate::transfer::plan::Region;
+use crate::transfer::plan::{PlanNode, Region};
 use crate::transfer::planner::{Need, Planner};
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
     /// Plans the children of a slice, for which the run ends are read first.
-    pub(super) fn runs(&mut self, node: usize, view: View) -> Result<()> {
-        let run_ends = self.tree.child(view, 0);
-        let width = run_end_width(self.tree, run_ends);
-        let slot = &self.tree.slots(run_ends.node)[1];
-        if view.length == 0 || slot.is_null() {
+    pub(super) fn runs(&mut self, node: usize, view: View<'a>) -> Result<()> {
+        let run_ends = view.child(0);
+        let width = run_end_width(run_ends);
+        let buffer = &run_ends.node.buffers[1];
+        if view.length == 0 || buffer.is_null() {
             return self.cut_runs(node, view, &[]);
         }
-        let address = slot.address().offset(run_ends.offset * width);
+        let address = buffer.address().offset(run_ends.offset * width);
         let bytes = run_ends.length * width;
         if self.readable {
             // SAFETY: the buffer has `offset + length` run ends, which was checked when the array was made; the host can
@@ -30,10 +30,9 @@ impl Planner<'_> {
     }
 
     /// Adds the runs that contain a view's rows; `bytes` are all run ends.
-    pub(super) fn cut_runs(&mut self, node: usize, view: View, bytes: &[u8]) -> Result<()> {
-        let tree = self.tree;
-        let (run_ends, values) = (tree.child(view, 0), tree.child(view, 1));
-        let width = run_end_width(tree, run_ends);
+    pub(super) fn cut_runs(&mut self, node: usize, view: View<'a>, bytes: &[u8]) -> Result<()> {
+        let (run_ends, values) = (view.child(0), view.child(1));
+        let width = run_end_width(run_ends);
         let ends: Vec<i64> = bytes.chunks_exact(width).map(|b| int(b, width)).collect();
         let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
         let first = ends.partition_point(|end| *end <= from);
@@ -45,7 +44,7 @@ impl Planner<'_> {
         };
         if runs.end > ends.len().min(values.length) || runs.start > runs.end {
             return Err(Error::invalid(
-                tree.path(run_ends.node),
+                self.array.node().path(run_ends.node),
                 format!("run ends do not cover rows {from} to {to}"),
             ));
         }
@@ -55,29 +54,22 @@ impl Planner<'_> {
             push_int(&mut cut, end, width);
         }
         self.begin_children(node, 2);
-        let first_slot = self.plan.regions.len();
+        let first = self.plan.regions.len();
         self.plan.regions.push(Region::absent());
         self.plan.regions.push(Region::empty(self.nothing));
-        self.plan.nodes.push(Node {
-            padded: true,
-            ..Node::new(*tree.layout(run_ends.node), runs.len(), node, first_slot, 2)
-        });
+        let mut ends = PlanNode::new(*run_ends.layout(), runs.len(), node, first);
+        ends.regions.end += 2;
+        self.plan.nodes.push(ends);
         if !cut.is_empty() {
-            self.ready(first_slot + 1, &cut);
+            self.ready(first + 1, &cut);
         }
-        let values = View {
-            offset: values.offset + runs.start,
-            length: runs.len(),
-            validity_offset: values.validity_offset + runs.start,
-            ..values
-        };
-        self.node(values, None, node)
+        self.node(values.slice(runs.start, runs.len()), None, node)
     }
 }
 
 /// Returns the number of bytes of one run end.
-fn run_end_width(tree: &Tree, run_ends: View) -> usize {
-    match tree.data_type(run_ends.node) {
+fn run_end_width(run_ends: View<'_>) -> usize {
+    match run_ends.node.data_type {
         DataType::Int16 => 2,
         DataType::Int32 => 4,
         _ => 8,

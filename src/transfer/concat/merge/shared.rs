@@ -22,7 +22,7 @@ impl<'a> Merger<'a> {
         let mut seen: HashMap<(DevicePtr, usize), u32> = HashMap::new();
         let mut changes = Vec::with_capacity(parts.len());
         for (k, part) in parts.iter().enumerate() {
-            let n = (self.node_of(*part).n_slots as usize).saturating_sub(3);
+            let n = self.node_of(*part).regions.len().saturating_sub(3);
             let mut indices = Vec::with_capacity(n);
             for i in 0..n {
                 let piece = self.piece(*part, 2 + i);
@@ -182,13 +182,13 @@ impl<'a> Merger<'a> {
     fn hash(&self, part: Part, to: &mut impl Hasher) {
         let node = self.node_of(part);
         node.length.hash(to);
-        for piece in (0..node.n_slots as usize).filter_map(|i| self.piece(part, i)) {
+        for piece in (0..node.regions.len()).filter_map(|i| self.piece(part, i)) {
             match self.made(part, piece) {
                 Some(bytes) => bytes.hash(to),
                 None => piece.src.hash(to),
             }
         }
-        (0..node.n_children as usize).for_each(|i| self.hash(self.child(part, i), to));
+        (0..node.n_children).for_each(|i| self.hash(self.child(part, i), to));
     }
 
     /// The bytes that the host has made, if it has.
@@ -202,7 +202,7 @@ impl<'a> Merger<'a> {
     /// Whether two nodes have the same rows of the same memory.
     fn same(&self, a: Part, b: Part) -> bool {
         let (left, right) = (self.node_of(a), self.node_of(b));
-        if left.length != right.length || left.n_slots != right.n_slots {
+        if left.length != right.length || left.regions.len() != right.regions.len() {
             return false;
         }
         let same_buffer = |i: usize| match (self.piece(a, i), self.piece(b, i)) {
@@ -217,7 +217,7 @@ impl<'a> Merger<'a> {
             }
             _ => false,
         };
-        (0..left.n_slots as usize).all(same_buffer)
-            && (0..left.n_children as usize).all(|i| self.same(self.child(a, i), self.child(b, i)))
+        (0..left.regions.len()).all(same_buffer)
+            && (0..left.n_children).all(|i| self.same(self.child(a, i), self.child(b, i)))
     }
 }

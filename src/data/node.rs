@@ -1,0 +1,403 @@
+//! [`Node`]: an array without its device, as arrow-rs's `ArrayData` on the host: one recursive value, with its buffers and its
+//! children inside.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use arrow_schema::DataType;
+
+use crate::data::layout::{Layout, Nesting};
+use crate::device::DevicePtr;
+use crate::memory::{DeviceBuffer, Owner};
+
+/// Type, rows, buffers and children of an array. Record batches are structs, and a dictionary's values are its child.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) data_type: DataType,
+    /// Of the type.
+    pub(crate) layout: Layout,
+    /// Rows.
+    pub(crate) length: usize,
+    /// The buffers hold more rows after these: the node is a slice of another one.
+    pub(crate) cut: bool,
+    /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded to 64 bytes
+    /// with zeros, and so are the bits after the last row.
+    pub(crate) padded: bool,
+    /// Rows to skip in all buffers but the validity bitmap.
+    pub(crate) offset: usize,
+    /// Bits to skip in the validity bitmap. It differs from `offset` where values and bitmap come from different
+    /// arrays ([`Validity`](crate::Validity)), and in arrow-rs arrays in host memory.
+    pub(crate) validity_offset: usize,
+    pub(crate) nulls: NullCount,
+    /// In the order of the C data interface.
+    pub(crate) buffers: Vec<NodeBuffer>,
+    pub(crate) children: Vec<Arc<Node>>,
+}
+
+/// One buffer of a node, as [`DeviceBuffer`], except that its size may be unknown.
+#[derive(Debug)]
+pub(crate) struct NodeBuffer {
+    pub(crate) base: DevicePtr,
+    /// In bytes.
+    pub(crate) offset: usize,
+    /// `None` if there is no memory.
+    pub(crate) owner: Option<Arc<Owner>>,
+    /// -1 while it is unknown.
+    bytes: AtomicI64,
+}
+
+/// A number of nulls, or -1 while it is unknown. A known one was counted in the validity bitmap, or the caller
+/// of an `unsafe` function guaranteed it (an import, [`DeviceArray::from_parts`]): exports state it, and
+/// `unsafe` code relies on it. Safe code cannot set one.
+///
+/// [`DeviceArray::from_parts`]: crate::DeviceArray::from_parts
+#[derive(Debug)]
+pub(crate) struct NullCount(AtomicI64);
+
+/// A range of a node's rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) node: &'a Arc<Node>,
+    /// Rows to skip, the node's own offset included.
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+    pub(crate) validity_offset: usize,
+}
+
+/// A [`View`] that keeps its node.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    node: Arc<Node>,
+    offset: usize,
+    length: usize,
+    validity_offset: usize,
+}
+
+impl Node {
+    /// A node at offset 0 without nulls.
+    pub(crate) fn new(
+        data_type: DataType,
+        length: usize,
+        buffers: Vec<NodeBuffer>,
+        children: Vec<Arc<Self>>,
+    ) -> Self {
+        Self {
+            layout: Layout::of(&data_type),
+            data_type,
+            length,
+            cut: false,
+            padded: false,
+            offset: 0,
+            validity_offset: 0,
+            nulls: NullCount::known(0),
+            buffers,
+            children,
+        }
+    }
+
+    /// Whether it is known that no row is null.
+    pub(crate) fn has_no_nulls(&self) -> bool {
+        self.nulls.get() == Some(0) && !self.layout.is_null_type()
+    }
+
+    /// The validity bitmap, if there is one.
+    pub(crate) fn bitmap(&self) -> Option<&NodeBuffer> {
+        let first = self.buffers.first();
+        first.filter(|buffer| self.layout.has_validity() && !buffer.is_null())
+    }
+
+    /// The owners of the memory of this node and its descendants, each once.
+    pub(crate) fn owners(&self) -> Vec<Arc<Owner>> {
+        fn collect<'a>(node: &'a Node, all: &mut Vec<&'a Arc<Owner>>) {
+            for owner in node
+                .buffers
+                .iter()
+                .filter_map(|buffer| buffer.owner.as_ref())
+            {
+                // Mostly there is only one.
+                if all.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
+                    all.push(owner);
+                }
+            }
+            node.children.iter().for_each(|child| collect(child, all));
+        }
+        let mut all = Vec::new();
+        collect(self, &mut all);
+        if all.len() > 1 {
+            let mut seen = HashSet::new();
+            all.retain(|owner| seen.insert(Arc::as_ptr(owner)));
+        }
+        all.into_iter().cloned().collect()
+    }
+
+    /// The path of a descendant, for errors.
+    #[cold]
+    pub(crate) fn path(&self, to: &Self) -> String {
+        fn find(node: &Node, to: &Node, path: &mut String) -> bool {
+            if std::ptr::eq(node, to) {
+                return true;
+            }
+            let end = path.len();
+            node.children.iter().enumerate().any(|(i, child)| {
+                match node.layout.nesting {
+                    Nesting::Dictionary => path.push_str(".dictionary"),
+                    _ => path.push_str(&format!(".children[{i}]")),
+                }
+                let found = find(child, to, path);
+                if !found {
+                    path.truncate(end);
+                }
+                found
+            })
+        }
+        let mut path = "array".to_owned();
+        find(self, to, &mut path);
+        path
+    }
+
+    /// As [`path`](Self::path), of a buffer.
+    #[cold]
+    pub(crate) fn buffer_path(&self, to: &Self, buffer: usize) -> String {
+        format!("{}.buffers[{buffer}]", self.path(to))
+    }
+}
+
+impl NodeBuffer {
+    /// A buffer of `bytes` bytes in memory of `owner`; `None` if the size is stored in device memory.
+    pub(crate) fn new(
+        owner: &Arc<Owner>,
+        base: DevicePtr,
+        offset: usize,
+        bytes: Option<usize>,
+    ) -> Self {
+        Self {
+            base,
+            offset,
+            owner: (!base.is_null()).then(|| owner.clone()),
+            bytes: AtomicI64::new(bytes.map_or(-1, |n| n as i64)),
+        }
+    }
+
+    /// A missing buffer.
+    pub(crate) fn absent() -> Self {
+        Self {
+            base: DevicePtr::NULL,
+            offset: 0,
+            owner: None,
+            bytes: AtomicI64::new(0),
+        }
+    }
+
+    pub(crate) fn address(&self) -> DevicePtr {
+        self.base.offset(self.offset)
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.base.is_null()
+    }
+
+    /// Its length in bytes, if it is known.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        usize::try_from(self.bytes.load(Relaxed)).ok()
+    }
+
+    pub(crate) fn set_bytes(&self, bytes: usize) {
+        self.bytes.store(bytes as i64, Relaxed);
+    }
+}
+
+impl From<Option<&DeviceBuffer>> for NodeBuffer {
+    fn from(buffer: Option<&DeviceBuffer>) -> Self {
+        let Some(buffer) = buffer else {
+            return Self::absent();
+        };
+        let bytes = Some(buffer.len());
+        Self::new(buffer.owner(), buffer.base(), buffer.offset(), bytes)
+    }
+}
+
+impl Clone for NodeBuffer {
+    fn clone(&self) -> Self {
+        Self {
+            base: self.base,
+            offset: self.offset,
+            owner: self.owner.clone(),
+            bytes: AtomicI64::new(self.bytes.load(Relaxed)),
+        }
+    }
+}
+
+impl NullCount {
+    pub(crate) const fn known(nulls: usize) -> Self {
+        Self(AtomicI64::new(nulls as i64))
+    }
+
+    pub(crate) fn get(&self) -> Option<usize> {
+        usize::try_from(self.0.load(Relaxed)).ok()
+    }
+
+    pub(crate) fn set(&self, nulls: usize) {
+        self.0.store(nulls as i64, Relaxed);
+    }
+}
+
+impl From<Option<usize>> for NullCount {
+    fn from(nulls: Option<usize>) -> Self {
+        Self(AtomicI64::new(nulls.map_or(-1, |n| n as i64)))
+    }
+}
+
+impl Clone for NullCount {
+    fn clone(&self) -> Self {
+        Self(AtomicI64::new(self.0.load(Relaxed)))
+    }
+}
+
+impl<'a> View<'a> {
+    /// All rows of a node.
+    pub(crate) fn whole(node: &'a Arc<Node>) -> Self {
+        Self {
+            node,
+            offset: node.offset,
+            length: node.length,
+            validity_offset: node.validity_offset,
+        }
+    }
+
+    pub(crate) fn layout(self) -> &'a Layout {
+        &self.node.layout
+    }
+
+    /// `length` rows from row `offset` of these on.
+    pub(crate) fn slice(self, offset: usize, length: usize) -> Self {
+        Self {
+            offset: self.offset + offset,
+            length,
+            validity_offset: self.validity_offset + offset,
+            ..self
+        }
+    }
+
+    /// Whether these are all rows of the node.
+    pub(crate) fn is_all(self) -> bool {
+        self.offset == self.node.offset && self.length == self.node.length
+    }
+
+    /// Whether these are all rows of the node, from the start of its buffers.
+    pub(crate) fn is_uncut(self) -> bool {
+        !self.node.cut && self.offset == 0 && self.is_all()
+    }
+
+    /// The rows of child `i` that belong to these, where the type alone determines them; otherwise all rows.
+    pub(crate) fn child(self, i: usize) -> Self {
+        let child = Self::whole(&self.node.children[i]);
+        match self.node.layout.nesting {
+            Nesting::RowByRow => child.slice(self.offset, self.length),
+            Nesting::Times(n) => {
+                let n = n as usize;
+                child.slice(self.offset.saturating_mul(n), self.length.saturating_mul(n))
+            }
+            _ => child,
+        }
+    }
+
+    /// The rows of child `i` in a C struct. The root of a batch has no offset there: its rows are pushed down to its
+    /// children. Otherwise they are all rows of the child.
+    pub(crate) fn part(self, i: usize, batch_root: bool) -> Self {
+        match batch_root {
+            true => self.child(i),
+            false => Self::whole(&self.node.children[i]),
+        }
+    }
+
+    /// Visits these rows, `nulls` of which are null, and then those of all descendants as they are in C structs: parents come
+    /// before their children.
+    pub(crate) fn each_part(
+        self,
+        nulls: Option<usize>,
+        batch_root: bool,
+        visit: &mut impl FnMut(Self, Option<usize>),
+    ) {
+        visit(self, nulls);
+        for i in 0..self.node.children.len() {
+            let child = self.part(i, batch_root);
+            child.each_part(child.null_count(), false, visit);
+        }
+    }
+
+    /// The number of nulls in the bitmap of these rows, if it is known without reading the bitmap.
+    pub(crate) fn null_count(self) -> Option<usize> {
+        let node = self.node;
+        if node.layout.is_null_type() {
+            return Some(self.length);
+        }
+        match node.nulls.get() {
+            Some(0) => Some(0),
+            _ if self.length == 0 || node.bitmap().is_none() => Some(0),
+            Some(n) if n == node.length => Some(self.length),
+            Some(n) if self.is_all() => Some(n),
+            _ => None,
+        }
+    }
+
+    /// Keeps the nulls that were counted in these rows, if they are all of the node.
+    pub(crate) fn keep_null_count(self, nulls: usize) {
+        if self.is_all() {
+            self.node.nulls.set(nulls);
+        }
+    }
+
+    /// A node of these rows, `nulls` of which are null.
+    pub(crate) fn to_node(self, nulls: Option<usize>) -> Arc<Node> {
+        if self.is_all() && self.validity_offset == self.node.validity_offset {
+            if let Some(nulls) = nulls {
+                self.node.nulls.set(nulls);
+            }
+            return self.node.clone();
+        }
+        Arc::new(Node {
+            length: self.length,
+            cut: self.node.cut || !self.is_all(),
+            offset: self.offset,
+            validity_offset: self.validity_offset,
+            nulls: NullCount::from(nulls),
+            ..Node::clone(self.node)
+        })
+    }
+
+    /// The distance in bytes from the bitmap's start to the address that an export states for it: the C data
+    /// interface has one offset for all buffers. `None` if that is not a whole number of bytes, or is negative.
+    pub(crate) fn bitmap_shift(self) -> Option<usize> {
+        let bits = self.validity_offset.checked_sub(self.offset)?;
+        (bits % 8 == 0).then_some(bits / 8)
+    }
+
+    pub(crate) fn to_rows(self) -> Rows {
+        Rows {
+            node: self.node.clone(),
+            offset: self.offset,
+            length: self.length,
+            validity_offset: self.validity_offset,
+        }
+    }
+}
+
+/// The same rows of the same node.
+impl PartialEq for View<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.node, other.node)
+            && (self.offset, self.length) == (other.offset, other.length)
+    }
+}
+
+impl Rows {
+    pub(crate) fn view(&self) -> View<'_> {
+        View {
+            node: &self.node,
+            offset: self.offset,
+            length: self.length,
+            validity_offset: self.validity_offset,
+        }
+    }
+}

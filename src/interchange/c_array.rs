@@ -1,0 +1,309 @@
+//! The C structs of an exported array. The private data of each is a box that owns what the struct refers to: its lists, its
+//! children, a share of the memory in which its own buffers lie, and of the event. So a consumer may move children out of
+//! their parent and release everything in any order, on any thread, and the memory of a column goes with that column.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::abi::c_data::CArray;
+use crate::abi::guard;
+use crate::data::DeviceArray;
+use crate::data::layout::{BufferKind, Nesting};
+use crate::data::node::{Node, NodeBuffer, View};
+use crate::device::{ALIGNMENT, Device, DeviceId, SyncEvent};
+use crate::error::Result;
+use crate::interchange::release::ReleasePolicy;
+use crate::memory::{HostSlab, Owner};
+
+/// What an exported struct refers to.
+struct Exported {
+    buffers: Vec<*const c_void>,
+    children: Vec<CArray>,
+    /// The addresses of the children. A dictionary has none: its values are the only child.
+    pointers: Vec<*mut CArray>,
+    leases: Vec<Arc<Lease>>,
+    event: Option<SyncEvent>,
+    sizes: Option<Arc<Sizes>>,
+}
+
+/// An export's share of memory, which ends as its policy says when the last struct that uses it is released.
+#[derive(Debug)]
+pub(super) struct Lease {
+    /// `None` only while dropping.
+    owner: Option<Arc<Owner>>,
+    policy: ReleasePolicy,
+}
+
+impl Lease {
+    fn new(owner: Arc<Owner>, policy: ReleasePolicy) -> Arc<Self> {
+        let owner = Some(owner);
+        Arc::new(Self { owner, policy })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            self.policy.let_go(owner);
+        }
+    }
+}
+
+/// The lengths of the data buffers of all view arrays of an export, in memory that the device can read.
+struct Sizes {
+    /// `None` only while dropping.
+    slab: Option<HostSlab>,
+    device: Device,
+    policy: ReleasePolicy,
+}
+
+impl Drop for Sizes {
+    fn drop(&mut self) {
+        let slab = self.slab.take();
+        // An error here is a panic in a backend, which a release cannot report.
+        let _ = guard::call_foreign("release", || self.policy.let_go_after(&self.device, slab));
+    }
+}
+
+/// What keeps an exported event alive.
+pub(super) enum EventKeeper {
+    None,
+    /// The event itself.
+    Own(SyncEvent),
+    /// The event is part of what this owner holds.
+    Owner(Arc<Owner>),
+}
+
+/// The offset of arrays without rows that come without one, padded as other buffers are. Consumers read it, and nobody writes it.
+static ZERO: Zeros = Zeros([0; ALIGNMENT]);
+
+#[repr(align(64))]
+struct Zeros(#[allow(dead_code)] [u8; ALIGNMENT]);
+
+/// Makes the C struct of an array. With `as_batch` the root has offset 0 and no validity bitmap, and its rows are pushed down to its
+/// children. Null counts that are not known are stated as -1.
+pub(super) fn build(
+    array: &DeviceArray,
+    as_batch: bool,
+    event: EventKeeper,
+    policy: ReleasePolicy,
+) -> Result<CArray> {
+    let mut exporter = Exporter {
+        on_cpu: array.device().id() == DeviceId::CPU,
+        policy,
+        event: None,
+        holder: None,
+        last: None,
+        others: HashMap::new(),
+        sizes: None,
+        next_size: ptr::null_mut(),
+        room: number_of_sizes(array.node()),
+    };
+    match event {
+        EventKeeper::None => {}
+        EventKeeper::Own(event) => exporter.event = Some(event),
+        EventKeeper::Owner(owner) => exporter.holder = Some(exporter.lease(&owner)),
+    }
+    if exporter.room > 0 {
+        let slab = array.device().host_slab(exporter.room * 8)?;
+        exporter.next_size = slab.as_device_ptr().as_ptr().cast();
+        exporter.sizes = Some(Arc::new(Sizes {
+            slab: Some(slab),
+            device: array.device().clone(),
+            policy,
+        }));
+    }
+    Ok(exporter.node(array.view(), array.null_count(), as_batch))
+}
+
+/// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
+fn known_sizes(node: &Node) -> Option<&[NodeBuffer]> {
+    match &node.buffers[..] {
+        [_, _, data @ .., _] if node.layout.variadic => data
+            .iter()
+            .all(|data| data.bytes().is_some())
+            .then_some(data),
+        _ => None,
+    }
+}
+
+/// The lengths to list for all view arrays: for each array one more, so that its list is there even if it is empty.
+fn number_of_sizes(node: &Node) -> usize {
+    let own = known_sizes(node).map_or(0, |data| data.len() + 1);
+    own + node
+        .children
+        .iter()
+        .map(|child| number_of_sizes(child))
+        .sum::<usize>()
+}
+
+struct Exporter {
+    on_cpu: bool,
+    policy: ReleasePolicy,
+    event: Option<SyncEvent>,
+    /// The owner of the event, if that is part of what it holds.
+    holder: Option<Arc<Lease>>,
+    /// The lease of the last owner; mostly there is only one.
+    last: Option<Arc<Lease>>,
+    /// Those of all owners, by their addresses, once there are several.
+    others: HashMap<*const Owner, Arc<Lease>>,
+    sizes: Option<Arc<Sizes>>,
+    /// Where the next length goes, and for how many there is room.
+    next_size: *mut i64,
+    room: usize,
+}
+
+impl Exporter {
+    /// Makes the struct of a node's rows, `nulls` of which are null, and those of its descendants.
+    fn node(&mut self, view: View<'_>, nulls: Option<usize>, batch_root: bool) -> CArray {
+        let (node, layout) = (&**view.node, view.layout());
+        let nulls = if batch_root { Some(0) } else { nulls };
+        let address = |buffer: &NodeBuffer| buffer.address().as_ptr().cast_const();
+        let mut buffers: Vec<_> = node.buffers.iter().map(address).collect();
+        if view.length == 0 && self.on_cpu {
+            // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
+            // ([`Bitmaps`](crate::transfer::Bitmaps)).
+            for (i, kind) in layout.buffers().iter().enumerate() {
+                if matches!(kind, BufferKind::Offsets { .. }) && node.buffers[i].bytes() == Some(0)
+                {
+                    buffers[i] = (&raw const ZERO).cast();
+                }
+            }
+        }
+        // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
+        // not matter: the export has moved the others ([`Bitmaps`](crate::transfer::Bitmaps)).
+        if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
+            buffers[0] = bitmap.address().offset(bytes).as_ptr().cast_const();
+        }
+        if nulls == Some(0) && layout.has_validity() {
+            buffers[0] = ptr::null();
+        }
+        let mut sizes = None;
+        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
+            sizes = self.sizes.clone();
+            buffers[node.buffers.len() - 1] = list;
+        }
+        let mut leases: Vec<Arc<Lease>> = Vec::new();
+        leases.extend(self.holder.clone());
+        for (buffer, address) in node.buffers.iter().zip(&buffers) {
+            if let (Some(owner), false) = (&buffer.owner, address.is_null()) {
+                let lease = self.lease(owner);
+                if leases.last().is_none_or(|last| !Arc::ptr_eq(last, &lease)) {
+                    leases.push(lease);
+                }
+            }
+        }
+        let child = |i| {
+            let child = view.part(i, batch_root);
+            self.node(child, child.null_count(), false)
+        };
+        let mut children: Vec<_> = (0..node.children.len()).map(child).collect();
+        let (mut pointers, mut dictionary) = (Vec::new(), ptr::null_mut());
+        let first = children.as_mut_ptr();
+        match layout.nesting {
+            Nesting::Dictionary => dictionary = first,
+            _ => pointers.extend((0..children.len()).map(|i| first.wrapping_add(i))),
+        }
+        let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
+        let n_buffers = buffers.len();
+        let data = Box::into_raw(Box::new(Exported {
+            buffers,
+            children,
+            pointers,
+            leases,
+            event: self.event.clone(),
+            sizes,
+        }));
+        // SAFETY: the box was just made, and nothing else refers to it.
+        let exported = unsafe { &mut *data };
+        CArray {
+            length: view.length as i64,
+            null_count: nulls.map_or(-1, |n| n as i64),
+            // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
+            offset: match view.length {
+                _ if batch_root => 0,
+                0 => 0,
+                _ => view.offset as i64,
+            },
+            n_buffers: n_buffers as i64,
+            n_children: exported.pointers.len() as i64,
+            buffers: match n_buffers {
+                0 => ptr::null_mut(),
+                _ => exported.buffers.as_mut_ptr(),
+            },
+            children: list(exported.pointers.len(), exported.pointers.as_mut_ptr()),
+            dictionary,
+            release: Some(release),
+            private_data: data.cast(),
+        }
+    }
+
+    /// The lease of an owner.
+    fn lease(&mut self, owner: &Arc<Owner>) -> Arc<Lease> {
+        let is_of = |lease: &&Arc<Lease>| {
+            lease
+                .owner
+                .as_ref()
+                .is_some_and(|of| Arc::ptr_eq(of, owner))
+        };
+        if let Some(last) = self.last.as_ref().filter(is_of) {
+            return last.clone();
+        }
+        let new = || Lease::new(owner.clone(), self.policy);
+        let lease = self
+            .others
+            .entry(Arc::as_ptr(owner))
+            .or_insert_with(new)
+            .clone();
+        self.last = Some(lease.clone());
+        lease
+    }
+
+    /// Lists the lengths of a view array's data buffers; returns where. `None` if another thread has found them out only after the
+    /// room was made.
+    fn list_sizes(&mut self, data: &[NodeBuffer]) -> Option<*const c_void> {
+        self.room = self.room.checked_sub(data.len() + 1)?;
+        let list = self.next_size;
+        for (i, buffer) in data.iter().enumerate() {
+            // SAFETY: there is room for so many lengths (`room`) in the slab that `sizes` keeps, which the host can write to, and to
+            // which nobody else has access yet.
+            unsafe { list.add(i).write(buffer.bytes().map_or(0, |n| n as i64)) };
+        }
+        self.next_size = list.wrapping_add(data.len() + 1);
+        Some(list.cast_const().cast())
+    }
+}
+
+/// The release callback of every exported struct. It never unwinds: all code of others (owners,
+/// events, children that a consumer put in) runs under a guard of its own.
+///
+/// # Safety
+/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data
+/// interface demands; it is not used at the same time elsewhere.
+unsafe extern "C-unwind" fn release(array: *mut CArray) {
+    // SAFETY: the caller guarantees a valid struct. It is not released, so its private data is the box that `Exporter::node` made,
+    // which is taken back once. Its children are valid, or were moved out and are marked as released.
+    unsafe {
+        if array.is_null() || (*array).release.is_none() {
+            return;
+        }
+        (*array).release = None;
+        let data = Box::from_raw((*array).private_data.cast::<Exported>());
+        let Exported {
+            mut children,
+            leases,
+            event,
+            sizes,
+            ..
+        } = *data;
+        for child in &mut children {
+            // An error here is a panic that the callee has caught already.
+            let _ = CArray::release(child);
+        }
+        drop((leases, sizes));
+        // An error here is a panic in a backend, which a release cannot report.
+        let _ = guard::call_foreign("release", || drop(event));
+    }
+}
