@@ -14,7 +14,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 
 /// The alignment, in bytes, of memory of type METAL: a page of Apple's processors, of which a Metal
 /// buffer consists if it wraps memory without a copy.
-pub(crate) const METAL_PAGE: usize = 16 << 10;
+const METAL_PAGE: usize = 16 << 10;
 
 /// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a
 /// backend and memory that Metal devices share with the host. Synchronous, without events.
@@ -46,9 +46,14 @@ impl HostBackend {
         }
     }
 
-    /// Whether each buffer of an array fills whole pages.
-    pub(crate) fn has_pages(&self) -> bool {
-        self.queue.page == Some(METAL_PAGE)
+    /// Whether memory of this type is the host's own.
+    pub(crate) fn allocates(&self) -> bool {
+        self.queue.page.is_some()
+    }
+
+    /// The number of bytes of which each buffer fills a multiple.
+    pub(crate) fn alignment(&self) -> usize {
+        self.queue.page.unwrap_or(ALIGNMENT)
     }
 
     /// As [`new`](Self::new), but holds `count` as long as it lives.

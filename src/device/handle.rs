@@ -9,7 +9,7 @@ use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::reaper::Reaper;
-use crate::device::{Counters, DeviceId, HostBackend, TransferStats, lock, scope};
+use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, TransferStats, lock, scope};
 use crate::error::{Error, Result};
 
 /// A device, with its memory, queues and counters. Clones are the same device.
@@ -98,10 +98,19 @@ impl Device {
         self.0.host_readable
     }
 
-    /// Returns whether each buffer of an array on this device fills pages of host memory.
-    pub(crate) fn has_pages(&self) -> bool {
+    /// Returns whether the device's memory is ordinary memory of the host.
+    pub(crate) fn is_host_memory(&self) -> bool {
+        self.host().is_some()
+    }
+
+    /// Returns the number of bytes of which each buffer of an array on this device fills a multiple.
+    pub(crate) fn alignment(&self) -> usize {
+        self.host().map_or(ALIGNMENT, HostBackend::alignment)
+    }
+
+    fn host(&self) -> Option<&HostBackend> {
         let host = self.0.backend.as_any().downcast_ref::<HostBackend>();
-        host.is_some_and(HostBackend::has_pages)
+        host.filter(|host| host.allocates())
     }
 
     /// Returns whether work has completed when the call that queues it returns, as on the CPU.

@@ -53,7 +53,7 @@ pub use backend::{
     device_error,
 };
 pub(crate) use completion::Completion;
-pub(crate) use cpu::{ALIGNMENT, HostBackend, METAL_PAGE};
+pub(crate) use cpu::{ALIGNMENT, HostBackend};
 pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};
 pub use handle::{Device, WeakDevice};

@@ -219,22 +219,26 @@ impl Arriving {
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
         let (array, queues) = (&self.array, &self.queues);
         let (mut reading, mut unready) = (None, false);
-        let to_device = self.to.is_some();
-        let plan = plan_with(array, self.extent, to_device, |requests| {
-            if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
-                return Ok(Some(answers));
-            }
-            if requests.iter().any(|request| request.on_host) && !array.is_ready()? {
-                // The host reads these in place.
-                unready = true;
-                return Ok(None);
-            }
-            // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
-            // constructors demand it.
-            let started = unsafe { Gathering::of(array, requests, Some(queues.sizes()?)) }?;
-            reading = Some((requests.to_vec(), started));
-            Ok(None)
-        })?;
+        let plan = plan_with(
+            array,
+            self.extent,
+            self.to.as_ref().map(Queue::device),
+            |requests| {
+                if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
+                    return Ok(Some(answers));
+                }
+                if requests.iter().any(|request| request.on_host) && !array.is_ready()? {
+                    // The host reads these in place.
+                    unready = true;
+                    return Ok(None);
+                }
+                // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
+                // constructors demand it.
+                let started = unsafe { Gathering::of(array, requests, Some(queues.sizes()?)) }?;
+                reading = Some((requests.to_vec(), started));
+                Ok(None)
+            },
+        )?;
         match (plan, reading) {
             (Some(plan), _) if self.to.is_some() && !needs_host(&plan) => {
                 self.copy(plan)?;

@@ -190,8 +190,9 @@ fn check_types(
 fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<DeviceArray> {
     let device = queue.device();
     let to_host = device.id() == DeviceId::CPU;
+    let to = Some(device).filter(|_| !to_host);
     let owners = owners(arrays);
-    let plans = plans(arrays, &owners, queue, !to_host)?;
+    let plans = plans(arrays, &owners, queue, to)?;
     let mut merged = merge(root, device, &plans, !to_host)?;
     drop(plans);
     let content = std::mem::take(&mut merged.content);
@@ -273,7 +274,7 @@ fn plans(
     arrays: &[&DeviceArray],
     owners: &[Arc<Owner>],
     queue: &Queue,
-    to_device: bool,
+    to: Option<&Device>,
 ) -> Result<Vec<Plan>> {
     let mut known = Known::default();
     let mut plans: Vec<Option<Plan>> = arrays.iter().map(|_| None).collect();
@@ -283,7 +284,7 @@ fn plans(
             if plan.is_some() {
                 continue;
             }
-            *plan = plan_with(array, Extent::Concat, to_device, |requests| {
+            *plan = plan_with(array, Extent::Concat, to, |requests| {
                 let answers = known.answers(requests);
                 if answers.is_none() {
                     wanted.extend(requests);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::data::DeviceArray;
-use crate::device::{Counters, DeviceId, Devices, Queue};
+use crate::device::{Counters, DeviceId, Queue};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready};
 use crate::transfer::fix::pack;
@@ -15,15 +15,12 @@ use crate::transfer::upload::result;
 /// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches it: one
 /// allocation, at most one fill, and what [`Work::run`] says.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<DeviceArray> {
-    if queue.device().has_pages() {
-        return fill_pages(array, queue, &mut |_| Ok(()));
+    let to = queue.device();
+    if to.is_host_memory() {
+        return pack_all(array, queue, extent, &mut |_| Ok(()));
     }
-    let to_host = queue.device().id() == DeviceId::CPU;
     let reads_on = Some(queue).filter(|queue| queue.device() == array.device());
-    let plan = plan(array, extent, !to_host, reads_on)?;
-    if to_host {
-        return pack_all(array, plan);
-    }
+    let plan = plan(array, extent, Some(to), reads_on)?;
     copy_planned(array, queue, plan, false)
 }
 
@@ -50,37 +47,36 @@ pub(super) fn copy_planned(
     Ok(result(array, plan, slab, event))
 }
 
-/// As [`copy`], to host memory, which this thread packs itself.
-fn pack_all(array: &DeviceArray, plan: Plan) -> Result<DeviceArray> {
-    let cpu = Devices::cpu();
-    let mut slab = cpu.host_slab(plan.bytes)?;
-    let base = slab.as_device_ptr();
-    let bytes = &mut slab[..];
-    fill(&plan, bytes)?;
-    Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
-    let owner = Owner::new(cpu.clone(), Memory::Slab(slab), Ready::Now);
-    let node = plan.place(array.data_type(), &[(base, Arc::new(owner))]);
-    Ok(array.like(cpu, node))
-}
-
-/// Copies an array's rows from host-readable memory to whole pages of host memory, which this thread packs itself.
-pub(crate) fn fill_pages(
+/// As [`copy`], to memory of the host, which this thread packs itself.
+pub(crate) fn pack_all(
     array: &DeviceArray,
     queue: &Queue,
+    extent: Extent,
     admit: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<DeviceArray> {
-    let plan = plan(array, Extent::Pages, true, None)?;
+    let to = queue.device();
+    let on_cpu = to.id() == DeviceId::CPU;
+    let plan = plan(array, extent, Some(to).filter(|_| !on_cpu), None)?;
+    let counters = to.counters();
+    if on_cpu {
+        let mut slab = to.host_slab(plan.bytes)?;
+        fill(&plan, &mut slab[..]);
+        Counters::add(&counters.host_copied_bytes, plan.bytes);
+        let base = slab.as_device_ptr();
+        let owner = Owner::new(to.clone(), Memory::Slab(slab), Ready::Now);
+        let node = plan.place(array.data_type(), &[(base, Arc::new(owner))]);
+        return Ok(array.like(to.clone(), node));
+    }
     admit(plan.device_bytes())?;
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     if plan.bytes > 0 {
-        // SAFETY: a device with pages allocates initialised host memory, of at least `plan.bytes` bytes, which nothing else uses.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(memory.address().as_ptr().cast::<u8>(), plan.bytes)
-        };
-        fill(&plan, bytes)?;
+        let start = memory.address().as_ptr().cast::<u8>();
+        // SAFETY: such a device allocates initialised host memory, of at least `plan.bytes` bytes, which nothing else uses.
+        fill(&plan, unsafe {
+            std::slice::from_raw_parts_mut(start, plan.bytes)
+        });
     }
-    let counters = queue.device().counters();
-    if queue.device() == array.device() {
+    if to == array.device() {
         Counters::add(&counters.host_copied_bytes, plan.bytes);
     } else {
         Counters::add(&counters.copies, usize::from(plan.bytes > 0));
@@ -90,13 +86,12 @@ pub(crate) fn fill_pages(
 }
 
 /// Packs all pieces of a plan for host-readable memory, for which the plan waited.
-fn fill(plan: &Plan, bytes: &mut [u8]) -> Result<()> {
-    plan.each(|piece| {
+fn fill(plan: &Plan, bytes: &mut [u8]) {
+    for (piece, _) in plan.pieces() {
         let region = &mut bytes[piece.dst..][..piece.region()];
         // SAFETY: the host can read the source, and `plan` waited for it; `bytes` is fresh memory.
         unsafe { pack(&piece, &plan.ready, 0, region) };
-        Ok(())
-    })
+    }
 }
 
 /// Whether the host has to read or to wait, because it rewrites some of the bytes.
@@ -107,7 +102,7 @@ pub(super) fn needs_host(plan: &Plan) -> bool {
 /// Returns what is copied directly, and what the host makes.
 fn content(plan: &Plan) -> Content {
     let mut content = Content::default();
-    for (piece, padded) in plan.padded_pieces() {
+    for (piece, padded) in plan.pieces() {
         let (straight, region) = (piece.straight(), piece.region());
         let all = straight == piece.dst_bytes;
         // The padding comes along where the source has it.

@@ -41,7 +41,7 @@ use crate::memory::check_queue;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
-use crate::transfer::copy::fill_pages;
+use crate::transfer::copy::pack_all;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
 use crate::transfer::planner::plan;
@@ -167,8 +167,8 @@ pub(crate) fn upload_batch(
 /// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
 fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
-    if queue.device().has_pages() {
-        return fill_pages(array, queue, admit);
+    if queue.device().is_host_memory() {
+        return pack_all(array, queue, Extent::Rows, admit);
     }
     upload::upload(array, queue, admit)
 }
@@ -176,7 +176,7 @@ fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<D
 /// Returns how many bytes of device memory the upload of a batch fills.
 pub(crate) fn upload_bytes(batch: &RecordBatch) -> Result<usize> {
     let array = wrap_batch(batch)?;
-    Ok(plan(&array, Extent::Rows, true, None)?.bytes)
+    Ok(plan(&array, Extent::Rows, None, None)?.bytes)
 }
 
 /// Copies an array to memory of a queue's device; see [`upload`].

@@ -64,7 +64,7 @@ pub(super) unsafe fn run(
 ) -> (Result<()>, Slabs) {
     let mut work = Work::new(&plan.ready);
     let mut straight = Vec::new();
-    for piece in plan.pieces() {
+    for (piece, _) in plan.pieces() {
         let done = direct(queue, &piece, DIRECT);
         if done > 0 {
             straight.push((piece, done));

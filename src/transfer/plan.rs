@@ -22,7 +22,6 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<PlanNode>,
     /// The buffers of the result.
     pub(super) regions: Vec<Region>,
-    notes: Vec<Note>,
     /// The bytes that [`Fix::Ready`] refers to.
     pub(crate) ready: Vec<u8>,
     /// The length of the slab in bytes, a multiple of 64. Of several slabs, that of all.
@@ -56,47 +55,18 @@ pub(super) struct Region {
     /// The first byte in that allocation.
     from: usize,
     pub(super) bytes: usize,
-    copying: Copying,
+    /// What the host changes.
+    fix: Fix,
+    /// These are all bytes of a buffer that an earlier transfer wrote and padded with zeros, and they do not change.
+    whole: bool,
     /// The first byte in the slab, once the plan is laid out.
     dst: usize,
+    /// Another region with the same source and the same changes goes there too.
+    shared: bool,
 }
-
-/// How the bytes of a [`Region`] are copied.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Copying(u32);
 
 /// The base of regions that are present but have no source.
 pub(super) const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
-
-/// What a plan states about a region besides its bytes.
-#[derive(Clone, Copy, Debug)]
-enum Note {
-    Fix(Fix),
-    /// The region and those that follow it are copied together; this is the number of bytes, of all of them.
-    Run(usize),
-}
-
-impl Copying {
-    /// The bytes are copied unchanged.
-    pub(super) const PLAIN: Self = Self(0);
-    /// The same, and they are all bytes of a buffer that an earlier transfer wrote and padded with zeros.
-    pub(super) const WHOLE: Self = Self(1);
-    /// The bytes are copied with those of another region: of the one before ([`Note::Run`]), or of one with the same source.
-    const FOLLOWS: Self = Self(2);
-    const FIRST_NOTE: u32 = 3;
-
-    /// As note `i` of the plan says.
-    #[inline]
-    fn noted(i: usize) -> Self {
-        Self(Self::FIRST_NOTE + i as u32)
-    }
-
-    /// The index of the note, if there is one.
-    #[inline]
-    fn note(self) -> Option<usize> {
-        self.0.checked_sub(Self::FIRST_NOTE).map(|i| i as usize)
-    }
-}
 
 impl PlanNode {
     /// A node without children, of buffers from number `first_region` on, which are still to be added.
@@ -143,14 +113,16 @@ pub(super) fn result(
 }
 
 impl Region {
-    /// Makes a buffer of `bytes` bytes at byte `from` of the source's allocation at `base`.
-    pub(super) fn new(base: DevicePtr, from: usize, bytes: usize, copying: Copying) -> Self {
+    /// Makes a buffer of `bytes` bytes at byte `from` of the source's allocation at `base`, which are copied as they are.
+    pub(super) fn new(base: DevicePtr, from: usize, bytes: usize) -> Self {
         Self {
             base,
             from,
             bytes,
-            copying,
+            fix: Fix::None,
+            whole: false,
             dst: 0,
+            shared: false,
         }
     }
 
@@ -161,34 +133,24 @@ impl Region {
 
     /// A buffer without bytes: missing if `base` is null, otherwise present.
     pub(super) fn empty(base: DevicePtr) -> Self {
-        Self::new(base, 0, 0, Copying::PLAIN)
+        Self::new(base, 0, 0)
     }
 
-    fn has_bytes(&self) -> bool {
-        self.bytes > 0
+    pub(super) fn fixed(self, fix: Fix) -> Self {
+        Self { fix, ..self }
     }
 
-    /// What is copied, without what a note says.
+    pub(super) fn whole(self, whole: bool) -> Self {
+        Self { whole, ..self }
+    }
+
     fn piece(&self) -> Piece {
         Piece {
             src: self.base.offset(self.from),
             dst: self.dst,
             dst_bytes: self.bytes,
-            fix: Fix::None,
+            fix: self.fix,
         }
-    }
-
-    /// As [`piece`](Self::piece), with what its note says. `None` if another region's piece includes it.
-    #[inline(never)]
-    fn noted(&self, notes: &[Note]) -> Option<Piece> {
-        let mut piece = self.piece();
-        if let Some(note) = self.copying.note() {
-            match notes[note] {
-                Note::Fix(fix) => piece.fix = fix,
-                Note::Run(bytes) => piece.dst_bytes = bytes,
-            }
-        }
-        (self.copying != Copying::FOLLOWS).then_some(piece)
     }
 }
 
@@ -201,45 +163,36 @@ impl Plan {
         }
     }
 
-    /// Returns what is copied, in ascending order of destination.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let regions = self.regions.iter().filter(|region| region.has_bytes());
-        regions.filter_map(|region| region.noted(&self.notes))
+    /// Returns what is copied, in ascending order of destination, each with whether its source is followed by zeros up to the next
+    /// multiple of 64 bytes. Buffers that an earlier transfer put next to each other stay so, and are one piece.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
+        let copied = |region: &&Region| region.bytes > 0 && !region.shared;
+        let mut regions = self.regions.iter().filter(copied).peekable();
+        std::iter::from_fn(move || {
+            let first = regions.next()?;
+            let mut piece = first.piece();
+            while let Some(next) = regions.next_if(|next| self.follows(first, &piece, next)) {
+                piece.dst_bytes = next.from + next.bytes - first.from;
+            }
+            Some((piece, first.whole))
+        })
     }
 
-    /// As [`pieces`](Self::pieces), each with whether its source is followed by zeros up to the next multiple of 64 bytes.
-    pub(super) fn padded_pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
-        let regions = self.regions.iter().filter(|region| region.has_bytes());
-        regions.filter_map(|region| {
-            let padded = match region.copying.note() {
-                Some(note) => matches!(self.notes[note], Note::Run(_)),
-                None => region.copying == Copying::WHOLE,
-            };
-            region.noted(&self.notes).map(|piece| (piece, padded))
-        })
+    /// Whether a region continues the piece that begins with another one, on both sides of the copy.
+    fn follows(&self, first: &Region, piece: &Piece, next: &Region) -> bool {
+        let bytes = piece.dst_bytes.next_multiple_of(ALIGNMENT);
+        first.whole
+            && next.whole
+            && next.base == first.base
+            && next.from == first.from + bytes
+            && next.dst == first.dst + bytes
+            && self.in_slab(next.dst).0 == self.in_slab(first.dst).0
     }
 
     /// Returns what is copied for buffer `i` of a node, or `None` if the buffer has no bytes.
     pub(super) fn piece(&self, node: &PlanNode, i: usize) -> Option<Piece> {
         let region = &self.regions[node.regions.start + i];
-        region
-            .has_bytes()
-            .then(|| region.noted(&self.notes))
-            .flatten()
-    }
-
-    /// Calls `work` with each of the [`pieces`](Self::pieces). This is faster than the iterator: the call for unchanged
-    /// bytes, by far the most frequent, is compiled separately, so that the piece stays in registers.
-    #[inline(always)]
-    pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
-        for region in self.regions.iter().filter(|region| region.has_bytes()) {
-            if region.copying == Copying::PLAIN {
-                work(region.piece())?;
-            } else if let Some(piece) = region.noted(&self.notes) {
-                work(piece)?;
-            }
-        }
-        Ok(())
+        (region.bytes > 0).then(|| region.piece())
     }
 
     /// Returns the result of this type in slabs, each with its first address.
@@ -315,46 +268,6 @@ impl Plan {
         groups
     }
 
-    /// Adds a note of what the host changes in a region's bytes.
-    pub(super) fn fix(&mut self, fix: Fix) -> Copying {
-        self.notes.push(Note::Fix(fix));
-        Copying::noted(self.notes.len() - 1)
-    }
-
-    /// Combines buffers of one group that an earlier transfer wrote next to each other into one piece; they stay next to each
-    /// other. Without `groups` all are of one.
-    pub(super) fn join(&mut self, groups: &[u32]) {
-        let mut run: Option<Run> = None;
-        let regions = self.regions.iter_mut().enumerate();
-        for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
-            let group = groups.get(i).copied().unwrap_or(0);
-            if region.copying != Copying::WHOLE {
-                run = None;
-                continue;
-            }
-            let (base, offset, bytes) = (region.base, region.from, region.bytes);
-            let mut next = Run {
-                base,
-                start: offset,
-                end: offset + bytes.next_multiple_of(ALIGNMENT),
-                note: self.notes.len(),
-                group,
-            };
-            match run {
-                Some(run) if run.base == base && run.end == offset && run.group == group => {
-                    (next.start, next.note) = (run.start, run.note);
-                    self.notes[run.note] = Note::Run(offset + bytes - run.start);
-                    region.copying = Copying::FOLLOWS;
-                }
-                _ => {
-                    self.notes.push(Note::Run(bytes));
-                    region.copying = Copying::noted(next.note);
-                }
-            }
-            run = Some(next);
-        }
-    }
-
     /// Assigns each region its offset in the slab, a multiple of `grain`. With `share`, regions that have the same source and
     /// the same changes get the same offset. The regions of each of the `groups` get a slab; without groups there is one slab.
     pub(super) fn lay_out(&mut self, share: bool, grain: usize, groups: &[u32]) -> Result<()> {
@@ -369,22 +282,15 @@ impl Plan {
         let group = |i: usize| groups.get(i).map_or(0, |group| *group as usize);
         let mut places = HashMap::new();
         let regions = self.regions.iter_mut().enumerate();
-        for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
+        for (i, region) in regions.filter(|(_, region)| region.bytes > 0) {
             let at: &mut usize = &mut ends[group(i)];
             isize::try_from(region.bytes).map_err(|_| too_large())?;
-            let mut piece = region.piece();
-            let mut alone = region.copying != Copying::FOLLOWS;
-            if let Some(note) = region.copying.note() {
-                match self.notes[note] {
-                    Note::Fix(fix) => piece.fix = fix,
-                    Note::Run(_) => alone = false,
-                }
-            }
-            if share && alone {
+            let piece = region.piece();
+            if share {
                 match places.entry((piece.src, piece.dst_bytes, piece.fix)) {
                     Entry::Occupied(place) => {
                         region.dst = *place.get();
-                        region.copying = Copying::FOLLOWS;
+                        region.shared = true;
                         continue;
                     }
                     Entry::Vacant(place) => _ = place.insert(*at),
@@ -410,23 +316,12 @@ impl Plan {
         isize::try_from(self.bytes).map_err(|_| too_large())?;
         if !self.later_slabs.is_empty() {
             let regions = self.regions.iter_mut().enumerate();
-            for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
+            for (i, region) in regions.filter(|(_, region)| region.bytes > 0) {
                 region.dst += ends[group(i)];
             }
         }
         Ok(())
     }
-}
-
-/// Regions whose sources are next to each other in one allocation.
-struct Run {
-    /// The allocation, and the first byte and the end of the sources in it.
-    base: DevicePtr,
-    start: usize,
-    end: usize,
-    /// The index of the first region's note.
-    note: usize,
-    group: u32,
 }
 
 /// Returns the number of the slab that has an offset, and where it begins.

@@ -15,10 +15,10 @@ use crate::data::layout::{BufferKind, Nesting};
 use crate::data::node::{NodeBuffer, NullCount, View};
 use crate::data::nulls::count_bits;
 use crate::data::sizes::check_size;
-use crate::device::{ALIGNMENT, AddressClass, DevicePtr, METAL_PAGE, Queue};
+use crate::device::{ALIGNMENT, AddressClass, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Copying, Plan, PlanNode, Region, SLAB};
+use crate::transfer::plan::{Plan, PlanNode, Region, SLAB};
 
 /// How much of an array a transfer copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,8 +35,6 @@ pub(crate) enum Extent {
     /// As `Compact`, for a plan that is merged with those of other arrays: every buffer has a piece of its own, and run
     /// ends are always read and made by the host.
     Concat,
-    /// As `Compact`, but every buffer starts at a page of [`METAL_PAGE`] bytes and has whole pages to itself.
-    Pages,
     /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
     /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
@@ -56,8 +54,6 @@ struct Planner<'a> {
     plan: Plan,
     /// Nodes whose children are not planned yet, with their rows in the source.
     parents: Vec<(usize, View<'a>)>,
-    /// Whether an earlier transfer wrote some of the nodes.
-    padded: bool,
     waiting: Vec<Waiting<'a>>,
     requests: Vec<Request>,
 }
@@ -83,23 +79,23 @@ enum Need {
     Sizes,
 }
 
-/// Plans the transfer of an array to a slab on the host or on a device. If the host can read the source, this waits until
+/// Plans the transfer of an array to the device `to`, or to a slab on the host. If the host can read the source, this waits until
 /// it is ready. Numbers that are stored in device memory are read on `queue`, a queue of the source's device, or on its
 /// default queue.
 pub(crate) fn plan(
     array: &DeviceArray,
     extent: Extent,
-    to_device: bool,
+    to: Option<&Device>,
     queue: Option<&Queue>,
 ) -> Result<Plan> {
-    plan_on(array, extent, to_device, || Ok(queue))
+    plan_on(array, extent, to, || Ok(queue))
 }
 
 /// As [`plan`], for a queue that is asked for only if there is something to read.
 pub(super) fn plan_on<'a>(
     array: &DeviceArray,
     extent: Extent,
-    to_device: bool,
+    to: Option<&Device>,
     queue: impl Fn() -> Result<Option<&'a Queue>>,
 ) -> Result<Plan> {
     let read = |requests: &[_]| {
@@ -107,7 +103,7 @@ pub(super) fn plan_on<'a>(
         // constructors demand it.
         unsafe { gather(array, requests, queue()?) }.map(Some)
     };
-    let plan = plan_with(array, extent, to_device, read)?;
+    let plan = plan_with(array, extent, to, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
@@ -117,7 +113,7 @@ pub(super) fn plan_on<'a>(
 pub(crate) fn plan_with<A: Borrow<Answers>>(
     array: &DeviceArray,
     extent: Extent,
-    to_device: bool,
+    to: Option<&Device>,
     mut read: impl FnMut(&[Request]) -> Result<Option<A>>,
 ) -> Result<Option<Plan>> {
     let readable = array.device().is_host_readable();
@@ -128,10 +124,9 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         array,
         extent,
         readable,
-        nothing: if to_device { SLAB } else { DevicePtr::NULL },
+        nothing: to.map_or(DevicePtr::NULL, |_| SLAB),
         plan: Plan::default(),
         parents: Vec::new(),
-        padded: false,
         waiting: Vec::new(),
         requests: Vec::new(),
     };
@@ -157,15 +152,8 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         Extent::Columns => planner.plan.columns(SMALL_COLUMN),
         _ => Vec::new(),
     };
-    if planner.padded && !matches!(extent, Extent::Concat | Extent::Pages) {
-        planner.plan.join(&groups);
-    }
     // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
-    let grain = if extent == Extent::Pages {
-        METAL_PAGE
-    } else {
-        ALIGNMENT
-    };
+    let grain = to.map_or(ALIGNMENT, Device::alignment);
     let share = extent == Extent::Reachable;
     planner.plan.lay_out(share, grain, &groups)?;
     Ok(Some(planner.plan))
@@ -176,7 +164,6 @@ impl<'a> Planner<'a> {
     /// must be next to each other. `nulls` is the null count, if the caller knows it.
     fn node(&mut self, view: View<'a>, nulls: Option<usize>, parent: usize) -> Result<()> {
         let layout = view.layout();
-        self.padded |= view.node.padded;
         let node = self.plan.nodes.len();
         let first_region = self.plan.regions.len();
         let mut kinds = layout.buffers();
@@ -201,7 +188,7 @@ impl<'a> Planner<'a> {
             nulls: NullCount::from(nulls),
             ..PlanNode::new(*layout, view.length, parent, first_region)
         });
-        let plain = plain(view);
+        let whole = is_whole(view);
         let mut kinds = kinds.iter();
         for source in rest {
             match kinds.next() {
@@ -211,8 +198,8 @@ impl<'a> Planner<'a> {
                     // `lay_out` refuses buffers that do not fit in memory.
                     let bytes = view.length.saturating_mul(width);
                     let from = source.offset + view.offset * width;
-                    let region = Region::new(source.base, from, bytes, plain);
-                    self.plan.regions.push(region);
+                    let region = Region::new(source.base, from, bytes);
+                    self.plan.regions.push(region.whole(whole));
                 }
                 Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
                 // Offsets, and what they refer to, are filled in below or later.
@@ -272,10 +259,7 @@ impl<'a> Planner<'a> {
 
     /// Whether offsets must start at 0 and null counts must be known.
     fn is_exact(&self) -> bool {
-        matches!(
-            self.extent,
-            Extent::Compact | Extent::Concat | Extent::Pages
-        )
+        matches!(self.extent, Extent::Compact | Extent::Concat)
     }
 
     /// Whether children are copied whole, with rows that the view does not refer to.
@@ -324,26 +308,26 @@ impl<'a> Planner<'a> {
     fn bits(&mut self, view: View<'a>, source: &NodeBuffer, first: usize, counts: bool) {
         let (skip, bits) = (first % 8, view.length);
         let rewritten = skip > 0 || bits % 8 > 0;
-        let copying = if counts || (plain(view) == Copying::PLAIN && rewritten) {
+        let from = source.offset + first / 8;
+        let region = Region::new(source.base, from, bits.div_ceil(8));
+        let region = if counts || (!is_whole(view) && rewritten) {
             let next = self.plan.nodes.len() as u32 + 1;
-            self.plan.fix(Fix::Bits {
+            region.fixed(Fix::Bits {
                 skip: skip as u8,
                 bits,
                 counts: NonZeroU32::new(next).filter(|_| counts),
             })
         } else {
-            plain(view)
+            region.whole(is_whole(view))
         };
-        let from = source.offset + first / 8;
-        let region = Region::new(source.base, from, bits.div_ceil(8), copying);
         self.plan.regions.push(region);
     }
 
     /// Sets a buffer to bytes that are known already.
     fn ready(&mut self, slot: usize, bytes: &[u8]) {
-        let fix = self.plan.fix(Fix::Ready(self.plan.ready.len()));
+        let fix = Fix::Ready(self.plan.ready.len());
         self.plan.ready.extend_from_slice(bytes);
-        self.plan.regions[slot] = Region::new(SLAB, 0, bytes.len(), fix);
+        self.plan.regions[slot] = Region::new(SLAB, 0, bytes.len()).fixed(fix);
     }
 
     fn wait_for(
@@ -390,14 +374,13 @@ impl<'a> Planner<'a> {
             // `offset + length` of them was checked when the array was made.
             unsafe { referenced(views.address(), view, variadic.len()) }
         });
-        let copying = plain(view);
         let first = self.plan.nodes[node].regions.start + 2;
         for (i, source) in variadic.iter().enumerate() {
             let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
                 self.plan.regions[first + i] =
-                    Region::new(source.base, source.offset, bytes, copying);
+                    Region::new(source.base, source.offset, bytes).whole(is_whole(view));
             }
         }
         Ok(())
@@ -451,13 +434,9 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns how bytes are copied that do not change: `WHOLE` if an earlier transfer wrote the node, and the view
-/// is all of it, otherwise `PLAIN`.
-fn plain(view: View<'_>) -> Copying {
-    match view.node.padded && view.is_uncut() {
-        true => Copying::WHOLE,
-        false => Copying::PLAIN,
-    }
+/// Whether an earlier transfer wrote the node, and the view is all of it.
+fn is_whole(view: View<'_>) -> bool {
+    view.node.padded && view.is_uncut()
 }
 
 /// Returns which of `n` variadic buffers a view's rows refer to, null rows included.

@@ -21,7 +21,7 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a number that is stored in device memory is
     /// impossible, and the errors that the device reports.
     pub fn get_slice_memory_size(&self) -> Result<usize> {
-        let plan = plan(self, Extent::Rows, true, None)?;
+        let plan = plan(self, Extent::Rows, None, None)?;
         Ok(plan.regions.iter().map(|region| region.bytes).sum())
     }
 }

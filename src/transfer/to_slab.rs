@@ -65,7 +65,7 @@ impl ToSlab {
         extent: Extent,
         queues: &DownloadQueues,
     ) -> Result<Self> {
-        let plan = plan_on(array, extent, false, || queues.sizes().map(Some))?;
+        let plan = plan_on(array, extent, None, || queues.sizes().map(Some))?;
         Self::of(plan, array, &queues.copies)
     }
 
@@ -75,8 +75,8 @@ impl ToSlab {
         let slabs = slabs.collect::<Result<Vec<_>>>()?;
         let copies: Vec<_> = plan
             .pieces()
-            .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
-            .map(|piece| {
+            .filter(|(piece, _)| !matches!(piece.fix, Fix::Ready(_)))
+            .map(|(piece, _)| {
                 let (slab, at) = plan.in_slab(piece.dst);
                 CopyOp {
                     src: piece.src,
@@ -107,7 +107,7 @@ impl ToSlab {
     /// Waits for the copies, and applies the fixes.
     pub(super) fn finish(self) -> Result<DeviceArray> {
         let (mut slabs, array) = self.reading.finish()?;
-        for piece in self.plan.pieces() {
+        for (piece, _) in self.plan.pieces() {
             if !piece.is_plain() {
                 let copied = &array.device().counters().host_copied_bytes;
                 Counters::add(copied, piece.dst_bytes);

@@ -20,7 +20,7 @@ pub(crate) fn upload(
     queue: &Queue,
     admit: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<DeviceArray> {
-    let plan = plan(array, Extent::Rows, true, None)?;
+    let plan = plan(array, Extent::Rows, Some(queue.device()), None)?;
     // Outside of the scope, since it may be a caller's.
     admit(plan.device_bytes())?;
     queue.device().within(|| upload_plan(plan, array, queue))
@@ -59,7 +59,7 @@ unsafe fn on_this_thread(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result
     // A piece of all bytes is the only one: its copy takes the place of the packed one.
     let least = DIRECT.min(plan.bytes);
     let submitted = guard::callback("packing", || {
-        plan.each(|piece| {
+        for (piece, _) in plan.pieces() {
             let done = direct(queue, &piece, least);
             // SAFETY: the caller guarantees what `copy` and `pack` ask for (see `# Safety`).
             unsafe {
@@ -68,8 +68,8 @@ unsafe fn on_this_thread(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result
                     stage.left -= done;
                 }
                 stage.pack(&piece, &plan.ready, done, piece.region())
-            }
-        })?;
+            }?;
+        }
         stage.submit()
     });
     (submitted, stage.into_slabs())
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::transfer::fix::Fix;
-    use crate::transfer::plan::{Copying, Region};
+    use crate::transfer::plan::Region;
 
     /// A panic while copies are queued leaves the staging slabs to the caller, who keeps them until the copies are done.
     #[test]
@@ -122,9 +122,9 @@ mod tests {
         let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
         let mut plan = Plan::default();
         // There are no ready bytes.
-        let fix = plan.fix(Fix::Ready(1));
-        let plain = || Region::new(src, 0, bytes, Copying::PLAIN);
-        plan.regions = vec![plain(), plain(), plain(), Region::new(src, 0, 64, fix)];
+        let plain = || Region::new(src, 0, bytes);
+        let ready = Region::new(src, 0, 64).fixed(Fix::Ready(1));
+        plan.regions = vec![plain(), plain(), plain(), ready];
         plan.lay_out(false, 64, &[]).unwrap();
         let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
         let before = queue.device().stats();

@@ -5,8 +5,8 @@ use crate::data::sizes::check_size;
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Copying, Region, SLAB};
-use crate::transfer::planner::{Extent, Need, Planner, plain};
+use crate::transfer::plan::{Region, SLAB};
+use crate::transfer::planner::{Extent, Need, Planner, is_whole};
 
 impl<'a> Planner<'a> {
     /// Plans the offsets, and what they refer to. The first and the last offset are read if they are not known.
@@ -63,7 +63,8 @@ impl<'a> Planner<'a> {
         let first = self.plan.nodes[node].regions.start;
         let bytes = (view.length + 1) * width;
         let from = buffers[1].offset + view.offset * width;
-        self.plan.regions[first + 1] = Region::new(buffers[1].base, from, bytes, plain(view));
+        let offsets = Region::new(buffers[1].base, from, bytes);
+        self.plan.regions[first + 1] = offsets.whole(is_whole(view));
         match target {
             Ok(child) => self.only_child(node, child)?,
             Err(bytes) => self.bytes(first + 2, view, &buffers[2], 0, bytes),
@@ -98,14 +99,12 @@ impl<'a> Planner<'a> {
         } else {
             let bytes = (view.length + 1) * width;
             let from = buffers[1].offset + view.offset * width;
-            let copying = match first {
-                0 => plain(view),
-                base => self.plan.fix(Fix::Offsets {
-                    width: width as u8,
-                    base,
-                }),
+            let offsets = Region::new(buffers[1].base, from, bytes);
+            let width = width as u8;
+            self.plan.regions[region + 1] = match first {
+                0 => offsets.whole(is_whole(view)),
+                base => offsets.fixed(Fix::Offsets { width, base }),
             };
-            self.plan.regions[region + 1] = Region::new(buffers[1].base, from, bytes, copying);
         }
         if !view.node.children.is_empty() {
             let child = view.child(0);
@@ -147,13 +146,10 @@ impl<'a> Planner<'a> {
         first: usize,
         bytes: usize,
     ) {
-        let copying = match source.bytes() {
-            Some(all) if all == bytes => plain(view),
-            _ => Copying::PLAIN,
-        };
+        let whole = source.bytes() == Some(bytes) && is_whole(view);
         self.plan.regions[region] = match bytes {
             0 => Region::empty(SLAB),
-            _ => Region::new(source.base, source.offset + first, bytes, copying),
+            _ => Region::new(source.base, source.offset + first, bytes).whole(whole),
         };
     }
 }
