@@ -72,20 +72,21 @@ impl Arriving {
         }
     }
 
-    /// Makes a download whose copies are queued when this returns, after a wait for sizes that are stored in device memory.
-    /// Does nothing yet if the host reads the array where it is.
-    pub(super) fn queued(
-        array: DeviceArray,
-        extent: Extent,
-        queues: DownloadQueues,
-    ) -> Result<Self> {
-        let copies = match array.device().is_host_readable() {
-            true => None,
-            false => Some(ToSlab::start(&array, extent, &queues)?),
-        };
-        let mut this = Self::new(array, extent, queues);
-        this.copies(copies);
-        Ok(this)
+    /// Queues the copies, after a wait for sizes that are stored in device memory. Does nothing yet if the host reads the array
+    /// where it is.
+    pub(super) fn queue_copies(&mut self) -> Result<()> {
+        while !self.is_in_place() && !matches!(self.stage, Stage::Copies(_)) {
+            self.wait_now()?;
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn wait_now(&mut self) -> Result<()> {
+        if let Some(wait) = self.wait.take() {
+            wait.event().wait()?;
+        }
+        Ok(())
     }
 
     /// Whether the host reads the memory in place, so that nothing is gained by an early start.
@@ -159,10 +160,7 @@ impl Arriving {
     /// [`advance`](Self::advance) has not seen completed.
     pub(super) fn wait(mut self) -> Result<DeviceArray> {
         loop {
-            if let Some(wait) = &self.wait {
-                wait.event().wait()?;
-                self.wait = None;
-            }
+            self.wait_now()?;
             if matches!(self.stage, Stage::Copies(_)) {
                 return self.take();
             }
@@ -245,7 +243,7 @@ impl Arriving {
             }
             (Some(plan), _) => {
                 self.reserved.grow(plan.bytes)?;
-                let copies = ToSlab::of(plan, array, queues.copies())?;
+                let copies = ToSlab::start(plan, array, queues.copies())?;
                 self.copies(Some(copies));
             }
             (None, Some(reading)) => {

@@ -62,10 +62,10 @@ impl Download<ArrayRef> {
 
     /// As [`queued`](Download::<RecordBatch>::queued), for an array.
     pub(crate) fn queued(array: DeviceArray, queues: DownloadQueues) -> Result<Self> {
-        Ok(Self {
-            arriving: Arriving::queued(array, Extent::Rows, queues)?,
-            target: Target::Array(identity),
-        })
+        let mut arriving = Arriving::new(array, Extent::Rows, queues);
+        arriving.queue_copies()?;
+        let target = Target::Array(identity);
+        Ok(Self { arriving, target })
     }
 }
 
@@ -91,10 +91,9 @@ impl Download<RecordBatch> {
 
     /// Makes a download of a batch whose copies are queued when this returns. Blocks for sizes that are stored in device memory.
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
-        Ok(Self {
-            arriving: Arriving::queued(batch.as_struct().clone(), Extent::Rows, queues)?,
-            target: Target::Batch(batch.schema(), identity),
-        })
+        let mut this = Self::lazy(batch, Extent::Rows, queues);
+        this.arriving.queue_copies()?;
+        Ok(this)
     }
 }
 

@@ -28,17 +28,14 @@ mod staged;
 mod to_slab;
 mod upload;
 
-use std::borrow::Cow;
-
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 
-use crate::data::host::{to_array, to_batch, unwrap, wrap_batch};
+use crate::data::host::{unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue};
 use crate::error::Result;
 use crate::memory::check_queue;
-#[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
 use crate::transfer::copy::pack_all;
@@ -46,7 +43,6 @@ pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
 use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;
-use crate::transfer::to_slab::ToSlab;
 
 /// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
 const fn staging(bytes: usize) -> usize {
@@ -203,7 +199,7 @@ impl DeviceArray {
     /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn to_host_on(&self, queue: &Queue) -> Result<ArrayRef> {
-        to_array(&*self.to_host_memory(Extent::Rows, queue)?)
+        self.start_to_host_on(queue)?.wait()
     }
 
     /// As [`to_host`](Self::to_host), but returns [`ArrayData`].
@@ -219,7 +215,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`to_host_on`](Self::to_host_on).
     pub fn to_host_data_on(&self, queue: &Queue) -> Result<ArrayData> {
-        unwrap(&*self.to_host_memory(Extent::Rows, queue)?)
+        unwrap(&self.arrived(Extent::Rows, queue)?)
     }
 
     /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
@@ -262,21 +258,14 @@ impl DeviceArray {
     /// at most once.
     pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
         let queue = self.device().default_queue();
-        unwrap(&*self.to_host_memory(Extent::Reachable, &queue)?)
+        unwrap(&self.arrived(Extent::Reachable, &queue)?)
     }
 
-    /// Returns this array if the host can read it, otherwise a copy on the CPU, which is made on `queue`.
-    fn to_host_memory(&self, extent: Extent, queue: &Queue) -> Result<Cow<'_, Self>> {
+    /// Returns this array, once it is ready, if the host can read it, otherwise a copy on the CPU, which is made on `queue`.
+    fn arrived(&self, extent: Extent, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
-        if self.device().is_host_readable() {
-            return Ok(Cow::Borrowed(self));
-        }
-        let queues = queue.clone().into();
-        // `self` keeps its owners, which may be foreign, until the scope has ended.
-        let copied = queue
-            .device()
-            .within(|| ToSlab::start(self, extent, &queues)?.finish());
-        copied.map(Cow::Owned)
+        let arriving = Arriving::new(self.clone(), extent, queue.clone());
+        queue.device().within(|| arriving.wait())
     }
 
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
@@ -301,7 +290,7 @@ impl DeviceArray {
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
             return copy(self, queue, Extent::Rows);
         }
-        self.to_host_memory(Extent::Rows, &from.default_queue())?
+        self.arrived(Extent::Rows, &from.default_queue())?
             .host_to_device(queue, &mut admit)
     }
 
@@ -373,8 +362,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::to_host_on`].
     pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
-        let host = self.as_struct().to_host_memory(Extent::Rows, queue)?;
-        to_batch(self.schema_ref(), &host)
+        self.start_to_host_on(queue)?.wait()
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].

@@ -88,20 +88,10 @@ pub(crate) fn plan(
     to: Option<&Device>,
     queue: Option<&Queue>,
 ) -> Result<Plan> {
-    plan_on(array, extent, to, || Ok(queue))
-}
-
-/// As [`plan`], for a queue that is asked for only if there is something to read.
-pub(super) fn plan_on<'a>(
-    array: &DeviceArray,
-    extent: Extent,
-    to: Option<&Device>,
-    queue: impl Fn() -> Result<Option<&'a Queue>>,
-) -> Result<Plan> {
     let read = |requests: &[_]| {
         // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
         // constructors demand it.
-        unsafe { gather(array, requests, queue()?) }.map(Some)
+        unsafe { gather(array, requests, queue) }.map(Some)
     };
     let plan = plan_with(array, extent, to, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))

@@ -8,7 +8,6 @@ use crate::error::Result;
 use crate::memory::{HostSlab, Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
-use crate::transfer::planner::{Extent, plan_on};
 
 /// The queues of a download, which belong to the array's device.
 #[derive(Clone, Debug)]
@@ -59,18 +58,8 @@ pub(super) struct ToSlab {
 }
 
 impl ToSlab {
-    /// Queues the copies. Waits only for sizes that are stored in device memory.
-    pub(super) fn start(
-        array: &DeviceArray,
-        extent: Extent,
-        queues: &DownloadQueues,
-    ) -> Result<Self> {
-        let plan = plan_on(array, extent, None, || queues.sizes().map(Some))?;
-        Self::of(plan, array, &queues.copies)
-    }
-
-    /// As [`start`](Self::start), for a plan that was made already. Does not wait.
-    pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
+    /// Queues the copies of a plan. Does not wait.
+    pub(super) fn start(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
         let slabs = plan.slabs().map(|bytes| array.device().host_slab(bytes));
         let slabs = slabs.collect::<Result<Vec<_>>>()?;
         let copies: Vec<_> = plan
