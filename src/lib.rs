@@ -177,7 +177,7 @@ pub use memory::{
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
-    ReadAhead, UploadingReader, export_reader,
+    UploadingReader, export_reader,
 };
 pub use transfer::Download;
 

@@ -188,7 +188,7 @@ fn producer(probe: &Probe) -> Res<()> {
                 });
                 let reader = RecordBatchIterator::new(produced, batches[0].schema());
                 Ok(all(
-                    UploadingReader::new(reader, queue.device()).read_ahead(4)
+                    UploadingReader::new(reader, queue.device()).read_ahead(4)?
                 )?)
             }),
             whole("this crate, on one thread, 1 wait at the end", || {

@@ -190,7 +190,7 @@ impl Job {
         if self.via == Via::Async {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
-        let uploads = UploadingReader::new(tee, &self.device).read_ahead(READ_AHEAD_BATCHES);
+        let uploads = UploadingReader::new(tee, &self.device).read_ahead(READ_AHEAD_BATCHES)?;
         let options = ExportOptions::new(SyncPolicy::Event);
         let mut stream = FFI_ArrowDeviceArrayStream::new(uploads, options)?;
         // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid

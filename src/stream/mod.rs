@@ -21,20 +21,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 #[cfg(feature = "async")]
 pub mod async_stream;
-mod bounded;
 mod export;
 mod host;
 pub(crate) mod import;
-mod read_ahead;
 mod reader;
 mod upload;
 
 pub use export::export_reader;
 pub use host::{HostArrayReader, HostRecordBatchReader};
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
-pub use read_ahead::ReadAhead;
 pub use reader::{
     DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,
 };

@@ -1,10 +1,11 @@
 //! Uploads host readers.
 
 use std::collections::VecDeque;
+use std::iter::from_fn;
 #[cfg(feature = "async")]
 use std::task::{Context, Poll};
 
-use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_schema::SchemaRef;
 
 use crate::abi::ArrowDeviceType;
@@ -12,13 +13,14 @@ use crate::data::DeviceRecordBatch;
 use crate::data::node::View;
 #[cfg(feature = "async")]
 use crate::device::Completion;
-use crate::device::{Device, Queue, SyncEvent};
-use crate::error::Result;
-use crate::stream::reader::DeviceRecordBatchReader;
+use crate::device::{Device, Process, Queue, SyncEvent};
+use crate::error::{Error, Result};
+use crate::stream::ahead::ahead;
+use crate::stream::reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
 use crate::transfer::{Admit, upload_batch};
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
-pub(super) const BYTES: usize = 128 << 20;
+const BYTES: usize = 128 << 20;
 /// Once there are this many uploads, the oldest is waited for.
 const UPLOADS: usize = 64;
 
@@ -69,10 +71,69 @@ impl<R: RecordBatchReader> UploadingReader<R> {
             ended: false,
         }
     }
+}
 
-    /// Returns the reader, the uploads under way, and whether the reader is not to be read any more.
-    pub(super) fn into_parts(self) -> (R, Uploads, bool) {
-        (self.reader, self.uploads, self.ended)
+impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
+    /// Reads and uploads ahead of the consumer, on two threads: one calls the reader, the other packs and uploads what it returned,
+    /// and the consumer only receives. A producer that takes time, the packing of its batches and their copies overlap then: a
+    /// stream takes about as long as the slowest of them. Without it, the consumer's thread produces and packs, and only the
+    /// copies overlap.
+    ///
+    /// ```
+    /// use arrow_array::{RecordBatchIterator, record_batch};
+    /// use arrow_device::{Devices, UploadingReader};
+    ///
+    /// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+    /// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
+    /// for on_device in UploadingReader::new(reader, &Devices::cpu()).read_ahead(2)? {
+    ///     assert_eq!(on_device?.num_rows(), 3);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The reader is called at once. Up to `batches` batches, at least one, wait for their upload, and as many on the device for
+    /// the consumer. Each thread holds one more, so that up to `2 * batches + 2` are read before the first is taken. Besides,
+    /// the sources and the staging memory of uploads are kept until their copies are done.
+    ///
+    /// Batches and errors keep the reader's order. A panic of the reader is an [`Error::Panic`], which ends
+    /// the stream like other errors. Dropping the stream waits for neither thread: each ends once its current call has returned,
+    /// and drops what it holds. In a child of the process (`fork`), where the threads do not exist, the next item is an error.
+    ///
+    /// # Errors
+    /// That of the system if it starts no thread.
+    pub fn read_ahead(
+        self,
+        batches: usize,
+    ) -> Result<impl DeviceRecordBatchReader + Send + 'static> {
+        let (schema, device) = (self.schema(), self.uploads.device().id());
+        let Self {
+            reader,
+            uploads,
+            ended,
+        } = self;
+        // A reader that has ended is not asked again.
+        let mut reader = (!ended).then_some(reader);
+        let next = move || Some(reader.as_mut()?.next()?.map_err(Error::from));
+        let read = ahead(from_fn(next), batches, || ())?;
+        let read = read.into_iter().map(|batch| Ok(batch?));
+        let reader = RecordBatchIterator::new(read, schema.clone());
+        let uploading = UploadingReader {
+            reader,
+            uploads,
+            ended,
+        };
+        let uploaded = ahead(uploading, batches, || ())?;
+        let process = Process::this();
+        let next = move || match process.check(device, -1) {
+            Ok(()) => uploaded.recv().ok(),
+            Err(e) => Some(Err(e)),
+        };
+        let device_type = device.device_type;
+        Ok(DeviceRecordBatchIterator::new(
+            from_fn(next),
+            schema,
+            device_type,
+        ))
     }
 }
 

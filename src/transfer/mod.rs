@@ -41,7 +41,6 @@ pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
 use crate::transfer::copy::pack_all;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
-use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;
 
 /// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
@@ -167,12 +166,6 @@ fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<D
         return pack_all(array, queue, Extent::Rows, admit);
     }
     upload::upload(array, queue, admit)
-}
-
-/// Returns how many bytes of device memory the upload of a batch fills.
-pub(crate) fn upload_bytes(batch: &RecordBatch) -> Result<usize> {
-    let array = wrap_batch(batch)?;
-    Ok(plan(&array, Extent::Rows, None, None)?.bytes)
 }
 
 /// Copies an array to memory of a queue's device; see [`upload`].

@@ -157,7 +157,7 @@ fn a_stream_with_threads_is_the_parents() {
         for device in [Devices::cpu(), Devices::simulated().unwrap()] {
             let batches = (0..5).map(|_| Ok(batch()));
             let reader = RecordBatchIterator::new(batches, batch().schema());
-            let ahead = UploadingReader::new(reader, &device).read_ahead(2);
+            let ahead = UploadingReader::new(reader, &device).read_ahead(2).unwrap();
             is_the_parents(ahead, |up| up.num_rows());
         }
     });

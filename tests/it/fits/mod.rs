@@ -63,9 +63,9 @@ const WAYS: [(&str, Way); 9] = [
     ("UploadingReader", |place, schema, batches| {
         to_host(UploadingReader::new(host(schema, batches), &place.device))
     }),
-    ("ReadAhead", |place, schema, batches| {
+    ("read_ahead", |place, schema, batches| {
         let reader = UploadingReader::new(host(schema, batches), &place.device);
-        to_host(reader.read_ahead(2))
+        to_host(reader.read_ahead(2).unwrap())
     }),
     ("FFI_ArrowDeviceArrayStream", |place, schema, batches| {
         let reader = given(&place.device, schema, &batches);

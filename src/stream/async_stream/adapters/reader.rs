@@ -1,10 +1,9 @@
 //! Readers as streams.
 
 use std::pin::Pin;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::thread;
 
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
@@ -12,8 +11,9 @@ use futures_core::Stream;
 use crate::abi::{ArrowDeviceType, guard};
 use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stream::DeviceRecordBatchReader;
+use crate::stream::ahead::ahead;
 
 /// Makes a stream of a reader. A thread of its own reads it, so that a reader that blocks (the `get_next` of a foreign stream,
 /// for example) does not block a thread of the executor. The thread ends with the reader, after an error, or at the next batch
@@ -40,36 +40,8 @@ impl ReaderStream {
     ) -> Result<Self> {
         let (schema, device_type) = (reader.schema(), reader.device_type());
         let task = Task::default();
-        // A channel without room would block the thread before it wakes the task.
-        let (sender, batches) = sync_channel(depth.clamp(1, 1 << 16));
         let to_wake = task.clone();
-        let read = move || {
-            let mut reader = reader;
-            loop {
-                let next = guard::callback("reading a stream", || Ok(reader.next()));
-                let next = next.unwrap_or_else(|e| Some(Err(e)));
-                let Some(batch) = next else { break };
-                let over = batch.is_err();
-                // If the stream was dropped, the batch comes back and is dropped here.
-                let sent = guard::call_foreign("dropping a batch", || sender.send(batch).is_ok());
-                wake(&to_wake);
-                if over || !matches!(sent, Ok(true)) {
-                    break;
-                }
-            }
-            // A reader's drop may panic, too.
-            let _ = guard::call_foreign("dropping a reader", || drop(reader));
-            // Closed first, so that the task that is woken sees the end.
-            drop(sender);
-            wake(&to_wake);
-        };
-        let thread = thread::Builder::new().name("arrow-device reader".into());
-        thread.spawn(read).map_err(|e| {
-            Error::from(arrow_schema::ArrowError::IoError(
-                format!("the thread of a reader could not be started: {e}"),
-                e,
-            ))
-        })?;
+        let batches = ahead(reader, depth, move || wake(&to_wake))?;
         Ok(Self {
             batches,
             task,
