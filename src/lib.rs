@@ -175,9 +175,8 @@ pub use memory::{
     Allocation, DeviceBuffer, DeviceBufferMut, HostSlab, LiveBytes, Loan, MemoryBudget,
 };
 pub use stream::{
-    DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
-    UploadingReader, export_reader,
+    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    HostRecordBatchReader, UploadingReader, export_reader,
 };
 pub use transfer::Download;
 

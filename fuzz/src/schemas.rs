@@ -6,16 +6,15 @@
 //! may be each other's children in any way: that a schema is a tree nobody promises.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
-    FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions,
+    Result, SyncPolicy,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{Field, Schema};
+use arrow_schema::{Schema, SchemaRef};
 
 use crate::input::Input;
 use crate::panics::caught;
@@ -213,35 +212,18 @@ fn metadata(input: &mut Input<'_>) -> Vec<u8> {
 }
 
 pub(crate) fn target(input: &mut Input<'_>) {
-    let as_batch = input.bool();
+    // Inputs that are kept begin with it.
+    let _ = input.bool();
     let graph = Graph::read(input);
     let alive = usize::from(graph.root().release.is_some());
     let stream = stream(graph.root());
-    let options = ImportOptions::default();
-    if as_batch {
-        // SAFETY: the stream keeps to the interface, and its schema to the contract above.
-        let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) };
-        assert_eq!(graph.released.load(SeqCst), alive);
-        if let Ok(reader) = reader {
-            let again = reimported(Arc::new(Field::new_struct(
-                "",
-                reader.schema().fields().clone(),
-                true,
-            )));
-            assert_eq!(
-                again.expect("our own").data_type(),
-                &arrow_schema::DataType::Struct(reader.schema().fields().clone())
-            );
-        }
-        return;
-    }
     // SAFETY: the stream keeps to the interface, and its schema to the contract above.
-    let reader = unsafe { DeviceArrayStreamReader::new(stream, options) };
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
     assert_eq!(graph.released.load(SeqCst), alive);
     let Ok(reader) = reader else { return };
-    let field = reader.field();
-    let again = reimported(field.clone()).expect("our own schema");
-    assert_eq!(*again, *field, "out and in again");
+    let schema = reader.schema();
+    let again = reimported(schema.clone()).expect("our own schema");
+    assert_eq!(again, schema, "out and in again");
     // arrow-rs divides the flags, which takes bits of negative ones for others.
     // SAFETY: live boxes.
     if graph.nodes.iter().any(|node| unsafe { (**node).flags } < 0) {
@@ -251,19 +233,19 @@ pub(crate) fn target(input: &mut Input<'_>) {
     let root = graph.root();
     // SAFETY: the same C struct, borrowed; it is not dropped.
     let c = unsafe { &*std::ptr::from_ref(&root).cast::<FFI_ArrowSchema>() };
-    if let Some(Ok(theirs)) = caught(|| Field::try_from(c)) {
-        assert_eq!(theirs, *field, "arrow-rs reads another field");
+    if let Some(Ok(theirs)) = caught(|| Schema::try_from(c)) {
+        assert_eq!(theirs, *schema, "arrow-rs reads another schema");
     }
 }
 
-/// The field through our own export.
-fn reimported(field: Arc<Field>) -> Result<Arc<Field>> {
-    let reader = DeviceArrayIterator::new([], field, ArrowDeviceType::CPU);
+/// The schema through our own export.
+fn reimported(schema: SchemaRef) -> Result<SchemaRef> {
+    let reader = DeviceRecordBatchIterator::new([], schema, ArrowDeviceType::CPU);
     let options = ExportOptions::new(SyncPolicy::Event);
-    let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, options)?;
+    let stream = FFI_ArrowDeviceArrayStream::new(reader, options)?;
     // SAFETY: our own stream.
-    let reader = unsafe { DeviceArrayStreamReader::new(stream, ImportOptions::default()) }?;
-    Ok(reader.field())
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) }?;
+    Ok(reader.schema())
 }
 
 /// A stream of no arrays with this schema.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatch,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader, Validation,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy,
+    UploadingReader, Validation,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
@@ -184,7 +184,7 @@ fn rows() -> (RecordBatch, Weak<Vec<i64>>) {
 
 /// | bytes | what |
 /// | --- | --- |
-/// | 1 | the device of the stream; arrays or batches; how much is validated |
+/// | 1 | the device of the stream; how much is validated |
 /// | 1 + ... | what the producer says as its schema, call by call |
 /// | 1 + ... | what it answers when asked for an array |
 /// | 1 + ... | its texts |
@@ -247,10 +247,7 @@ pub(crate) fn target(input: &mut Input<'_>) {
             data,
         )
     };
-    match flags & 128 {
-        0 => batches_of(&world, place, stream, validation, input),
-        _ => arrays_of(place, stream, validation, input),
-    }
+    consumed(&world, place, stream, validation, input);
     world.assert_clean();
     assert_eq!(released.load(SeqCst), 1, "releases of the stream");
     // Page-locked memory without a backend has a thread of its own.
@@ -266,33 +263,11 @@ fn steps(input: &mut Input<'_>) -> Vec<Step> {
     steps
 }
 
-fn arrays_of(place: &Place, stream: Stream, validation: Validation, input: &mut Input<'_>) {
-    // SAFETY: arrays are valid; of the rest consumers expect anything.
-    let reader = unsafe { DeviceArrayStreamReader::new(stream, place.validating(validation)) };
-    let Ok(mut reader) = reader else { return };
-    let field = reader.field();
-    for _ in 0..1 + input.choice(12) {
-        if !ends(reader.next(), |array| {
-            assert_eq!(array.data_type(), field.data_type());
-            read(&array.to_host().expect("valid"));
-        }) {
-            assert!(reader.next().is_none(), "a reader goes on after its end");
-        }
-    }
-    if input.bool() {
-        let options = ExportOptions::new(SyncPolicy::Event);
-        consume(
-            Stream::new_arrays(reader, options).expect("names came from C"),
-            input,
-        );
-    }
-}
-
 /// Whether the reader goes on.
-fn ends<T>(item: Option<Result<T>>, valid: impl FnOnce(T)) -> bool {
+fn goes_on(item: Option<Result<DeviceRecordBatch>>) -> bool {
     match item {
-        Some(Ok(item)) => {
-            valid(item);
+        Some(Ok(batch)) => {
+            read_batch(&batch);
             true
         }
         Some(Err(e)) => {
@@ -303,19 +278,19 @@ fn ends<T>(item: Option<Result<T>>, valid: impl FnOnce(T)) -> bool {
     }
 }
 
-fn batches_of(
+fn consumed(
     world: &World,
     place: &Place,
     stream: Stream,
     validation: Validation,
     input: &mut Input<'_>,
 ) {
-    // SAFETY: as in `arrays_of`.
+    // SAFETY: arrays are valid; of the rest consumers expect anything.
     let reader =
         unsafe { DeviceRecordBatchStreamReader::new(stream, place.validating(validation)) };
     let Ok(mut reader) = reader else { return };
     for _ in 0..input.choice(4) {
-        if !ends(reader.next(), |batch| read_batch(&batch)) {
+        if !goes_on(reader.next()) {
             assert!(reader.next().is_none(), "a reader goes on after its end");
         }
     }

@@ -7,8 +7,8 @@ use arrow_device::python::{
     check_request, host_stream_to_python, schema_to_python, stream_from_python, stream_to_python,
 };
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
-    ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy, UploadingReader,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, Devices, ExportOptions,
+    FFI_ArrowDeviceArrayStream, SyncPolicy, UploadingReader,
 };
 use arrow_schema::{DataType, SchemaRef};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
@@ -73,7 +73,7 @@ impl Stream {
     /// Makes a stream of any object with `__arrow_c_device_stream__` or `__arrow_c_stream__`.
     #[new]
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        stream_from_python::<DeviceRecordBatchStreamReader>(object).map(Self::of)
+        stream_from_python(object).map(Self::of)
     }
 
     fn __iter__(this: Py<Self>) -> Py<Self> {

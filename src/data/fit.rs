@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, FieldRef, SchemaRef};
+use arrow_schema::{DataType, Field, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::batch::DeviceRecordBatch;
@@ -45,22 +45,6 @@ impl DeviceRecordBatch {
 }
 
 impl DeviceArray {
-    /// As [`DeviceRecordBatch::fitted`], with the field of their stream.
-    pub(crate) fn fitted(self, field: &FieldRef) -> Result<Self> {
-        let may_be_null = self.field().is_none_or(|field| field.is_nullable());
-        let mut fit = Fit::new("array".into(), "the array", "its stream");
-        if let Some(got) = self.field() {
-            fit.extension(got, field)?;
-        }
-        let (view, nulls) = (self.view(), self.null_count());
-        fit.field(view, may_be_null, nulls, self.data_type(), field, true)?;
-        let array = match self.data_type() == field.data_type() {
-            true => self,
-            false => self.retyped(field.data_type()),
-        };
-        array.with_field(field.clone())
-    }
-
     /// The same rows as a type with the same layout, whose nulls they fit.
     fn retyped(&self, data_type: &DataType) -> Self {
         fn retyped(node: &Node, data_type: &DataType) -> Node {

@@ -68,7 +68,9 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
         ))),
         other => Err(Error::invalid(
             "schema.format",
-            format!("a batch needs a struct, not {other}"),
+            format!(
+                "a batch needs a struct, not {other}; import arrays of other types one by one, with DeviceArray::import"
+            ),
         )),
     }
 }

@@ -7,11 +7,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 use arrow_array::RecordBatchReader;
-use arrow_schema::{FieldRef, SchemaRef};
+use arrow_schema::SchemaRef;
 use pyo3::{Python, ffi};
 
 use crate::abi::ArrowDeviceType;
-use crate::stream::{DeviceArrayReader, DeviceRecordBatchReader};
+use crate::stream::DeviceRecordBatchReader;
 
 /// A reader that releases the interpreter (the GIL) during each `next`.
 ///
@@ -46,16 +46,6 @@ where
 impl<R: DeviceRecordBatchReader + Send> DeviceRecordBatchReader for Detached<R> {
     fn schema(&self) -> SchemaRef {
         self.0.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.device_type()
-    }
-}
-
-impl<R: DeviceArrayReader + Send> DeviceArrayReader for Detached<R> {
-    fn field(&self) -> FieldRef {
-        self.0.field()
     }
 
     fn device_type(&self) -> ArrowDeviceType {

@@ -5,22 +5,18 @@ use std::sync::Arc;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
-use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::Device;
 use crate::error::Result;
 use crate::interchange::schema::{export_field, export_schema, import_field, import_schema};
 use crate::interchange::{ExportOptions, ImportOptions};
-use crate::stream::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
 
 /// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleSchema: sealed::Schema {}
 
 /// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleArray: sealed::Array {}
-
-/// A reader of a stream capsule: a [`DeviceRecordBatchStreamReader`] or a [`DeviceArrayStreamReader`].
-pub trait CapsuleStream: sealed::Stream {}
 
 pub(super) mod sealed {
     use super::*;
@@ -43,12 +39,6 @@ pub(super) mod sealed {
             as_type: Self::Type,
             options: &ImportOptions,
         ) -> Result<Self>;
-    }
-
-    pub trait Stream: Sized + Send {
-        /// # Safety
-        /// The same as for [`DeviceRecordBatchStreamReader::new`].
-        unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self>;
     }
 }
 
@@ -146,23 +136,5 @@ impl sealed::Array for DeviceRecordBatch {
     ) -> Result<Self> {
         // SAFETY: the caller guarantees that the array may be imported with these options.
         unsafe { Self::import_as(array, schema, options) }
-    }
-}
-
-impl CapsuleStream for DeviceRecordBatchStreamReader {}
-
-impl sealed::Stream for DeviceRecordBatchStreamReader {
-    unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        // SAFETY: the caller guarantees that the stream's arrays may be imported with these options.
-        unsafe { Self::new(stream, options) }
-    }
-}
-
-impl CapsuleStream for DeviceArrayStreamReader {}
-
-impl sealed::Stream for DeviceArrayStreamReader {
-    unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        // SAFETY: the caller guarantees that the stream's arrays may be imported with these options.
-        unsafe { Self::new(stream, options) }
     }
 }

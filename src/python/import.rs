@@ -7,10 +7,11 @@ use pyo3::types::PyTuple;
 
 use super::attached::{Detached, detached};
 use super::capsule::{HostArray, holds, look, unpack};
-use super::data::{CapsuleArray, CapsuleStream};
+use super::data::CapsuleArray;
 use super::stream::{self, HostStream};
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::interchange::{ImportOptions, Validation};
+use crate::stream::DeviceRecordBatchStreamReader;
 
 /// The methods of arrays and batches, the preferred one first.
 const ARRAY: [&str; 2] = ["__arrow_c_device_array__", "__arrow_c_array__"];
@@ -75,17 +76,17 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     Ok(imported)
 }
 
-/// Imports a stream: a [`DeviceRecordBatchStreamReader`](crate::DeviceRecordBatchStreamReader) or a
-/// [`DeviceArrayStreamReader`](crate::DeviceArrayStreamReader), whichever the caller asks for.
+/// Imports a stream of record batches. One of arrays of another type, such as a column of pyarrow's (`ChunkedArray`), raises `ValueError`:
+/// import its arrays one by one, with [`array_from_python`].
 ///
 /// `object` has the method `__arrow_c_device_stream__`, or else `__arrow_c_stream__` (whose data is on the CPU), or it is
 /// the capsule that one of these returns. Values are checked, batch by batch.
 ///
 /// ```no_run
 /// use arrow_device::python::{Detached, pyo3::prelude::*, stream_from_python};
-/// use arrow_device::{DeviceRecordBatchReader, DeviceRecordBatchStreamReader};
+/// use arrow_device::DeviceRecordBatchReader;
 /// # fn f(object: &Bound<'_, PyAny>) -> PyResult<()> {
-/// let stream = stream_from_python::<DeviceRecordBatchStreamReader>(object)?;
+/// let stream = stream_from_python(object)?;
 /// for batch in Detached::new(stream.into_host_reader()) {
 ///     let batch = batch.map_err(arrow_device::Error::from)?;
 /// }
@@ -95,7 +96,9 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
 ///
 /// # Errors
 /// Raises the same errors as [`array_from_python`], and `OSError` with the errno and text of a producer that fails.
-pub fn stream_from_python<S: CapsuleStream>(object: &Bound<'_, PyAny>) -> PyResult<Detached<S>> {
+pub fn stream_from_python(
+    object: &Bound<'_, PyAny>,
+) -> PyResult<Detached<DeviceRecordBatchStreamReader>> {
     // SAFETY: with `Validation::Full` nothing is required of the values.
     unsafe { stream_from_python_with(object, checked()) }
 }
@@ -107,10 +110,10 @@ pub fn stream_from_python<S: CapsuleStream>(object: &Bound<'_, PyAny>) -> PyResu
 ///
 /// # Errors
 /// Raises the same errors as [`stream_from_python`].
-pub unsafe fn stream_from_python_with<S: CapsuleStream>(
+pub unsafe fn stream_from_python_with(
     object: &Bound<'_, PyAny>,
     options: ImportOptions,
-) -> PyResult<Detached<S>> {
+) -> PyResult<Detached<DeviceRecordBatchStreamReader>> {
     let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
     let answer = answer(object, is_capsule, STREAM, other)?;
@@ -121,7 +124,7 @@ pub unsafe fn stream_from_python_with<S: CapsuleStream>(
     };
     // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface; the caller guarantees that
     // values that are not checked are valid.
-    let reader = unsafe { S::open(stream, options) }?;
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }?;
     Ok(Detached::new(reader))
 }
 

@@ -84,7 +84,7 @@ mod stream;
 mod tensor;
 
 pub use attached::Detached;
-pub use data::{CapsuleArray, CapsuleSchema, CapsuleStream};
+pub use data::{CapsuleArray, CapsuleSchema};
 pub use export::{
     array_to_python, host_array_to_python, host_stream_to_python, schema_to_python,
     stream_to_python,

@@ -15,7 +15,6 @@ use crate::abi::{
     ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
 };
 use crate::error::{Error, Result};
-use crate::interchange::ImportOptions;
 use crate::stream::import::Stream;
 
 /// A stream for Python. It releases the interpreter while its reader works.
@@ -53,7 +52,7 @@ pub(super) fn incoming_host(stream: HostStream) -> Result<FFI_ArrowDeviceArraySt
 
 /// Checks that the stream is not released and has all its callbacks.
 fn checked(stream: FFI_ArrowDeviceArrayStream) -> Result<Stream> {
-    Stream::open(stream, ImportOptions::default())
+    Stream::open(stream)
 }
 
 /// The same array, released by a thread that is attached to the interpreter.

@@ -8,16 +8,17 @@ use std::ffi::{CString, c_char, c_int};
 use std::ptr;
 
 use arrow_array::RecordBatchReader;
+use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{FieldRef, SchemaRef};
 
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
+use crate::data::DeviceRecordBatch;
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
-use crate::interchange::schema::{export_field, export_schema};
+use crate::interchange::schema::export_schema;
 use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::UploadingReader;
-use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
+use crate::stream::reader::DeviceRecordBatchReader;
 
 /// Exports a reader of host batches as a device stream. Each batch is uploaded to `device` when the consumer asks for it,
 /// and is exported with its event, so that uploads overlap with the consumer's work.
@@ -59,67 +60,35 @@ impl FFI_ArrowDeviceArrayStream {
         // An error is better reported here than at every call by a consumer.
         let schema = reader.schema();
         export_schema(&schema)?;
-        Ok(Exporter::stream(Batches(reader, options, schema)))
-    }
-
-    /// Exports a reader of arrays of any type without copying them. Arrays may be on several devices of the reader's type.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`new`](Self::new).
-    pub fn new_arrays(
-        reader: impl DeviceArrayReader + Send + 'static,
-        options: ExportOptions,
-    ) -> Result<Self> {
-        let field = reader.field();
-        export_field(&field)?;
-        Ok(Exporter::stream(Arrays(reader, options, field)))
-    }
-}
-
-/// The reader behind a stream.
-trait Source: Send {
-    fn device_type(&self) -> ArrowDeviceType;
-    fn schema(&self) -> Result<FFI_ArrowSchema>;
-    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>>;
-}
-
-struct Batches<R>(R, ExportOptions, SchemaRef);
-
-impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.device_type()
-    }
-
-    fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_schema(&self.2)
-    }
-
-    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
-        let batch = self.0.next()?.and_then(|batch| batch.fitted(&self.2));
-        Some(batch.and_then(|batch| batch.export_array(&self.1)))
-    }
-}
-
-struct Arrays<R>(R, ExportOptions, FieldRef);
-
-impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.device_type()
-    }
-
-    fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_field(&self.2)
-    }
-
-    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
-        let array = self.0.next()?.and_then(|array| array.fitted(&self.2));
-        Some(array.and_then(|array| array.export_array(&self.1)))
+        let device_type = reader.device_type();
+        let exporter = Box::new(Exporter {
+            reader: Box::new(reader),
+            options,
+            schema,
+            device_type,
+            state: State::Open,
+            text: None,
+        });
+        // SAFETY: the callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`,
+        // whose reader is `Send`. `Exporter::next` refuses batches on another device type.
+        Ok(unsafe {
+            Self::from_parts(
+                device_type,
+                get_schema,
+                get_next,
+                get_last_error,
+                release,
+                Box::into_raw(exporter).cast(),
+            )
+        })
     }
 }
 
 /// A stream's `private_data`.
 struct Exporter {
-    source: Box<dyn Source>,
+    reader: Box<dyn DeviceRecordBatchReader + Send>,
+    options: ExportOptions,
+    schema: SchemaRef,
     device_type: ArrowDeviceType,
     state: State,
     /// The text for `get_last_error`.
@@ -133,28 +102,6 @@ enum State {
 }
 
 impl Exporter {
-    fn stream(source: impl Source + 'static) -> FFI_ArrowDeviceArrayStream {
-        let device_type = source.device_type();
-        let exporter = Box::new(Self {
-            source: Box::new(source),
-            device_type,
-            state: State::Open,
-            text: None,
-        });
-        // SAFETY: the callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`,
-        // which is `Send` because `Source` requires it. `Exporter::next` refuses arrays of another device type.
-        unsafe {
-            FFI_ArrowDeviceArrayStream::from_parts(
-                device_type,
-                get_schema,
-                get_next,
-                get_last_error,
-                release,
-                Box::into_raw(exporter).cast(),
-            )
-        }
-    }
-
     fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
         match &self.state {
             State::Open => {}
@@ -162,10 +109,8 @@ impl Exporter {
             State::Failed(e) => return Err(e.clone()),
         }
         // A panic is an error like others: the reader is not called again.
-        let source = &mut self.source;
-        let next = guard::callback("get_next", || source.next().transpose());
-        let next = next.and_then(|array| match array {
-            Some(array) => self.of_stream(array).map(Some),
+        let next = guard::callback("get_next", || match self.reader.next() {
+            Some(batch) => self.export(batch?).map(Some),
             None => Ok(None),
         });
         self.state = match &next {
@@ -176,8 +121,9 @@ impl Exporter {
         next
     }
 
-    /// All arrays of a stream are on one type of device. Their device ids may differ.
-    fn of_stream(&self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
+    /// All batches of a stream are on one type of device. Their device ids may differ.
+    fn export(&self, batch: DeviceRecordBatch) -> Result<FFI_ArrowDeviceArray> {
+        let array = batch.fitted(&self.schema)?.export_array(&self.options)?;
         if array.device_type() == self.device_type {
             return Ok(array);
         }
@@ -199,7 +145,7 @@ unsafe fn answer(
     body: impl FnOnce(&mut Exporter) -> Result<()>,
 ) -> c_int {
     // SAFETY: the caller guarantees that `stream` can be read if it is not null, and that this is its only call. A stream
-    // that is not released still has the `Exporter` that `Exporter::stream` boxed.
+    // that is not released still has the `Exporter` that `new` boxed.
     let exporter = unsafe {
         match stream.as_mut() {
             Some(stream) if !stream.is_released() => &mut *stream.private_data.cast::<Exporter>(),
@@ -236,7 +182,7 @@ unsafe extern "C-unwind" fn get_schema(
             if out.is_null() {
                 return Err(Error::argument("get_schema: out is null"));
             }
-            out.write(exporter.source.schema()?);
+            out.write(export_schema(&exporter.schema)?);
             Ok(())
         })
     }
@@ -269,7 +215,7 @@ unsafe extern "C-unwind" fn get_last_error(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> *const c_char {
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time.
-    // A stream that is not released still has the `Exporter` that `Exporter::stream` boxed.
+    // A stream that is not released still has the `Exporter` that `new` boxed.
     unsafe {
         match stream.as_ref() {
             Some(stream) if !stream.is_released() => {
@@ -283,7 +229,7 @@ unsafe extern "C-unwind" fn get_last_error(
 
 unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to use it no
-    // more. A stream that is not released still has the `Exporter` that `Exporter::stream` boxed.
+    // more. A stream that is not released still has the `Exporter` that `new` boxed.
     unsafe {
         match stream.as_ref() {
             Some(stream) if !stream.is_released() => {}

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, FieldRef, SchemaRef};
+use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, SchemaRef};
 
-use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::data::DeviceRecordBatch;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::transfer::{Download, DownloadQueues};
@@ -24,7 +24,13 @@ use crate::transfer::{Download, DownloadQueues};
 pub struct HostRecordBatchReader<R> {
     reader: R,
     schema: SchemaRef,
-    downloads: Downloads<RecordBatch>,
+    /// How many downloads there are ahead of the one that the consumer reads.
+    prefetch: usize,
+    /// Downloads that were not returned, oldest first. An error is the last.
+    started: VecDeque<Result<Download<RecordBatch>>>,
+    queues: CopyQueues,
+    /// The stream is not read any more.
+    ended: bool,
 }
 
 impl<R> HostRecordBatchReader<R> {
@@ -32,7 +38,10 @@ impl<R> HostRecordBatchReader<R> {
         Self {
             reader,
             schema,
-            downloads: Downloads::default(),
+            prefetch: 1,
+            started: VecDeque::new(),
+            queues: CopyQueues::default(),
+            ended: false,
         }
     }
 
@@ -51,8 +60,20 @@ impl<R> HostRecordBatchReader<R> {
     /// ```
     #[must_use]
     pub fn with_prefetch(mut self, batches: usize) -> Self {
-        self.downloads.prefetch = batches;
+        self.prefetch = batches;
         self
+    }
+
+    fn start(&mut self, batch: DeviceRecordBatch) -> Result<Download<RecordBatch>> {
+        let batch = batch.fitted(&self.schema)?;
+        Download::queued(&batch, self.queues.of(batch.device(), self.prefetch)?)
+    }
+
+    /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
+    fn wants_more(&self) -> bool {
+        let oldest = self.started.front();
+        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if oldest.is_waiting()));
+        !self.ended && self.started.len() <= self.prefetch && worth_it
     }
 }
 
@@ -60,105 +81,12 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatch
     type Item = Result<RecordBatch, ArrowError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let schema = &self.schema;
-        let start = |batch: DeviceRecordBatch, queues: &mut CopyQueues, prefetch| {
-            let batch = batch.fitted(schema)?;
-            Download::<RecordBatch>::queued(&batch, queues.of(batch.device(), prefetch)?)
-        };
-        let next = self.downloads.next(&mut self.reader, start)?;
-        Some(next.map_err(Error::into))
-    }
-}
-
-impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRecordBatchReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-}
-
-/// Reads a device stream of arrays as host arrays, made by
-/// [`into_host_reader`](crate::DeviceArrayReader::into_host_reader). It ends after an error, and reads ahead like
-/// [`HostRecordBatchReader`].
-#[derive(Debug)]
-pub struct HostArrayReader<R> {
-    reader: R,
-    field: FieldRef,
-    downloads: Downloads<ArrayRef>,
-}
-
-impl<R> HostArrayReader<R> {
-    pub(super) fn new(reader: R, field: FieldRef) -> Self {
-        Self {
-            reader,
-            field,
-            downloads: Downloads::default(),
-        }
-    }
-
-    /// Returns the type of all arrays, with name, nullability and metadata.
-    pub fn field(&self) -> FieldRef {
-        self.field.clone()
-    }
-
-    /// Sets how many arrays are downloaded ahead of the consumer: 1 by default. See
-    /// [`HostRecordBatchReader::with_prefetch`].
-    #[must_use]
-    pub fn with_prefetch(mut self, arrays: usize) -> Self {
-        self.downloads.prefetch = arrays;
-        self
-    }
-}
-
-impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
-    type Item = Result<ArrayRef>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let field = &self.field;
-        let start = |array: DeviceArray, queues: &mut CopyQueues, prefetch| {
-            let array = array.fitted(field)?;
-            let queues = queues.of(array.device(), prefetch)?;
-            Download::<ArrayRef>::queued(array, queues)
-        };
-        self.downloads.next(&mut self.reader, start)
-    }
-}
-
-/// Downloads that were started and not yet returned.
-#[derive(Debug)]
-struct Downloads<H> {
-    /// How many there are ahead of the one that the consumer reads.
-    prefetch: usize,
-    /// Oldest first. An error is the last.
-    started: VecDeque<Result<Download<H>>>,
-    queues: CopyQueues,
-    /// The stream is not read any more.
-    ended: bool,
-}
-
-impl<H> Default for Downloads<H> {
-    fn default() -> Self {
-        Self {
-            prefetch: 1,
-            started: VecDeque::new(),
-            queues: CopyQueues::default(),
-            ended: false,
-        }
-    }
-}
-
-impl<H> Downloads<H> {
-    /// `start`s downloads of what `stream` returns, with the number of downloads ahead. Then waits for the oldest.
-    fn next<T>(
-        &mut self,
-        stream: &mut impl Iterator<Item = Result<T>>,
-        start: impl Fn(T, &mut CopyQueues, usize) -> Result<Download<H>>,
-    ) -> Option<Result<H>> {
         while self.wants_more() {
-            let Some(item) = stream.next() else {
+            let Some(batch) = self.reader.next() else {
                 self.ended = true;
                 break;
             };
-            let started = item.and_then(|item| start(item, &mut self.queues, self.prefetch));
+            let started = batch.and_then(|batch| self.start(batch));
             self.ended = started.is_err();
             self.started.push_back(started);
         }
@@ -167,14 +95,13 @@ impl<H> Downloads<H> {
             self.ended = true;
             self.started.clear();
         }
-        Some(next)
+        Some(next.map_err(Error::into))
     }
+}
 
-    /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
-    fn wants_more(&self) -> bool {
-        let oldest = self.started.front();
-        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if oldest.is_waiting()));
-        !self.ended && self.started.len() <= self.prefetch && worth_it
+impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRecordBatchReader<R> {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
     }
 }
 

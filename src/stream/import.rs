@@ -2,32 +2,30 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
-use std::sync::Arc;
 
-use arrow_schema::{FieldRef, SchemaRef};
+use arrow_schema::SchemaRef;
 
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
 };
-use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::interchange::ImportOptions;
-use crate::interchange::schema::{import_field, import_schema};
-use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
+use crate::interchange::schema::import_schema;
+use crate::stream::reader::DeviceRecordBatchReader;
 
 /// Reads a producer's C stream of record batches, on any device. It ends after an error. Dropping it releases the stream;
 /// batches may outlive it.
+///
+/// A stream of arrays of another type is refused: import what its `get_next` returns with
+/// [`DeviceArray::import`](crate::DeviceArray::import).
 #[derive(Debug)]
 pub struct DeviceRecordBatchStreamReader {
     stream: Stream,
     schema: SchemaRef,
-}
-
-/// Reads a producer's C stream of arrays of any type. Otherwise like [`DeviceRecordBatchStreamReader`].
-#[derive(Debug)]
-pub struct DeviceArrayStreamReader {
-    stream: Stream,
-    field: FieldRef,
+    options: ImportOptions,
+    /// At its end, or after an error.
+    ended: bool,
 }
 
 impl DeviceRecordBatchStreamReader {
@@ -35,7 +33,7 @@ impl DeviceRecordBatchStreamReader {
     ///
     /// # Safety
     /// `stream` is null, or points to a struct that keeps to the C device stream interface and whose arrays meet the safety
-    /// requirements of [`DeviceArray::import`].
+    /// requirements of [`DeviceArray::import`](crate::DeviceArray::import).
     ///
     /// # Errors
     /// Returns [`Error::Released`] for a released stream, [`Error::InvalidInput`] for missing callbacks and invalid schemas,
@@ -49,41 +47,19 @@ impl DeviceRecordBatchStreamReader {
     ///
     /// # Safety
     /// `stream` keeps to the C device stream interface, and its arrays meet the safety requirements of
-    /// [`DeviceArray::import_with`] with these options.
+    /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
     ///
     /// # Errors
     /// Returns the same errors as [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        let mut stream = Stream::open(stream, options)?;
+        let mut stream = Stream::open(stream)?;
         let schema = import_schema(stream.schema()?.as_ref())?;
-        Ok(Self { stream, schema })
-    }
-}
-
-impl DeviceArrayStreamReader {
-    /// Moves the stream out of `stream`, where a released struct remains, and reads the type of its arrays.
-    ///
-    /// # Safety
-    /// The same as for [`DeviceRecordBatchStreamReader::from_raw`].
-    ///
-    /// # Errors
-    /// Returns the same errors as [`DeviceRecordBatchStreamReader::from_raw`].
-    pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        // SAFETY: the caller guarantees that a pointer that is not null points to a stream whose arrays may be imported.
-        unsafe { Self::new(take(stream)?, ImportOptions::default()) }
-    }
-
-    /// Takes over a stream and reads the type of its arrays.
-    ///
-    /// # Safety
-    /// The same as for [`DeviceRecordBatchStreamReader::new`].
-    ///
-    /// # Errors
-    /// Returns the same errors as [`DeviceRecordBatchStreamReader::from_raw`].
-    pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        let mut stream = Stream::open(stream, options)?;
-        let field = Arc::new(import_field(stream.schema()?.as_ref())?);
-        Ok(Self { stream, field })
+        Ok(Self {
+            stream,
+            schema,
+            options,
+            ended: false,
+        })
     }
 }
 
@@ -101,23 +77,18 @@ impl Iterator for DeviceRecordBatchStreamReader {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let schema = self.schema.clone();
-        self.stream.next_with(|array, options| {
+        if self.ended {
+            return None;
+        }
+        let item = self.stream.next().and_then(|array| match array {
             // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
-            unsafe { DeviceRecordBatch::import_as(array, schema, options) }
-        })
-    }
-}
-
-impl Iterator for DeviceArrayStreamReader {
-    type Item = Result<DeviceArray>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let field = self.field.clone();
-        self.stream.next_with(|array, options| {
-            // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
-            unsafe { DeviceArray::import_as(array, field, options) }
-        })
+            Some(array) => unsafe {
+                DeviceRecordBatch::import_as(array, self.schema.clone(), &self.options).map(Some)
+            },
+            None => Ok(None),
+        });
+        self.ended = !matches!(item, Ok(Some(_)));
+        item.transpose()
     }
 }
 
@@ -131,25 +102,13 @@ impl DeviceRecordBatchReader for DeviceRecordBatchStreamReader {
     }
 }
 
-impl DeviceArrayReader for DeviceArrayStreamReader {
-    fn field(&self) -> FieldRef {
-        self.field.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.stream.stream.device_type()
-    }
-}
-
 /// A foreign stream with all its callbacks.
 pub(crate) struct Stream {
     stream: FFI_ArrowDeviceArrayStream,
-    options: ImportOptions,
-    done: bool,
 }
 
 impl Stream {
-    pub(crate) fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+    pub(crate) fn open(stream: FFI_ArrowDeviceArrayStream) -> Result<Self> {
         if stream.is_released() {
             return Err(Error::Released("the ArrowDeviceArrayStream"));
         }
@@ -163,11 +122,7 @@ impl Stream {
                 return Err(Error::invalid(path, "is null"));
             }
         }
-        Ok(Self {
-            stream,
-            options,
-            done: false,
-        })
+        Ok(Self { stream })
     }
 
     #[cfg(feature = "pyo3")]
@@ -188,20 +143,7 @@ impl Stream {
         Ok(out)
     }
 
-    /// Imports the next array. Returns `None` at the end and after an error.
-    fn next_with<T>(
-        &mut self,
-        import: impl FnOnce(FFI_ArrowDeviceArray, &ImportOptions) -> Result<T>,
-    ) -> Option<Result<T>> {
-        if self.done {
-            return None;
-        }
-        let item = self.next().transpose()?;
-        let item = item.and_then(|array| import(array, &self.options));
-        self.done = item.is_err();
-        Some(item)
-    }
-
+    /// Returns the next array, or `None` at the end. Not to be called again after that, or after an error.
     fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
         let mut out = FFI_ArrowDeviceArray::empty();
         let this = &mut self.stream as *mut _;
@@ -213,7 +155,6 @@ impl Stream {
         let code = guard::call_foreign("get_next", || unsafe { get_next(this, &mut out) })?;
         self.check("get_next", code)?;
         if out.is_released() {
-            self.done = true;
             return Ok(None);
         }
         let (declared, got) = (self.stream.device_type(), out.device_type());
@@ -257,7 +198,6 @@ impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
             .field("device_type", &self.stream.device_type())
-            .field("done", &self.done)
             .finish_non_exhaustive()
     }
 }

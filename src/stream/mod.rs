@@ -1,4 +1,4 @@
-//! Streams of batches and arrays.
+//! Streams of batches.
 //!
 //! A stream of device batches is a [`DeviceRecordBatchReader`], as a stream of host batches is a
 //! [`RecordBatchReader`](arrow_array::RecordBatchReader) in arrow-rs. Readers upload ([`UploadingReader`]), download
@@ -31,9 +31,7 @@ mod reader;
 mod upload;
 
 pub use export::export_reader;
-pub use host::{HostArrayReader, HostRecordBatchReader};
-pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
-pub use reader::{
-    DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-};
+pub use host::HostRecordBatchReader;
+pub use import::DeviceRecordBatchStreamReader;
+pub use reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
 pub use upload::UploadingReader;

@@ -1,11 +1,11 @@
-//! Readers of device batches and arrays.
+//! Readers of device batches.
 
-use arrow_schema::{FieldRef, SchemaRef};
+use arrow_schema::SchemaRef;
 
 use crate::abi::ArrowDeviceType;
-use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::data::DeviceRecordBatch;
 use crate::error::Result;
-use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
+use crate::stream::host::HostRecordBatchReader;
 
 /// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
 /// may be on several devices of that type. All readers of this crate end after an error.
@@ -16,7 +16,7 @@ use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
 /// types, except for the names of lists' items, of maps' entries and of the children of run-end encoded columns. Metadata does not
 /// matter, except two different extension types. What may be null does not fit a field that is not nullable, unless its nulls have
 /// been counted and there are none; nothing is read to find that out. Otherwise the stream ends with an [`Error::InvalidArgument`](crate::Error::InvalidArgument)
-/// that names the field and what to do. The same holds for streams of arrays, and for asynchronous ones.
+/// that names the field and what to do. The same holds for asynchronous streams.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     /// Returns the schema that all batches fit.
     fn schema(&self) -> SchemaRef;
@@ -49,41 +49,6 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     }
 }
 
-/// A reader of arrays of one type, which may be any type. They are on one type of device.
-pub trait DeviceArrayReader: Iterator<Item = Result<DeviceArray>> {
-    /// Returns the type of all arrays, with name, nullability and metadata.
-    fn field(&self) -> FieldRef;
-
-    /// Returns the type of device that all arrays are on.
-    fn device_type(&self) -> ArrowDeviceType;
-
-    /// Returns the stream as an iterator of host arrays. Memory that the host can read is not copied; other memory is
-    /// downloaded, one array ahead of the consumer ([`HostArrayReader`]).
-    ///
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use arrow_array::{ArrayRef, Int64Array};
-    /// # use arrow_device::{DeviceArrayIterator, DeviceArrayReader, Devices};
-    /// # use arrow_schema::{DataType, Field};
-    /// # let device = Devices::cpu();
-    /// let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
-    /// let on_device = device.upload_array(&ids)?;
-    /// let field = Arc::new(Field::new("id", DataType::Int64, false));
-    /// let reader = DeviceArrayIterator::new([Ok(on_device)], field, device.id().device_type);
-    /// for back in reader.into_host_reader() {
-    ///     assert_eq!(&back?, &ids);
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    fn into_host_reader(self) -> HostArrayReader<Self>
-    where
-        Self: Sized,
-    {
-        let field = self.field();
-        HostArrayReader::new(self, field)
-    }
-}
-
 impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {
     fn schema(&self) -> SchemaRef {
         (**self).schema()
@@ -94,47 +59,11 @@ impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {
     }
 }
 
-impl<R: DeviceArrayReader + ?Sized> DeviceArrayReader for Box<R> {
-    fn field(&self) -> FieldRef {
-        (**self).field()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        (**self).device_type()
-    }
-}
-
-/// An iterator that ends after an error, and stays at its end.
-#[derive(Debug)]
-struct UntilError<I> {
-    items: I,
-    ended: bool,
-}
-
-impl<I> UntilError<I> {
-    fn new(items: I) -> Self {
-        let ended = false;
-        Self { items, ended }
-    }
-}
-
-impl<T, I: Iterator<Item = Result<T>>> Iterator for UntilError<I> {
-    type Item = Result<T>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let next = self.items.next();
-        self.ended = !matches!(next, Some(Ok(_)));
-        next
-    }
-}
-
 /// Makes a [`DeviceRecordBatchReader`] of any iterator of batches. It ends after an error.
 #[derive(Debug)]
 pub struct DeviceRecordBatchIterator<I> {
-    batches: UntilError<I>,
+    batches: I,
+    ended: bool,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
 }
@@ -148,7 +77,8 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I>
         device_type: ArrowDeviceType,
     ) -> Self {
         Self {
-            batches: UntilError::new(batches.into_iter()),
+            batches: batches.into_iter(),
+            ended: false,
             schema,
             device_type,
         }
@@ -159,7 +89,12 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for DeviceRecordBat
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.batches.next()
+        if self.ended {
+            return None;
+        }
+        let next = self.batches.next();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
     }
 }
 
@@ -168,48 +103,6 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
 {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
-    }
-}
-
-/// Makes a [`DeviceArrayReader`] of any iterator of arrays. It ends after an error.
-#[derive(Debug)]
-pub struct DeviceArrayIterator<I> {
-    arrays: UntilError<I>,
-    field: FieldRef,
-    device_type: ArrowDeviceType,
-}
-
-impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayIterator<I> {
-    /// Wraps arrays that all [fit](DeviceRecordBatchReader#schemas) `field` and are on devices of `device_type`. This is not
-    /// checked here, but where arrays are exported or staged to the host.
-    pub fn new(
-        arrays: impl IntoIterator<IntoIter = I>,
-        field: FieldRef,
-        device_type: ArrowDeviceType,
-    ) -> Self {
-        Self {
-            arrays: UntilError::new(arrays.into_iter()),
-            field,
-            device_type,
-        }
-    }
-}
-
-impl<I: Iterator<Item = Result<DeviceArray>>> Iterator for DeviceArrayIterator<I> {
-    type Item = Result<DeviceArray>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.arrays.next()
-    }
-}
-
-impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayReader for DeviceArrayIterator<I> {
-    fn field(&self) -> FieldRef {
-        self.field.clone()
     }
 
     fn device_type(&self) -> ArrowDeviceType {

@@ -59,14 +59,6 @@ impl Download<ArrayRef> {
         let target = Target::Array(identity);
         Ok(Self { arriving, target })
     }
-
-    /// As [`queued`](Download::<RecordBatch>::queued), for an array.
-    pub(crate) fn queued(array: DeviceArray, queues: DownloadQueues) -> Result<Self> {
-        let mut arriving = Arriving::new(array, Extent::Rows, queues);
-        arriving.queue_copies()?;
-        let target = Target::Array(identity);
-        Ok(Self { arriving, target })
-    }
 }
 
 impl Download<RecordBatch> {

@@ -9,9 +9,9 @@ use crate::support_c::sim::cpu;
 use crate::support_c::{CArray, CDeviceArray, DICTIONARY, Foreign, Moved, take};
 use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
 use arrow_device::{
-    DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
-    NullCounts, ReleasePolicy, SyncPolicy,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, NullCounts, ReleasePolicy, SyncPolicy,
 };
 use arrow_schema::{DataType, Field};
 
@@ -186,27 +186,25 @@ fn batches() {
 
 /// Out and in as a C stream, then read on the host.
 #[test]
-fn a_stream_of_arrays() {
+fn a_stream() {
     let place = cpu();
-    for data_type in [
+    let types = [
         list(DataType::Utf8),
         dictionary(DataType::Int8, DataType::Utf8),
-    ] {
-        let array = array(&data_type, 5, Nulls::Some, 1);
-        let up = place.device.upload_array(&array).unwrap();
-        let both = [up.slice(1, 3), Ok(up)];
-        let device_type = place.device.id().device_type;
-        let both = DeviceArrayIterator::new(both, field(&data_type), device_type);
-        let stream = FFI_ArrowDeviceArrayStream::new_arrays(both, options()).unwrap();
-        // SAFETY: the stream comes from an export of this crate, whose values are valid.
-        let reader =
-            unsafe { DeviceArrayStreamReader::new(stream, place.options.clone()) }.unwrap();
-        let mut host = reader.into_host_reader();
-        for expected in [array.slice(1, 3), array.slice(0, 5)] {
-            assert_same(&expected, &host.next().unwrap().unwrap(), &data_type);
-        }
-        assert!(host.next().is_none());
+    ];
+    let batch = batch(&types, 5, Nulls::Some, 1);
+    let up = place.device.upload(&batch).unwrap();
+    let both = [up.slice(1, 3), Ok(up)];
+    let device_type = place.device.id().device_type;
+    let both = DeviceRecordBatchIterator::new(both, batch.schema(), device_type);
+    let stream = FFI_ArrowDeviceArrayStream::new(both, options()).unwrap();
+    // SAFETY: the stream comes from an export of this crate, whose values are valid.
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, place.options.clone()) };
+    let mut host = reader.unwrap().into_host_reader();
+    for expected in [batch.slice(1, 3), batch] {
+        assert_same_batch(&expected, &host.next().unwrap().unwrap(), "batch");
     }
+    assert!(host.next().is_none());
 }
 
 #[test]

@@ -14,8 +14,7 @@ use arrow_device::async_stream::{
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    Device, DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    Device, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
     Result, SyncPolicy, UploadingReader, export_reader,
 };
@@ -279,57 +278,6 @@ fn nulls_that_nobody_counted() {
         let counted = batch.compact().unwrap();
         assert_eq!(read(&counted).unwrap().schema(), declared);
         drop((batch, counted));
-        place.assert_clean();
-    }
-}
-
-/// Streams of arrays keep to the same rule.
-#[test]
-fn arrays() {
-    for place in places() {
-        for case in cases() {
-            let [got] = &case.got[..] else { continue };
-            let named = case
-                .refused
-                .iter()
-                .any(|word| word.starts_with("column 'a' is called"));
-            let up = |field: &Field| -> DeviceArray {
-                let rows = array(field.data_type(), 9, case.nulls, 7);
-                let up = place.device.upload_array(&rows).unwrap();
-                up.with_field(Arc::new(field.clone())).unwrap()
-            };
-            let declared = Arc::new(case.declared.clone());
-            let reader = || {
-                let arrays = vec![Ok(up(got))];
-                let device_type = place.device.id().device_type;
-                DeviceArrayIterator::new(arrays, declared.clone(), device_type)
-            };
-            let out = FFI_ArrowDeviceArrayStream::new_arrays(reader(), EVENT).unwrap();
-            // SAFETY: the stream is this crate's.
-            let there = unsafe { DeviceArrayStreamReader::new(out, place.options.clone()) };
-            let there = there
-                .unwrap()
-                .next()
-                .unwrap()
-                .and_then(|array| array.to_host());
-            let here = reader().into_host_reader().next().unwrap();
-            for (way, came) in [("out", there), ("to the host", here)] {
-                let context = format!("{}, {way}, {place}", case.name);
-                match came {
-                    Ok(array) => {
-                        assert!(case.refused.is_empty() || named, "{context}");
-                        assert_eq!(array.data_type(), declared.data_type(), "{context}");
-                    }
-                    Err(e) => {
-                        assert!(!case.refused.is_empty(), "{context}: {e}");
-                        for word in case.refused {
-                            let word = word.replace("column 'a'", "array");
-                            assert!(e.to_string().contains(&word), "{context}: {e}");
-                        }
-                    }
-                }
-            }
-        }
         place.assert_clean();
     }
 }

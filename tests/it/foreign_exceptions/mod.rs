@@ -20,16 +20,16 @@ use crate::support::producer::Producer;
 use crate::support_c::export::{field, ints};
 use crate::support_c::sim::{Place, places, simulated};
 use crate::support_c::{CArray, c};
-use arrow_array::Array;
+use arrow_array::{Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_device::abi::ForeignSchema;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::dlpack::{DLManagedTensorVersioned, DlpackOptions, DlpackStream};
 use arrow_device::{
-    Device, DeviceArray, DeviceArrayIterator, DeviceArrayStreamReader, DeviceBuffer, Error,
-    ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, NullCounts, SyncPolicy,
-    Validity,
+    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchIterator,
+    DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, NullCounts, SyncPolicy, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -220,9 +220,9 @@ fn stream(producer: Producer, place: &Place) -> (FFI_ArrowDeviceArrayStream, Arc
 fn open(
     stream: FFI_ArrowDeviceArrayStream,
     place: &Place,
-) -> Result<DeviceArrayStreamReader, Error> {
+) -> Result<DeviceRecordBatchStreamReader, Error> {
     // SAFETY: the tests' streams keep to the interface, except for what they throw.
-    unsafe { DeviceArrayStreamReader::new(stream, place.options.clone()) }
+    unsafe { DeviceRecordBatchStreamReader::new(stream, place.options.clone()) }
 }
 
 fn schema() -> Schema {
@@ -247,9 +247,9 @@ fn get_next() {
     let thrown = Thrown::default();
     // Writes an array, then one more and throws.
     let (mut n, throw, device) = (0, thrown.clone(), place.device.clone());
-    let mut producer = Producer::new(&schema(), move |out| {
-        let up = device.upload_array(&ints(10)).unwrap();
-        let array = up.export_array(&EVENT).unwrap();
+    let producer = Producer::new(&schema(), move |out| {
+        let batch = RecordBatch::try_new(Arc::new(schema()), vec![ints(10)]).unwrap();
+        let array = device.upload(&batch).unwrap().export_array(&EVENT).unwrap();
         n += 1;
         // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
@@ -258,25 +258,15 @@ fn get_next() {
         }
         0
     });
-    producer.schema = int_schema();
     let (stream, released) = stream(producer, &place);
     let mut reader = open(stream, &place).unwrap();
-    assert_eq!(reader.next().unwrap().unwrap().len(), 10);
+    assert_eq!(reader.next().unwrap().unwrap().num_rows(), 10);
     assert_thrown(reader.next().unwrap().err(), "get_next");
     assert!(reader.next().is_none());
     assert_eq!((released.load(SeqCst), thrown.count()), (0, 1));
     drop(reader);
     assert_eq!(released.load(SeqCst), 1);
     place.assert_clean();
-}
-
-fn int_schema() -> Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send> {
-    Box::new(|out| {
-        let schema = FFI_ArrowSchema::try_from(&*field(&DataType::Int32)).unwrap();
-        // SAFETY: the consumer passes memory for one struct.
-        unsafe { out.write(schema) };
-        0
-    })
 }
 
 /// What is in the hands of `failing`'s callbacks.
@@ -442,10 +432,10 @@ fn exported_streams() {
     let place = simulated(SimMode::Async).unwrap();
     let thrown = Thrown::default();
     let throw = thrown.clone();
-    let arrays = (0..1).map(move |_| -> Result<DeviceArray, Error> { throw.throw() });
+    let batches = (0..1).map(move |_| -> Result<DeviceRecordBatch, Error> { throw.throw() });
     let device_type = place.device.id().device_type;
-    let arrays = DeviceArrayIterator::new(arrays, field(&DataType::Int32), device_type);
-    let mut stream = FFI_ArrowDeviceArrayStream::new_arrays(arrays, EVENT).unwrap();
+    let batches = DeviceRecordBatchIterator::new(batches, Arc::new(schema()), device_type);
+    let mut stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
     let (next, text) = (stream.get_next().unwrap(), stream.get_last_error().unwrap());
     let mut out = FFI_ArrowDeviceArray::empty();
     for _ in 0..2 {

@@ -17,7 +17,8 @@ use crate::support_c::Foreign;
 use crate::support_c::sim::Place;
 use arrow_array::{ArrayRef, Int32Array};
 use arrow_device::{
-    DeviceArray, DeviceArrayStreamReader, FFI_ArrowDeviceArray, ImportOptions, Result,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader, FFI_ArrowDeviceArray,
+    ImportOptions, Result,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Schema};
@@ -38,7 +39,7 @@ fn pair() -> ArrayRef {
 }
 
 thread_local! {
-    /// Whether arrays come out of a stream.
+    /// Whether structs come out of a stream, as batches.
     static IN_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -57,10 +58,11 @@ fn refused(place: &Place, mut foreign: Foreign, expected: &str) {
     let context = format!("{expected}, device type {device_type}, on {place}");
     // A released array is a stream's end.
     let released = foreign.device_array.array.release.is_none();
-    let result = if IN_STREAM.get() && !released {
-        streamed(&mut foreign, &place.options)
+    let is_batch = matches!(foreign.data_type, DataType::Struct(_));
+    let result = if IN_STREAM.get() && is_batch && !released {
+        streamed(&mut foreign, &place.options).map(drop)
     } else {
-        foreign.import(&place.options)
+        foreign.import(&place.options).map(drop)
     };
     let error = match result {
         Ok(_) => panic!("{context}: accepted"),
@@ -78,7 +80,7 @@ fn refused(place: &Place, mut foreign: Foreign, expected: &str) {
 }
 
 /// The one array of a stream: an error ends the reader, and the stream is released once.
-fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceArray> {
+fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceRecordBatch> {
     let field = foreign.field();
     let array = foreign.take();
     let device_type = array.device_type();
@@ -97,7 +99,7 @@ fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceArra
     });
     let (stream, released) = producer.stream(device_type);
     // SAFETY: the stream keeps to the interface; what is wrong with its array is refused.
-    let mut reader = unsafe { DeviceArrayStreamReader::new(stream, options.clone()) }?;
+    let mut reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }?;
     let result = reader.next().expect("the stream gives an array");
     if result.is_err() {
         assert!(reader.next().is_none(), "a reader that failed goes on");

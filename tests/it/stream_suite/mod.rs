@@ -1,17 +1,12 @@
 //! Streams in and out on any device: every type, nothing copied, every failure.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use crate::support::{Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch};
+use crate::support::{Nulls, all_types, assert_same_batch, batch, wide_batch};
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_device::{
-    Device, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
-    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader,
-    Validation, export_reader,
+    Device, DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
+    UploadingReader, Validation, export_reader,
 };
-use arrow_schema::Field;
 
 // What the program that includes this tests on.
 use crate::rigs::rigs;
@@ -94,38 +89,6 @@ fn record_batches_of_every_type() {
         assert_eq!(n, batches.len());
     }
     for rig in rigs {
-        rig.assert_clean();
-    }
-}
-
-#[test]
-fn arrays_of_every_type() {
-    for rig in rigs() {
-        let (device, options) = (&rig.device, &rig.options);
-        for (name, data_type) in all_types() {
-            let metadata = HashMap::from([("k".to_owned(), "v".to_owned())]);
-            let field = Field::new("f", data_type.clone(), true).with_metadata(metadata);
-            let field = Arc::new(field);
-            let arrays: Vec<_> = cases(&data_type, 7)
-                .into_iter()
-                .map(|(_, a)| a)
-                .step_by(3)
-                .collect();
-            let up: Vec<_> = arrays.iter().map(|a| device.upload_array(a)).collect();
-            let device_type = device.id().device_type;
-            let up = DeviceArrayIterator::new(up, field.clone(), device_type);
-            let stream = FFI_ArrowDeviceArrayStream::new_arrays(up, EVENT).unwrap();
-            // SAFETY: this crate exported the stream, and this is its only owner.
-            let reader = unsafe { DeviceArrayStreamReader::new(stream, options.clone()) }.unwrap();
-            assert_eq!(*reader.field(), *field);
-            let back: Vec<_> = reader.map(|a| a.unwrap()).collect();
-            assert_eq!(back.len(), arrays.len());
-            assert!(back.iter().all(|back| back.field() == Some(&field)));
-            let back = DeviceArrayIterator::new(back.into_iter().map(Ok), field, device_type);
-            for (back, array) in back.into_host_reader().zip(&arrays) {
-                assert_same(array, &back.unwrap(), &name);
-            }
-        }
         rig.assert_clean();
     }
 }

@@ -3,8 +3,8 @@
 use arrow_array::{RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayIterator, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
+    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArrayStream,
     ImportOptions, Result, SyncPolicy, UploadingReader, Validation,
 };
 use arrow_schema::ArrowError;
@@ -129,12 +129,6 @@ fn readers_end_with_an_error() {
         schema.clone(),
         ArrowDeviceType::CPU,
     ));
-    let field = schema.fields()[0].clone();
-    let up = items().into_iter().map(|batch| {
-        let column = batch.map_err(Error::from)?.column(0).clone();
-        Devices::cpu().upload_array(&column)
-    });
-    ends(DeviceArrayIterator::new(up, field, ArrowDeviceType::CPU));
     // Of an upload.
     let sim = Sim::new(SimMode::Async);
     let host = RecordBatchIterator::new(sent.iter().cloned().map(Ok), schema);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::support::producer::{Producer, counted, ints, relabel};
 use arrow_array::{RecordBatch, RecordBatchIterator, StringArray};
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayStreamReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
     FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
 };
@@ -160,14 +160,14 @@ fn producers_that_give_no_schema() {
             12,
             "no idea",
         ),
-        // A type that is no batch.
+        // A stream of arrays that are no batches.
         (
             Box::new(move |out| {
                 text(out);
                 0
             }),
             libc::EINVAL,
-            "Utf8",
+            "a batch needs a struct, not Utf8; import arrays of other types one by one, with DeviceArray::import",
         ),
     ];
     for (get_schema, errno, expected) in producers {
@@ -191,7 +191,7 @@ fn released_and_incomplete_streams_are_refused() {
     let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
     assert!(matches!(e, Error::Released(_)));
     // SAFETY: null is refused before it is followed.
-    let e = unsafe { DeviceArrayStreamReader::from_raw(std::ptr::null_mut()) };
+    let e = unsafe { DeviceRecordBatchStreamReader::from_raw(std::ptr::null_mut()) };
     assert!(e.is_err());
     // Each callback missing in turn: the members lie behind `device_type`, 8 bytes each.
     for (i, name) in ["get_schema", "get_next", "get_last_error"]

@@ -1,6 +1,5 @@
 //! Streams in and out. What any device must keep is in `stream_suite`.
 
-mod arrays;
 mod devices;
 mod interface;
 mod overlap;
