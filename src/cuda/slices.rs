@@ -131,15 +131,14 @@ impl DeviceBuffer {
                 return Err((self, e));
             }
         }
-        let allocation = self.into_allocation(&queue)?;
-        let base = allocation.base();
+        let (base, bytes) = self.into_raw(&queue)?;
         if let Ok(cuda) = plain_device(&device) {
             cuda.forget(base);
         }
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
             let upgrade = || {
-                // SAFETY: `into_allocation` took the memory from its only holder and made the stream wait
+                // SAFETY: `into_raw` took the memory from its only holder and made the stream wait
                 // for all that used it; it holds `len` aligned elements (`check_slice`), and every
                 // bit pattern is a value of arrow's native types.
                 let mut slice = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
@@ -155,13 +154,11 @@ impl DeviceBuffer {
         let slice = plain_device(&device)
             .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
         match slice {
-            Ok(slice) => {
-                // The slice frees the memory.
-                let _ = allocation.into_raw();
-                Ok(slice)
-            }
+            // It frees the memory.
+            Ok(slice) => Ok(slice),
             Err(e) => {
-                drop(allocation);
+                // SAFETY: `into_raw` took these bytes from their only holder, and there is no slice that frees them.
+                unsafe { queue.free(base, bytes) };
                 let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);
                 Err((
                     empty.unwrap_or_else(|_| arrow_buffer::Buffer::default().into()),

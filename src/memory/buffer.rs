@@ -316,9 +316,41 @@ impl Drop for Loan<'_> {
 }
 
 impl DeviceBuffer {
-    /// Transfers the memory, all of it, to the caller's work on `queue`, which waits for what the free would wait for. Returns the
-    /// bytes that were allocated. After an error the buffer is unchanged.
-    pub(super) fn surrender(&mut self, queue: &Queue) -> Result<usize> {
+    /// Takes the memory out of the buffer, without copying, for work on `queue`, such as that of a runtime whose own type is to own
+    /// the memory. Returns the address, and the bytes that were allocated, padding included. The queue waits until the memory is
+    /// ready and its recorded uses are done. This thread waits only for a use on a device whose events the queue cannot wait for,
+    /// and if a use could not be recorded.
+    ///
+    /// The memory leaks unless its new owner calls [`RawQueue::free`](crate::device::RawQueue::free) with both, once.
+    ///
+    /// ```
+    /// use arrow_device::{DeviceBufferMut, Devices};
+    ///
+    /// let queue = Devices::cpu().default_queue();
+    /// let buffer = DeviceBufferMut::allocate(&queue, 100)?.freeze()?;
+    /// let (base, bytes) = buffer.into_raw(&queue).map_err(|(_, e)| e)?;
+    /// assert_eq!(bytes, 128);
+    /// // SAFETY: these are the address and the bytes of an allocation that nothing else owns.
+    /// unsafe { queue.raw().free(base, bytes) }?;
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the buffer, unchanged, with the reason: [`Error::InvalidArgument`] if it is not the only holder of its memory,
+    /// is not all of an allocation that this crate made on the device, or if the queue belongs to another device; otherwise the
+    /// device's own error.
+    pub fn into_raw(
+        mut self,
+        queue: &Queue,
+    ) -> std::result::Result<(DevicePtr, usize), (Self, Error)> {
+        match self.surrender(queue) {
+            Ok(bytes) => Ok((self.address(), bytes)),
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// Transfers the memory to the caller's work on `queue`, and returns the bytes that were allocated.
+    fn surrender(&mut self, queue: &Queue) -> Result<usize> {
         check_queue(queue, self.device())?;
         let (base, len) = (self.address(), self.len);
         let owner = Arc::get_mut(&mut self.owner)

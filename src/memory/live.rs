@@ -76,7 +76,7 @@ impl LiveBytes {
     }
 
     /// Returns the bytes now, padding included. Memory whose free has been queued is not counted, nor is memory that was taken out
-    /// of its buffer ([`DeviceBuffer::into_allocation`](crate::DeviceBuffer::into_allocation)). Memory that work of another device uses
+    /// of its buffer ([`DeviceBuffer::into_raw`](crate::DeviceBuffer::into_raw)). Memory that work of another device uses
     /// may be freed a little after its last holder is dropped, by a thread of its device.
     pub fn get(&self) -> usize {
         self.0.load(Relaxed)
@@ -162,8 +162,10 @@ mod tests {
             buffer.shrink_to_fit().unwrap();
             assert_eq!(live.get(), 64);
             let queue = buffer.queue().clone();
-            let taken = buffer.freeze().unwrap().into_allocation(&queue).unwrap();
-            assert_eq!((taken.bytes(), live.get()), (64, 0));
+            let (base, bytes) = buffer.freeze().unwrap().into_raw(&queue).unwrap();
+            assert_eq!((bytes, live.get()), (64, 0));
+            // SAFETY: these bytes were taken out of their only holder.
+            unsafe { queue.free(base, bytes) };
         });
     }
 

@@ -1,6 +1,5 @@
 //! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
-mod allocation;
 mod budget;
 mod buffer;
 mod buffer_mut;
@@ -9,7 +8,6 @@ mod owner;
 mod reading;
 mod slab;
 
-pub use allocation::Allocation;
 pub use budget::MemoryBudget;
 pub(crate) use budget::Reserved;
 pub use buffer::{DeviceBuffer, Loan};

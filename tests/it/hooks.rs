@@ -428,15 +428,15 @@ fn an_allocation_leaves_its_buffer_whole() {
         // Shared, cut, of another device.
         let whole = make();
         let shared = whole.clone();
-        let (whole, e) = whole.into_allocation(&home).unwrap_err();
+        let (whole, e) = whole.into_raw(&home).unwrap_err();
         assert!(e.to_string().contains("shared"), "{e}");
         drop(shared);
         let cut = whole.slice(0, 8).unwrap();
         drop(whole);
-        let (cut, e) = cut.into_allocation(&home).unwrap_err();
+        let (cut, e) = cut.into_raw(&home).unwrap_err();
         assert!(e.to_string().contains("not all of an allocation"), "{e}");
         let stranger = Sim::new(mode);
-        let (cut, e) = cut.into_allocation(&stranger.default_queue()).unwrap_err();
+        let (cut, e) = cut.into_raw(&stranger.default_queue()).unwrap_err();
         assert!(e.to_string().contains("for memory of"), "{e}");
         assert_eq!(&*cut.to_host().unwrap(), [7; 8]);
         drop(cut);
@@ -454,23 +454,15 @@ fn an_allocation_leaves_its_buffer_whole() {
         .unwrap();
         drop(from);
         let before = sim.stats();
-        let allocation = whole.into_allocation(&other).unwrap();
+        let (base, bytes) = whole.into_raw(&other).unwrap();
         let cost = sim.stats().since(&before);
         assert_eq!((cost.host_waits, cost.copies, cost.frees), (0, 0, 0));
-        assert_eq!((allocation.len(), allocation.bytes()), (100, 128));
-        assert!(!allocation.is_empty() && allocation.queue().same_as(&other));
-        let base = allocation.base();
-        // SAFETY: the memory is the allocation's, which is used on this queue.
-        unsafe { other.raw().fill(base, 8, 128) }.unwrap();
-        drop(allocation);
-        assert_eq!(sim.stats().since(&before).frees, 1);
-
-        // Given up, and freed by its new owner.
-        let allocation = make().into_allocation(&other).unwrap();
-        let bytes = allocation.bytes();
-        let base = allocation.into_raw();
-        // SAFETY: `into_raw` gave up these bytes, which are freed once.
-        unsafe { other.raw().free(base, bytes) }.unwrap();
+        assert_eq!(bytes, 128);
+        // SAFETY: `into_raw` gave up these bytes, which are used on this queue and freed once.
+        unsafe {
+            other.raw().fill(base, 8, bytes).unwrap();
+            other.raw().free(base, bytes).unwrap();
+        }
         drop((home, other, lent));
         sim.assert_done();
     }
@@ -481,7 +473,7 @@ fn an_allocation_leaves_its_buffer_whole() {
 fn host_memory_has_no_allocation() {
     let cpu = Devices::cpu();
     let wrapped = arrow_device::DeviceBuffer::from(arrow_buffer::Buffer::from_vec(vec![1u8; 64]));
-    let (wrapped, e) = wrapped.into_allocation(&cpu.default_queue()).unwrap_err();
+    let (wrapped, e) = wrapped.into_raw(&cpu.default_queue()).unwrap_err();
     assert!(e.to_string().contains("not all of an allocation"), "{e}");
     assert_eq!(&*wrapped.to_host().unwrap(), [1; 64]);
 }

@@ -440,10 +440,10 @@ impl WgpuDevice {
             None => Error::InvalidArgument(format!("take: {buffer:?} is not memory of {}", gpu.id).into()),
             Some([taken]) => {
                 let (taken, queue) = (taken.clone(), buffer.device().default_queue());
-                let allocation = buffer.into_allocation(&queue)?;
-                let bytes = allocation.len() as u64;
+                let bytes = buffer.len() as u64;
+                let (base, _) = buffer.into_raw(&queue)?;
                 // Addresses stand for it no more, and nothing reuses it.
-                drop(self.shared.memory.remove(allocation.into_raw()));
+                drop(self.shared.memory.remove(base));
                 return Ok((taken, bytes));
             }
             Some(several) => gpu.not_supported(
