@@ -10,7 +10,6 @@ LIMITS = {
     "E3": ("1: an export reads no row", 1),
     "I1": ("a memcpy of the C structs' bytes, and one allocation", None),
     "I2": ("as I1, and arrow-rs's object for each column", None),
-    "V1": ("one look at each byte whose value may be wrong", None),
     "V2": ("the target itself", TARGET),
     "X1": ("as E2 and I1 at ten columns", None),
     "A1": ("as X1, without a wake-up on one thread", None),

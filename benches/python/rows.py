@@ -163,12 +163,6 @@ SCHEDULED = {"A2"}
 # Sides that are a row's physical limit.
 AT_LIMIT = {"channel", "channel_single", "memcpy", "write_structs"}
 EXPORT = "export + release, 1/10/100/1000 mixed columns"
-# Of benches/rust/validation.rs.
-TYPES = [
-    "int64", "decimal128", "decimal256", "boolean", "fixed_size_binary", "utf8", "utf8 not ASCII", "large_utf8", "binary", "large_binary",
-    "utf8_view", "utf8_view not ASCII", "binary_view", "list", "large_list", "list_view", "large_list_view", "fixed_size_list", "struct", "map",
-    "dictionary", "run_end_encoded", "dense_union", "sparse_union", "null",
-]
 TIMES = [
     Times("E2", f"{EXPORT}, time", "<= 0.20x arrow-rs, <= 0.20x Arrow C++",
           [(ours, peer, limit) for ours, limit in (("export", 0.20), ("export_host", math.inf))
@@ -179,8 +173,6 @@ TIMES = [
           also=("cpp.import", "nanoarrow.view_again"), held={("import_arrow", 1000): 0.20}),
     Times("I2", "import to arrow-rs arrays, time", "<= 1.0x arrow-rs",
           [("import_host", "import_arrow", 1.0)], MIXED, also=("import", "cpp.import", "write_structs")),
-    Times("V1", "import with Validation::Full to the CPU device, a column of 65,536 rows of each type, time", "<= 1.0x arrow-rs's validate_full",
-          [("validate", "validate_arrow", 1.0)], [(kind, 1, 1 << 16) for kind in TYPES], rounds=30, quick=5),
     Times("X1", "device stream of 10,000 batches x 10 columns x 1 row, export + import",
           "<= 0.5x Arrow C++'s device stream and arrow-rs's plain stream",
           [("stream", "cpp.stream", 0.5), ("stream", "stream_arrow", 0.5)],

@@ -40,8 +40,6 @@ NAMES = {
     "import": "arrow-device view",
     "import_host": "arrow-device to arrow-rs",
     "import_arrow": "arrow-rs",
-    "validate": "arrow-device",
-    "validate_arrow": "arrow-rs's validate_full",
     "stream": "arrow-device",
     "stream_host": "arrow-device from and to arrow-rs",
     "stream_arrow": "arrow-rs",

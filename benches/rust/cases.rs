@@ -14,7 +14,7 @@ use arrow_data::ArrayData;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation, export_reader,
+    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
 };
 use arrow_schema::{ArrowError, DataType};
 
@@ -95,8 +95,6 @@ pub const CASES: &[(&str, Case)] = &[
     ("import", import),
     ("import_host", import_host),
     ("import_arrow", import_arrow),
-    ("validate", validate),
-    ("validate_arrow", validate_arrow),
     ("stream", stream),
     ("stream_host", stream_host),
     ("stream_arrow", stream_arrow),
@@ -234,26 +232,6 @@ fn import_arrow(input: &Input, n: usize) -> Result<Duration> {
         // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
         let data = unsafe { from_ffi_and_data_type(array, input.data_type.clone()) }?;
         Ok(RecordBatch::from(StructArray::from(data)).with_schema(schema.clone())?)
-    })
-}
-
-/// C structs to device batches whose values are checked, schema known.
-fn validate(input: &Input, n: usize) -> Result<Duration> {
-    let schema = input.host.schema();
-    let options = ImportOptions::default().with_validation(Validation::Full);
-    each(produced_for_device(input, n), |array| {
-        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
-        Ok(unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?)
-    })
-}
-
-/// C structs to arrow-rs's data, whose values are checked.
-fn validate_arrow(input: &Input, n: usize) -> Result<Duration> {
-    each(structs(input, n), |array| {
-        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
-        let data = unsafe { from_ffi_and_data_type(array, input.data_type.clone()) }?;
-        data.validate_full()?;
-        Ok(data)
     })
 }
 

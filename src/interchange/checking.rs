@@ -10,7 +10,7 @@ use crate::device::Completion;
 use crate::error::Result;
 use crate::interchange::import::start_counting;
 use crate::interchange::options::{ImportOptions, Validation};
-use crate::interchange::validate::{Subject, check};
+use crate::interchange::validate::{check, doubtful};
 use crate::transfer::{Arriving, Extent};
 
 /// Checks a batch after [`DeviceRecordBatch::import_unread`]. A poll never blocks.
@@ -30,7 +30,7 @@ enum Stage {
     Nulls(NullCounting),
     Rows,
     /// All values that safe calls can reach and that may be invalid, on their way.
-    Values(Box<(Subject, Arriving)>),
+    Values(Box<Arriving>),
 }
 
 impl Checking {
@@ -78,17 +78,15 @@ impl Checking {
                     if !full {
                         return Poll::Ready(Ok(()));
                     }
-                    let Some(subject) = Subject::of(array)? else {
+                    let Some(doubtful) = doubtful(array)? else {
                         return Poll::Ready(Ok(()));
                     };
-                    let (from, queue) = (subject.array().clone(), array.device().default_queue());
-                    let coming = Arriving::new(from, Extent::Reachable, queue);
-                    Stage::Values(Box::new((subject, coming)))
+                    let (from, queue) = (doubtful.into_owned(), array.device().default_queue());
+                    Stage::Values(Box::new(Arriving::new(from, Extent::Reachable, queue)))
                 }
-                Stage::Values(mut values) => match values.1.poll(cx) {
+                Stage::Values(mut values) => match values.poll(cx) {
                     Poll::Ready(host) => {
-                        let checked = host.and_then(|host| check(&unwrap(&host)?));
-                        return Poll::Ready(checked.map_err(|e| values.0.numbered(e)));
+                        return Poll::Ready(host.and_then(|host| check(&unwrap(&host)?)));
                     }
                     Poll::Pending => {
                         self.stage = Stage::Values(values);
