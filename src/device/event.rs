@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use crate::device::backend::EventPtr;
+use crate::device::backend::{Backend, EventPtr, Notify};
 use crate::device::reaper::Item;
 use crate::device::{Counters, Device, lock, scope};
 use crate::error::Result;
@@ -176,10 +176,53 @@ impl Device {
     pub(crate) fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         let device = self.clone();
         let action = move || device.parking("release", action);
-        self.reaper().push(Item {
-            events,
-            action: Box::new(action),
-        });
+        self.reaper().push(Box::new(After { events, action }));
+    }
+}
+
+struct After<F> {
+    /// Waited for from the last one to the first.
+    events: Vec<SyncEvent>,
+    action: F,
+}
+
+impl<F: FnOnce() + Send> Item for After<F> {
+    fn backend(&self) -> Option<Arc<dyn Backend>> {
+        let last = self.events.last();
+        last.map(|event| event.device().shared_backend())
+    }
+
+    unsafe fn notify(&self, waker: &Waker) -> Result<Notify> {
+        let Some(event) = self.events.last() else {
+            return Ok(Notify::Completed);
+        };
+        // SAFETY: the event is of its device, and lives as long as this item, which the caller keeps
+        // until the waker was called or dropped (see `Item::notify`).
+        unsafe { event.device().backend().notify_event(event.0.ptr, waker) }
+    }
+
+    fn is_complete(&self) -> Result<bool> {
+        self.events.last().map_or(Ok(true), SyncEvent::is_complete)
+    }
+
+    /// Not counted: a background thread holds up no other work.
+    fn wait(&self) -> Result<()> {
+        let wait = |event: &SyncEvent| event.as_ref().wait_uncounted();
+        self.events.last().map_or(Ok(()), wait)
+    }
+
+    fn settle(&self) {
+        if let Some(event) = self.events.last() {
+            event.device().settle();
+        }
+    }
+
+    fn advance(&mut self) {
+        self.events.pop();
+    }
+
+    fn run(self: Box<Self>) {
+        (self.action)();
     }
 }
 
@@ -231,7 +274,7 @@ impl<'a> EventRef<'a> {
         self.wait_uncounted()
     }
 
-    pub(super) fn wait_uncounted(&self) -> Result<()> {
+    fn wait_uncounted(&self) -> Result<()> {
         if self.is_known_complete() {
             return Ok(());
         }

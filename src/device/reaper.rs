@@ -16,8 +16,9 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::abi::guard;
-use crate::device::backend::Notify;
-use crate::device::{Process, SyncEvent, lock, scope};
+use crate::device::backend::{Backend, Notify};
+use crate::device::{Process, lock, scope};
+use crate::error::Result;
 
 /// How long an idle thread lives.
 const IDLE: Duration = Duration::from_secs(2);
@@ -38,11 +39,30 @@ impl Default for Reaper {
     }
 }
 
-/// An action, and the events that it comes after.
-pub(super) struct Item {
-    /// Waited for from the last one to the first.
-    pub(super) events: Vec<SyncEvent>,
-    pub(super) action: Box<dyn FnOnce() + Send>,
+/// An action, and the events that it comes after, one after the other.
+pub(super) trait Item: Send {
+    /// The backend of the next event; `None` if there is none.
+    fn backend(&self) -> Option<Arc<dyn Backend>>;
+
+    /// As [`Backend::notify_event`], for the next event.
+    ///
+    /// # Safety
+    /// There is one, and the item is kept until the waker was called or dropped.
+    unsafe fn notify(&self, waker: &Waker) -> Result<Notify>;
+
+    /// Whether the next event has completed.
+    fn is_complete(&self) -> Result<bool>;
+
+    /// Makes this thread wait for the next event.
+    fn wait(&self) -> Result<()>;
+
+    /// Makes this thread wait until the work before the next event does not run any more, even if its device has failed.
+    fn settle(&self);
+
+    /// Leaves the next event behind.
+    fn advance(&mut self);
+
+    fn run(self: Box<Self>);
 }
 
 #[derive(Default)]
@@ -59,7 +79,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Items that the thread has not seen yet.
-    items: Vec<Item>,
+    items: Vec<Box<dyn Item>>,
     /// Registrations whose waker was called, or dropped without a call, and that the thread has not
     /// seen yet.
     woken: Vec<(u64, Fired)>,
@@ -73,9 +93,9 @@ struct State {
 struct Waiting {
     /// By the registration of a waker for their next event. The event is kept until the waker was
     /// called or dropped.
-    registered: HashMap<u64, Item>,
+    registered: HashMap<u64, Box<dyn Item>>,
     /// Those for whose next event the backend cannot notify, or did not, and which is polled.
-    polled: Vec<Item>,
+    polled: Vec<Box<dyn Item>>,
 }
 
 /// What a backend did with a waker.
@@ -184,10 +204,10 @@ impl Waiting {
     }
 
     /// Runs the item if all events have completed; else waits for the next one that has not.
-    fn proceed(&mut self, mut item: Item, shared: &Arc<Shared>) {
+    fn proceed(&mut self, mut item: Box<dyn Item>, shared: &Arc<Shared>) {
         #[cfg(test)]
         shared.visits.fetch_add(1, Ordering::Relaxed);
-        while let Some(event) = item.events.last() {
+        while item.backend().is_some() {
             let registration = shared.registrations.fetch_add(1, Ordering::Relaxed);
             let signal = Arc::new(Signal {
                 registration,
@@ -195,10 +215,8 @@ impl Waiting {
                 shared: shared.clone(),
             });
             let waker = Waker::from(signal.clone());
-            let backend = event.device().backend();
-            // SAFETY: the event is of its device, and `registered` keeps it until the waker was called
-            // or dropped.
-            let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
+            // SAFETY: there is an event, and `registered` keeps the item until the waker was called or dropped.
+            let answer = unsafe { item.notify(&waker) };
             if let Ok(Notify::Registered) = answer {
                 self.registered.insert(registration, item);
                 return;
@@ -208,7 +226,7 @@ impl Waiting {
             if !matches!(answer, Ok(Notify::Completed)) {
                 return self.polled.push(item);
             }
-            item.events.pop();
+            item.advance();
         }
         run(item);
     }
@@ -216,14 +234,13 @@ impl Waiting {
     /// Polls events, and proceeds with the items of those that have completed.
     fn poll(&mut self, shared: &Arc<Shared>) {
         let items = take(&mut self.polled);
-        let mut events = items.iter().filter_map(|item| item.events.last());
-        let Some(backend) = events.next().map(|event| event.device().shared_backend()) else {
+        let Some(backend) = items.iter().find_map(|item| item.backend()) else {
             return;
         };
         // The queries share one entry into the device's runtime.
         let answers = scope::within(&*backend, || {
-            let done = |item: &Item| item.events.last().map_or(Ok(true), SyncEvent::is_complete);
-            items.iter().map(done).collect::<Vec<_>>()
+            let answers = items.iter().map(|item| item.is_complete());
+            answers.collect::<Vec<_>>()
         });
         for (mut item, answer) in items.into_iter().zip(answers) {
             match answer {
@@ -235,26 +252,16 @@ impl Waiting {
                 // Wait until all work has ended.
                 Err(_) => item.settle(),
             }
-            item.events.pop();
+            item.advance();
             self.proceed(item, shared);
-        }
-    }
-}
-
-impl Item {
-    /// Makes this thread wait until the work before the next event does not run any more, even if
-    /// its device has failed.
-    fn settle(&self) {
-        if let Some(event) = self.events.last() {
-            event.device().settle();
         }
     }
 }
 
 /// Runs an item, outside all locks. It keeps the panics of its action, but may also drop the device,
 /// which may panic.
-fn run(item: Item) {
-    let _ = guard::call_foreign("release", item.action);
+fn run(item: Box<dyn Item>) {
+    let _ = guard::call_foreign("release", || item.run());
 }
 
 impl Reaper {
@@ -265,7 +272,7 @@ impl Reaper {
 
     /// Runs `item` on the reaper's thread once its events have completed. After a fork, the child
     /// has neither that thread nor work of the device: the item runs at once, on this thread.
-    pub(super) fn push(&self, item: Item) {
+    pub(super) fn push(&self, item: Box<dyn Item>) {
         if self.is_forked() {
             return run(item);
         }
@@ -292,12 +299,11 @@ impl Reaper {
         self.shared.wake.notify_one();
         // No thread could be started: wait here rather than lose the item.
         for mut item in stranded {
-            while let Some(event) = item.events.last() {
-                // Not counted: a background thread holds up no other work.
-                if event.as_ref().wait_uncounted().is_err() {
+            while item.backend().is_some() {
+                if item.wait().is_err() {
                     item.settle();
                 }
-                item.events.pop();
+                item.advance();
             }
             scope::outside(move || run(item));
         }
