@@ -1,7 +1,6 @@
 //! Small reads of device memory: sizes, ends of ranges, validity bitmaps. All that one step needs is read
 //! with one list of copies and one host wait.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,8 +26,6 @@ pub(crate) struct Answers {
     /// What was copied from the device.
     _slab: Option<HostSlab>,
     _owners: Vec<Arc<Owner>>,
-    /// The readings that these answers were taken from.
-    _readings: Vec<Arc<Answers>>,
 }
 
 impl Answers {
@@ -40,7 +37,7 @@ impl Answers {
         }
         // SAFETY: the bytes lie in the slab, into which all copies have completed and to which only this
         // struct has access, or in host memory of the owners, whose events `Gathering::start` waited for and to
-        // which nobody writes (its contract). `self` keeps both alive, itself or through its readings.
+        // which nobody writes (its contract). `self` keeps both alive.
         unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) }
     }
 
@@ -208,39 +205,6 @@ impl Gathering {
             places: self.places,
             _slab: slab,
             _owners: self.owners,
-            _readings: Vec::new(),
-        })
-    }
-}
-
-/// The answers of several readings, for requests that come again.
-#[derive(Debug, Default)]
-pub(crate) struct Known {
-    /// Where the answer to a request is, by the request's address and bytes.
-    places: HashMap<(usize, usize), DevicePtr>,
-    readings: Vec<Arc<Answers>>,
-}
-
-impl Known {
-    /// Adds the answers to `requests`.
-    pub(crate) fn add(&mut self, requests: &[Request], answers: Answers) {
-        for (request, (at, bytes)) in requests.iter().zip(&answers.places) {
-            self.places.insert((request.address.address(), *bytes), *at);
-        }
-        self.readings.push(Arc::new(answers));
-    }
-
-    /// Returns the answers to `requests`, or `None` unless all are known.
-    pub(crate) fn answers(&self, requests: &[Request]) -> Option<Answers> {
-        let place = |request: &Request| {
-            let known = (request.address.address(), request.bytes);
-            Some((*self.places.get(&known)?, request.bytes))
-        };
-        Some(Answers {
-            places: requests.iter().map(place).collect::<Option<_>>()?,
-            _slab: None,
-            _owners: Vec::new(),
-            _readings: self.readings.clone(),
         })
     }
 }

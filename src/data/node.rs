@@ -131,9 +131,9 @@ impl Node {
         all.into_iter().cloned().collect()
     }
 
-    /// The path of a descendant, for errors.
+    /// The path of a descendant, for errors; `None` if it is none.
     #[cold]
-    pub(crate) fn path(&self, to: &Self) -> String {
+    pub(crate) fn path(&self, to: &Self) -> Option<String> {
         fn find(node: &Node, to: &Node, path: &mut String) -> bool {
             if std::ptr::eq(node, to) {
                 return true;
@@ -152,14 +152,14 @@ impl Node {
             })
         }
         let mut path = "array".to_owned();
-        find(self, to, &mut path);
-        path
+        find(self, to, &mut path).then_some(path)
     }
 
-    /// As [`path`](Self::path), of a buffer.
+    /// As [`path`](Self::path), of a buffer of a descendant.
     #[cold]
     pub(crate) fn buffer_path(&self, to: &Self, buffer: usize) -> String {
-        format!("{}.buffers[{buffer}]", self.path(to))
+        let path = self.path(to).unwrap_or_else(|| "array".into());
+        format!("{path}.buffers[{buffer}]")
     }
 }
 

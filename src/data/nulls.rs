@@ -111,7 +111,10 @@ impl NullCounting {
             match view.node.nulls.get() {
                 Some(stated) if view.is_all() && stated != counted => {
                     return Err(Error::invalid(
-                        format!("{}.null_count", array.node().path(view.node)),
+                        format!(
+                            "{}.null_count",
+                            array.node().path(view.node).unwrap_or_default()
+                        ),
                         format!("is {stated}, but the validity bitmap has {counted} nulls"),
                     ));
                 }

@@ -217,26 +217,22 @@ impl Arriving {
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
         let (array, queues) = (&self.array, &self.queues);
         let (mut reading, mut unready) = (None, false);
-        let plan = plan_with(
-            array,
-            self.extent,
-            self.to.as_ref().map(Queue::device),
-            |requests| {
-                if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
-                    return Ok(Some(answers));
-                }
-                if requests.iter().any(|request| request.on_host) && !array.is_ready()? {
-                    // The host reads these in place.
-                    unready = true;
-                    return Ok(None);
-                }
-                // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
-                // constructors demand it.
-                let started = unsafe { Gathering::of(array, requests, Some(queues.sizes()?)) }?;
-                reading = Some((requests.to_vec(), started));
-                Ok(None)
-            },
-        )?;
+        let to = self.to.as_ref().map(Queue::device);
+        let plan = plan_with(&[array], self.extent, to, |requests| {
+            if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
+                return Ok(Some(answers));
+            }
+            if requests.iter().any(|request| request.on_host) && !array.is_ready()? {
+                // The host reads these in place.
+                unready = true;
+                return Ok(None);
+            }
+            // SAFETY: the requests of `plan_with` lie in the array's memory (see there), to which nobody writes: imports and
+            // constructors demand it.
+            let started = unsafe { Gathering::of(array, requests, Some(queues.sizes()?)) }?;
+            reading = Some((requests.to_vec(), started));
+            Ok(None)
+        })?;
         match (plan, reading) {
             (Some(plan), _) if self.to.is_some() && !needs_host(&plan) => {
                 self.copy(plan)?;
@@ -273,8 +269,9 @@ impl Arriving {
         if queue_waits || array.is_ready()? {
             self.reserved.grow(plan.device_bytes())?;
             let device = to.device();
-            let copied = device.within(|| copy_planned(array, to, plan, !queue_waits))?;
-            self.array = copied;
+            let copied = device
+                .within(|| copy_planned(array.data_type(), &[array], to, plan, !queue_waits))?;
+            self.array = array.like(device.clone(), copied.to_node());
             self.copies(None);
         } else {
             let event = array.ready_event_on(self.queues.copies())?;

@@ -1,24 +1,18 @@
 //! Concatenation of arrays and batches of one device.
 
-mod bits;
-mod merge;
-
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::data::fit::Fit;
-use crate::data::gather::{Gathering, Known, Request};
-use crate::data::node::{NodeBuffer, View};
+use crate::data::gather::Gathering;
+use crate::data::node::View;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr, Devices, Queue};
+use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBufferMut, Memory, Owner, Ready, check_queue};
-use crate::transfer::concat::merge::{Merged, merge};
-use crate::transfer::plan::{Plan, result};
+use crate::memory::check_queue;
+use crate::transfer::copy::{copy_planned, destination, owners, pack_planned};
 use crate::transfer::planner::{Extent, plan_with};
-use crate::transfer::staged::{Content, Work};
 
 impl DeviceArray {
     /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. Their types must
@@ -34,8 +28,7 @@ impl DeviceArray {
     /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
     /// at most 16 MiB, with one more read for each that has a source: offsets, of all arrays except the first; dictionary
     /// keys, views, list-view and dense-union offsets that refer to something that is not shared, of all arrays except the
-    /// first; the parts of bitmaps that do not continue at the bit of a byte where they start in their own array; bitmaps
-    /// whose nulls are not counted yet. The
+    /// first; bitmaps from the first array on that does not begin or end at a whole byte, or whose nulls are not counted yet. The
     /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is
     /// one host wait, and so is the way back of each group except the last. If the host can read the memory, this waits
     /// until all arrays are ready.
@@ -186,121 +179,21 @@ fn check_types(
     Fit::new(path, &input, reference).types(view, got, declared, true)
 }
 
-/// Concatenates arrays on one device, of types whose columns are those of `root`.
+/// Concatenates arrays on one device, of types whose columns are those of `root`. What must be known of their memory is read for all
+/// together.
 fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<DeviceArray> {
-    let device = queue.device();
-    let to_host = device.id() == DeviceId::CPU;
-    let to = Some(device).filter(|_| !to_host);
-    let owners = owners(arrays);
-    let plans = plans(arrays, &owners, queue, to)?;
-    let mut merged = merge(root, device, &plans, !to_host)?;
-    drop(plans);
-    let content = std::mem::take(&mut merged.content);
-    if to_host {
-        return pack(root, &merged, &content);
-    }
-    let bytes = match merged.buffers.iter().all(Option::is_none) {
-        true => merged.bytes,
-        // Buffers without bytes need an address too.
-        false => merged.bytes.max(ALIGNMENT),
-    };
-    let slab = DeviceBufferMut::allocate(queue, bytes)?;
-    let base = slab.address();
-    let work = Work {
-        queue,
-        from: device,
-        owners: &owners,
-        ready: &merged.ready,
-        nodes: &merged.nodes,
-        is_ready: false,
-    };
-    let sources: Vec<DeviceArray> = arrays.iter().map(|array| (*array).clone()).collect();
-    // SAFETY: the sources lie in the arrays' buffers, in memory of their owners, which the arrays keep alive. The slab has
-    // `bytes` bytes, in which `merge` gave all content its own room, and is freed in the queue's order.
-    let event = unsafe { work.run(base, content, sources) }?;
-    let ready = event.map_or(Ready::Now, Ready::Event);
-    let owner = Owner::new(device.clone(), slab.into_memory(), ready);
-    Ok(result_at(root, &merged, base, owner))
-}
-
-/// The result in a slab at `base`.
-fn result_at(root: &DataType, merged: &Merged, base: DevicePtr, owner: Owner) -> DeviceArray {
-    let owner = Arc::new(owner);
-    let buffers = merged.buffers.iter().map(|buffer| match buffer {
-        Some(at) => NodeBuffer::new(&owner, base, at.start, Some(at.len())),
-        None => NodeBuffer::absent(),
-    });
-    let node = result(&merged.nodes, root, buffers.collect());
-    DeviceArray::from_node(owner.device().clone(), node)
-}
-
-/// Makes the result in host memory, on this thread.
-fn pack(root: &DataType, merged: &Merged, content: &Content) -> Result<DeviceArray> {
-    let cpu = Devices::cpu();
-    let mut slab = cpu.host_slab(merged.bytes)?;
-    let base = slab.as_device_ptr();
-    let bytes = &mut slab[..];
-    for straight in &content.straight {
-        let to = &mut bytes[straight.dst..][..straight.bytes];
-        let from = straight.src.as_ptr().cast::<u8>().cast_const();
-        // SAFETY: the arrays are on the CPU, and planning waited for them, so the host can read the source; the slab is
-        // fresh memory.
-        unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
-    }
-    for (at, zeros) in &content.zeros {
-        bytes[*at..][..*zeros].fill(0);
-    }
-    for task in &content.tasks {
-        let region = &mut bytes[task.dst..][..task.bytes + task.zeros];
-        // SAFETY: the host can read the sources, as above; the slab is fresh memory. No source is longer than its result:
-        // the pieces of `merge` are offsets, keys and bytes of the plan.
-        unsafe { task.make_in_place(&merged.ready, &merged.nodes, region) };
-    }
-    Counters::add(&cpu.counters().host_copied_bytes, merged.bytes);
-    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
-    Ok(result_at(root, merged, base, owner))
-}
-
-/// The owners of all arrays, each once.
-fn owners(arrays: &[&DeviceArray]) -> Vec<Arc<Owner>> {
-    let mut seen = HashSet::new();
-    let all = arrays.iter().flat_map(|array| array.owners());
-    all.filter(|owner| seen.insert(Arc::as_ptr(owner)))
-        .collect()
-}
-
-/// Plans for all arrays. What they need to know of the memory is read for all together.
-fn plans(
-    arrays: &[&DeviceArray],
-    owners: &[Arc<Owner>],
-    queue: &Queue,
-    to: Option<&Device>,
-) -> Result<Vec<Plan>> {
-    let mut known = Known::default();
-    let mut plans: Vec<Option<Plan>> = arrays.iter().map(|_| None).collect();
-    loop {
-        let mut wanted: Vec<Request> = Vec::new();
-        for (plan, array) in plans.iter_mut().zip(arrays) {
-            if plan.is_some() {
-                continue;
-            }
-            *plan = plan_with(array, Extent::Concat, to, |requests| {
-                let answers = known.answers(requests);
-                if answers.is_none() {
-                    wanted.extend(requests);
-                }
-                Ok(answers)
-            })?;
-        }
-        if wanted.is_empty() {
-            // Without requests every plan was made.
-            return Ok(plans.into_iter().flatten().collect());
-        }
-        let (device, owners) = (queue.device(), owners.to_vec());
+    let read = |requests: &[_]| {
+        let (device, owners) = (queue.device(), owners(arrays));
         // SAFETY: the requests of `plan_with` lie in the arrays' memory (see there), whose owners these are, and to which
         // nobody writes: imports and constructors demand it.
-        let answers =
-            unsafe { Gathering::start(device, owners, &wanted, Some(queue)) }?.finish()?;
-        known.add(&wanted, answers);
+        unsafe { Gathering::start(device, owners, requests, Some(queue)) }?
+            .finish()
+            .map(Some)
+    };
+    let plan = plan_with(arrays, Extent::Compact, destination(queue), read)?;
+    let plan = plan.ok_or_else(|| Error::argument("a plan without its numbers"))?;
+    match queue.device().is_host_memory() {
+        true => pack_planned(root, true, queue, plan),
+        false => copy_planned(root, arrays, queue, plan, false),
     }
 }

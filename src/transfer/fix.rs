@@ -1,7 +1,7 @@
 //! What the host changes in transferred bytes: bit shifts and offset rebasing, while packing for an upload or in
-//! place after a download.
+//! place after a download; and what refers to rows or buffers of one input, where several are concatenated.
 
-use std::num::NonZeroU32;
+use arrow_buffer::bit_mask::set_bits;
 
 use crate::device::{ALIGNMENT, DevicePtr};
 
@@ -14,26 +14,79 @@ pub(crate) struct Piece {
     /// The length in bytes of the result.
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
+    /// These are the last bytes of their buffer, which its padding follows.
+    pub(crate) last: bool,
 }
 
 /// What the host changes in a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fix {
     None,
-    /// The result is `bits` bits from bit `skip` of the source. With `counts` they are the validity bitmap of the
-    /// node before the one of this number, and its nulls are to be counted in it.
+    /// The result is `bits` bits from bit `skip` of the source. With `counts` they are the validity bitmap of that node of the
+    /// plan, and its nulls are to be counted in it.
     Bits {
         skip: u8,
         bits: usize,
-        counts: Option<NonZeroU32>,
+        counts: Option<u32>,
     },
     /// `base`, which is not 0, is subtracted from every offset or dictionary key of `width` bytes.
     Offsets {
         width: u8,
         base: i64,
     },
-    /// There is no source: the bytes are in the plan's `ready`, from this byte on.
+    /// There is no source: the bytes are in [`Made::ready`], from this byte on.
     Ready(usize),
+    /// Views whose data buffer `i` becomes element `i` of this table.
+    Views(u32),
+    /// Offsets of a dense union, to each of which the element of this table is added that its row's type id says.
+    Union {
+        ids: DevicePtr,
+        starts: u32,
+    },
+    /// There is no source of its own: the result is a bitmap of the bits of this [join](Made::joins).
+    Join(u32),
+}
+
+/// What the changes of a plan refer to.
+#[derive(Debug, Default)]
+pub(crate) struct Made {
+    pub(crate) ready: Vec<u8>,
+    /// Of [`Fix::Views`] and of [`Fix::Union`].
+    pub(crate) tables: Vec<Vec<u32>>,
+    pub(crate) joins: Vec<Join>,
+}
+
+/// A bitmap that is put together from bits of several.
+#[derive(Debug)]
+pub(crate) struct Join {
+    pub(crate) parts: Vec<Bits>,
+    /// The node of the plan whose nulls are found in it.
+    pub(crate) node: usize,
+}
+
+/// Bits of a bitmap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bits {
+    /// The byte that holds the first bit; `None` if all bits are set.
+    pub(crate) src: Option<DevicePtr>,
+    /// Bits to skip in that byte.
+    pub(crate) skip: usize,
+    /// The first bit in the result.
+    pub(crate) at: usize,
+    /// The number of bits.
+    pub(crate) bits: usize,
+    /// The unset ones are nulls that nobody has counted yet.
+    pub(crate) counts: bool,
+}
+
+impl Bits {
+    /// The number of bytes of the source.
+    pub(crate) fn bytes(&self) -> usize {
+        match self.src {
+            Some(_) => (self.skip + self.bits).div_ceil(8),
+            None => 0,
+        }
+    }
 }
 
 impl Piece {
@@ -41,20 +94,21 @@ impl Piece {
     #[inline]
     pub(crate) fn src_bytes(&self) -> usize {
         match self.fix {
-            Fix::None | Fix::Offsets { .. } => self.dst_bytes,
+            Fix::None | Fix::Offsets { .. } | Fix::Views(_) | Fix::Union { .. } => self.dst_bytes,
             Fix::Bits { skip, bits, .. } => (usize::from(skip) + bits).div_ceil(8),
-            Fix::Ready(_) => 0,
+            Fix::Ready(_) | Fix::Join(_) => 0,
         }
     }
 
-    /// The bytes that the piece takes in the slab.
+    /// The bytes that the piece takes in the slab: with its padding, if that follows.
     #[inline]
     pub(crate) fn region(&self) -> usize {
-        let bytes = match self.fix {
-            Fix::None => self.dst_bytes,
-            _ => self.src_bytes().max(self.dst_bytes),
-        };
-        bytes.next_multiple_of(ALIGNMENT)
+        let bytes = self.src_bytes().max(self.dst_bytes);
+        match self.last {
+            // Its buffer starts at a multiple of 64, and ends at one.
+            true => (self.dst + bytes).next_multiple_of(ALIGNMENT) - self.dst,
+            false => self.dst_bytes,
+        }
     }
 
     /// Whether the result is the source's bytes.
@@ -63,7 +117,7 @@ impl Piece {
             Fix::None => true,
             // Except for the bits after the last row.
             Fix::Bits { skip, .. } => skip == 0,
-            Fix::Offsets { .. } | Fix::Ready(_) => false,
+            _ => false,
         }
     }
 
@@ -91,6 +145,10 @@ impl Piece {
                 counts,
             },
             Fix::Ready(at) => Fix::Ready(at + start),
+            Fix::Union { ids, starts } => Fix::Union {
+                ids: ids.offset(start / 4),
+                starts,
+            },
             fix => fix,
         };
         Self {
@@ -98,6 +156,7 @@ impl Piece {
             dst: self.dst + start,
             dst_bytes: bytes,
             fix,
+            last: self.last && start + bytes == self.dst_bytes,
         }
     }
 }
@@ -180,31 +239,94 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
     }
 }
 
+/// Replaces the data buffers of views by those in `table`.
+fn renumber(views: &mut [u8], table: &[u32]) {
+    for view in views.chunks_exact_mut(16) {
+        // Length, prefix, index and offset; at most 12 bytes are in the view itself.
+        let word =
+            |at: usize| u32::from_ne_bytes([view[at], view[at + 1], view[at + 2], view[at + 3]]);
+        if let (13.., Some(new)) = (word(0), table.get(word(8) as usize)) {
+            view[8..12].copy_from_slice(&new.to_ne_bytes());
+        }
+    }
+}
+
+/// Adds to each offset of a dense union what `starts` has for its row's type id.
+fn advance(offsets: &mut [u8], ids: &[i8], starts: &[u32]) {
+    for (offset, id) in offsets.chunks_exact_mut(4).zip(ids) {
+        let start = usize::try_from(*id).map_or(0, |id| starts[id] as i32);
+        let old = i32::from_ne_bytes([offset[0], offset[1], offset[2], offset[3]]);
+        offset.copy_from_slice(&old.wrapping_add(start).to_ne_bytes());
+    }
+}
+
+/// Puts a bitmap together. Returns the nulls that were found.
+///
+/// # Safety
+/// `sources` are where the bits of the parts that have a source are, in order: host memory that is readable for their lengths, and
+/// outside of `out`.
+unsafe fn join(
+    parts: &[Bits],
+    mut sources: impl Iterator<Item = DevicePtr>,
+    out: &mut [u8],
+) -> usize {
+    out.fill(0);
+    let mut found = 0;
+    for part in parts {
+        let Some(from) = part.src.and_then(|_| sources.next()) else {
+            set_ones(out, part.at, part.bits);
+            continue;
+        };
+        // SAFETY: the caller guarantees that the source is readable for its length and outside of `out`.
+        let from = unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<u8>(), part.bytes()) };
+        let unset = set_bits(out, from, part.at, part.skip, part.bits);
+        found += if part.counts { unset } else { 0 };
+    }
+    found
+}
+
+/// Sets `bits` bits from bit `at` on.
+fn set_ones(bytes: &mut [u8], at: usize, bits: usize) {
+    let (first, last) = (at.div_ceil(8), (at + bits) / 8);
+    let mut each = |bits: std::ops::Range<usize>| {
+        bits.for_each(|bit| bytes[bit / 8] |= 1 << (bit % 8));
+    };
+    if first >= last {
+        return each(at..at + bits);
+    }
+    each(at..first * 8);
+    each(last * 8..at + bits);
+    bytes[first..last].fill(0xFF);
+}
+
 /// Zeroes the padding of a piece's region from `start` on; returns how many bytes come before it.
 #[inline]
 fn pad(piece: &Piece, start: usize, out: &mut [u8]) -> usize {
     let there = piece.dst_bytes.saturating_sub(start).min(out.len());
     // From the start of the last block that has bytes; mostly it is the only one, of constant size.
     let last = there / ALIGNMENT * ALIGNMENT;
-    if let Some((block, rest)) = out[last..].split_first_chunk_mut::<ALIGNMENT>() {
-        *block = [0; ALIGNMENT];
-        if !rest.is_empty() {
-            rest.fill(0);
+    match out[last..].split_first_chunk_mut::<ALIGNMENT>() {
+        Some((block, rest)) => {
+            *block = [0; ALIGNMENT];
+            if !rest.is_empty() {
+                rest.fill(0);
+            }
         }
+        None => out[there..].fill(0),
     }
     there
 }
 
 /// Writes bytes `start..start + out.len()` of a piece's region, with its padding, from its source in host memory or
-/// from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
+/// from what was made. `start` and the length of `out` are multiples of 64, except at the end of a piece.
 ///
 /// # Safety
-/// The piece's source is readable host memory for its length, and does not overlap `out`.
+/// The piece's sources are readable host memory for their lengths, and do not overlap `out`.
 #[inline]
-pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+pub(crate) unsafe fn pack(piece: &Piece, made: &Made, start: usize, out: &mut [u8]) {
     if !matches!(piece.fix, Fix::None) {
         // SAFETY: the caller keeps to the contract of `pack`, which is that of `pack_fixed`.
-        return unsafe { pack_fixed(*piece, ready, start, out) };
+        return unsafe { pack_fixed(*piece, made, start, out) };
     }
     let there = pad(piece, start, out);
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
@@ -221,46 +343,92 @@ pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [
 /// # Safety
 /// As [`pack`].
 #[inline(never)]
-unsafe fn pack_fixed(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+unsafe fn pack_fixed(piece: Piece, made: &Made, start: usize, out: &mut [u8]) {
     let there = pad(&piece, start, out);
     let out = &mut out[..there];
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
     let src = src.wrapping_add(start);
     match piece.fix {
         _ if out.is_empty() => {}
-        Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..out.len()]),
+        Fix::Ready(at) => out.copy_from_slice(&made.ready[at + start..][..out.len()]),
         Fix::Bits { skip, bits, .. } => {
             let bits = (bits - start * 8).min(out.len() * 8);
             // SAFETY: the caller guarantees a source of `skip + bits` bits of the whole piece, from `start` bytes less, which
             // does not overlap `out`; `bits` is at most what `out` holds.
             unsafe { shift_bits(src, out.as_mut_ptr(), skip, bits) }
         }
-        Fix::None | Fix::Offsets { .. } => {
+        Fix::Join(i) => {
+            let parts = &made.joins[i as usize].parts;
+            // SAFETY: the caller guarantees that the sources, which are where the parts say, are readable and outside of `out`.
+            unsafe { join(parts, parts.iter().filter_map(|part| part.src), out) };
+        }
+        _ => {
             // SAFETY: the caller guarantees a source of the piece's length, and `start + out.len()` is at most that (`pad`).
             out.copy_from_slice(unsafe { std::slice::from_raw_parts(src, out.len()) });
-            if let Fix::Offsets { width, base } = piece.fix {
-                rebase(out, width, base);
-            }
+            let ids = match piece.fix {
+                Fix::Union { ids, .. } => ids.offset(start / 4),
+                _ => DevicePtr::NULL,
+            };
+            // SAFETY: the caller guarantees that type ids are readable for their rows.
+            unsafe { change(piece.fix, made, ids, out) };
         }
     }
 }
 
+/// Applies a change to values that have been copied.
+///
+/// # Safety
+/// For the offsets of a union, `ids` are the type ids of the rows, in readable host memory.
+unsafe fn change(fix: Fix, made: &Made, ids: DevicePtr, values: &mut [u8]) {
+    match fix {
+        Fix::Offsets { width, base } => rebase(values, width, base),
+        Fix::Views(table) => renumber(values, &made.tables[table as usize]),
+        Fix::Union { starts, .. } => {
+            let rows = values.len() / 4;
+            // SAFETY: the caller guarantees a readable type id for each row.
+            let ids = unsafe { std::slice::from_raw_parts(ids.as_ptr().cast::<i8>(), rows) };
+            advance(values, ids, &made.tables[starts as usize]);
+        }
+        Fix::None | Fix::Bits { .. } | Fix::Ready(_) | Fix::Join(_) => {}
+    }
+}
+
 /// Applies a piece's fix to the bytes of its source, which were copied to the start of `region`, and zeroes the
-/// padding.
-pub(crate) fn fix_in_place(piece: &Piece, ready: &[u8], region: &mut [u8]) {
+/// padding. Returns the nulls that were found in a [join](Fix::Join).
+///
+/// # Safety
+/// `others` are where the piece's other sources are, if it has any: the type ids of a union, or the bits of a join, as
+/// [`join`] asks for.
+pub(crate) unsafe fn fix_in_place(
+    piece: &Piece,
+    made: &Made,
+    others: &[DevicePtr],
+    region: &mut [u8],
+) -> usize {
+    let mut found = 0;
     let out = &mut region[..piece.dst_bytes];
     match piece.fix {
         Fix::None => {}
-        Fix::Ready(at) => out.copy_from_slice(&ready[at..][..piece.dst_bytes]),
+        Fix::Ready(at) => out.copy_from_slice(&made.ready[at..][..piece.dst_bytes]),
         Fix::Bits { skip, bits, .. } => {
             let ptr = region.as_mut_ptr();
             // SAFETY: the region holds the piece's source (`Piece::region`), which is `skip + bits` bits, and the result is
             // not longer.
             unsafe { shift_bits(ptr, ptr, skip, bits) };
         }
-        Fix::Offsets { width, base } => rebase(out, width, base),
+        Fix::Join(i) => {
+            let parts = &made.joins[i as usize].parts;
+            // SAFETY: the caller guarantees what `join` asks for.
+            found = unsafe { join(parts, others.iter().copied(), out) };
+        }
+        Fix::Offsets { .. } | Fix::Views(_) | Fix::Union { .. } => {
+            let ids = others.first().copied().unwrap_or(DevicePtr::NULL);
+            // SAFETY: the caller guarantees the type ids.
+            unsafe { change(piece.fix, made, ids, out) };
+        }
     }
     region[piece.dst_bytes..].fill(0);
+    found
 }
 
 #[cfg(test)]
@@ -283,11 +451,16 @@ mod tests {
             dst: 0,
             dst_bytes,
             fix,
+            last: true,
+        };
+        let made = Made {
+            ready: b"0123456789".to_vec(),
+            ..Made::default()
         };
         let mut out = vec![0xAA; piece.region()];
         for (i, part) in out.chunks_mut(step).enumerate() {
             // SAFETY: every caller passes a source that is as long as its piece says, and `out` is fresh.
-            unsafe { pack(&piece, b"0123456789", i * step, part) };
+            unsafe { pack(&piece, &made, i * step, part) };
         }
         out
     }
@@ -313,8 +486,10 @@ mod tests {
                     dst: 0,
                     dst_bytes: bits.div_ceil(8),
                     fix,
+                    last: true,
                 };
-                fix_in_place(&piece, &[], &mut region);
+                // SAFETY: there is no other source.
+                unsafe { fix_in_place(&piece, &Made::default(), &[], &mut region) };
                 assert_eq!(all, region, "in place: {skip}, {bits}");
                 for i in 0..all.len() * 8 {
                     let expected = i < bits && bit(&from, usize::from(skip) + i);
@@ -363,5 +538,17 @@ mod tests {
         }
         let ready = packed(&[], 4, Fix::Ready(3), 64);
         assert_eq!((&ready[..4], &ready[4..]), (&b"3456"[..], &[0; 60][..]));
+    }
+
+    #[test]
+    fn ones_anywhere() {
+        for at in 0..20 {
+            for bits in 0..40 {
+                let mut bytes = [0; 8];
+                set_ones(&mut bytes, at, bits);
+                let expected = ((1u64 << bits) - 1) << at;
+                assert_eq!(u64::from_le_bytes(bytes), expected, "{bits} from {at}");
+            }
+        }
     }
 }

@@ -38,9 +38,10 @@ use crate::error::Result;
 use crate::memory::check_queue;
 pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
-use crate::transfer::copy::pack_all;
+use crate::transfer::copy::{destination, pack_planned};
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;
 
 /// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
@@ -163,7 +164,10 @@ pub(crate) fn upload_batch(
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
 fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
     if queue.device().is_host_memory() {
-        return pack_all(array, queue, Extent::Rows, admit);
+        let plan = plan(array, Extent::Rows, destination(queue), None)?;
+        admit(plan.device_bytes())?;
+        let packed = pack_planned(array.data_type(), false, queue, plan)?;
+        return Ok(array.like(queue.device().clone(), packed.to_node()));
     }
     upload::upload(array, queue, admit)
 }

@@ -9,7 +9,7 @@ use std::thread::{Builder, ScopedJoinHandle, scope};
 use crate::abi::guard::{call_foreign, callback};
 use crate::device::{DevicePtr, Queue, TransferStats};
 use crate::error::{Error, Result};
-use crate::transfer::fix::Piece;
+use crate::transfer::fix::{Made, Piece};
 use crate::transfer::plan::Plan;
 use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 
@@ -31,7 +31,7 @@ pub(super) fn threads(queue: &Queue, bytes: usize) -> usize {
 
 /// What is packed into the slabs of an upload.
 struct Work<'a> {
-    ready: &'a [u8],
+    made: &'a Made,
     parts: Vec<Part>,
     /// The parts of each slab. Every slab but the last has [`CHUNK`] bytes.
     slabs: Vec<Range<usize>>,
@@ -62,7 +62,7 @@ pub(super) unsafe fn run(
     base: DevicePtr,
     threads: usize,
 ) -> (Result<()>, Slabs) {
-    let mut work = Work::new(&plan.ready);
+    let mut work = Work::new(&plan.made);
     let mut straight = Vec::new();
     for (piece, _) in plan.pieces() {
         let done = direct(queue, &piece, DIRECT);
@@ -115,9 +115,9 @@ pub(super) unsafe fn run(
 }
 
 impl<'a> Work<'a> {
-    fn new(ready: &'a [u8]) -> Self {
+    fn new(made: &'a Made) -> Self {
         Self {
-            ready,
+            made,
             parts: Vec::new(),
             slabs: Vec::new(),
             bytes: 0,
@@ -159,7 +159,7 @@ impl<'a> Work<'a> {
                     // What is copied directly leaves gaps.
                     stage.seek(part.piece.dst + part.start);
                     // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
-                    unsafe { stage.pack(&part.piece, self.ready, part.start, part.end) }?;
+                    unsafe { stage.pack(&part.piece, self.made, part.start, part.end) }?;
                 }
             }
             Ok(())
@@ -179,14 +179,15 @@ mod tests {
     use super::*;
     use crate::transfer::fix::Fix;
 
-    fn work(pieces: &[(usize, usize, Fix)]) -> Work<'static> {
-        let mut work = Work::new(&[]);
+    fn work<'a>(made: &'a Made, pieces: &[(usize, usize, Fix)]) -> Work<'a> {
+        let mut work = Work::new(made);
         for (bytes, done, fix) in pieces {
             let piece = Piece {
                 src: DevicePtr::NULL,
                 dst: 0,
                 dst_bytes: *bytes,
                 fix: *fix,
+                last: true,
             };
             work.add(piece, *done);
         }
@@ -202,7 +203,8 @@ mod tests {
             (2 * CHUNK + 1, 64),
             (7, 0),
         ];
-        let work = work(&pieces.map(|(bytes, done)| (bytes, done, Fix::None)));
+        let made = Made::default();
+        let work = work(&made, &pieces.map(|(bytes, done)| (bytes, done, Fix::None)));
         let parts = work.parts.iter().map(|part| (part.start, part.end));
         let (middle, end) = (CHUNK + 64, 2 * CHUNK + 64);
         assert_eq!(
@@ -226,7 +228,8 @@ mod tests {
         let queue = crate::Devices::simulated().unwrap().default_queue();
         let memory = crate::DeviceBufferMut::allocate(&queue, 64).unwrap();
         // There are no ready bytes.
-        let work = work(&vec![(64, 0, Fix::Ready(1)); 3 * CHUNK / 64]);
+        let made = Made::default();
+        let work = work(&made, &vec![(64, 0, Fix::Ready(1)); 3 * CHUNK / 64]);
         let mut stages = [0; 2].map(|_| Stage::new(&queue, memory.address(), work.bytes, 4));
         scope(|scope| {
             for stage in &mut stages {

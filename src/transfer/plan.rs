@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use arrow_schema::DataType;
 
-use crate::data::layout::{Layout, child_type};
+use crate::data::layout::child_type;
 use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::device::{ALIGNMENT, DevicePtr};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
-use crate::transfer::fix::{Fix, Piece};
+use crate::transfer::fix::{Fix, Made, Piece};
 
 /// The nodes and buffers of a transfer's result, and what is copied for them.
 #[derive(Debug, Default)]
@@ -21,9 +21,11 @@ pub(crate) struct Plan {
     /// The nodes of the result; the children of each are next to each other, after it.
     pub(crate) nodes: Vec<PlanNode>,
     /// The buffers of the result.
-    pub(super) regions: Vec<Region>,
-    /// The bytes that [`Fix::Ready`] refers to.
-    pub(crate) ready: Vec<u8>,
+    buffers: Vec<PlanBuffer>,
+    /// What they are copied from: those of one buffer are next to each other, in order.
+    regions: Vec<Region>,
+    /// What the changes refer to.
+    pub(crate) made: Made,
     /// The length of the slab in bytes, a multiple of 64. Of several slabs, that of all.
     pub(crate) bytes: usize,
     /// The offset of each slab but the first, in ascending order: offsets count through all slabs.
@@ -33,87 +35,46 @@ pub(crate) struct Plan {
 /// A node of a plan's result.
 #[derive(Debug)]
 pub(crate) struct PlanNode {
-    pub(super) layout: Layout,
     /// Rows.
     pub(super) length: usize,
     /// Rows to skip; not 0 only where all runs are copied.
     pub(super) offset: usize,
     pub(super) nulls: NullCount,
     /// The node's parent, and the first of its children.
-    pub(super) parent: usize,
-    pub(super) first_child: usize,
-    pub(super) n_children: usize,
-    /// The node's buffers.
-    pub(super) regions: Range<usize>,
+    parent: usize,
+    first_child: usize,
+    n_children: usize,
+    buffers: Range<usize>,
 }
 
-/// A buffer of a plan's result: where its bytes come from, where they go, and how.
+/// A buffer of a plan's result.
+#[derive(Debug, Default)]
+struct PlanBuffer {
+    /// Whether it has an address, even if it has no bytes.
+    present: bool,
+    bytes: usize,
+    regions: Range<usize>,
+    /// The first byte in the slab, once the plan is laid out.
+    dst: usize,
+    /// Another buffer has the same source and the same changes, and is in the same place.
+    shared: bool,
+}
+
+/// Where some bytes of a buffer come from, and how.
 #[derive(Debug)]
 pub(super) struct Region {
-    /// The allocation of the source. Null if the buffer is missing.
-    pub(super) base: DevicePtr,
-    /// The first byte in that allocation.
+    /// The allocation of the source, and the first byte in it.
+    base: DevicePtr,
     from: usize,
-    pub(super) bytes: usize,
+    bytes: usize,
     /// What the host changes.
     fix: Fix,
     /// These are all bytes of a buffer that an earlier transfer wrote and padded with zeros, and they do not change.
     whole: bool,
-    /// The first byte in the slab, once the plan is laid out.
-    dst: usize,
-    /// Another region with the same source and the same changes goes there too.
-    shared: bool,
-}
-
-/// The base of regions that are present but have no source.
-pub(super) const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
-
-impl PlanNode {
-    /// A node without children, of buffers from number `first_region` on, which are still to be added.
-    pub(super) fn new(layout: Layout, length: usize, parent: usize, first_region: usize) -> Self {
-        Self {
-            layout,
-            length,
-            offset: 0,
-            nulls: NullCount::known(0),
-            parent,
-            first_child: 0,
-            n_children: 0,
-            regions: first_region..first_region,
-        }
-    }
-}
-
-/// Makes the result of flat nodes and their buffers, of this type.
-pub(super) fn result(
-    nodes: &[PlanNode],
-    data_type: &DataType,
-    mut buffers: Vec<NodeBuffer>,
-) -> Arc<Node> {
-    fn make(nodes: &[PlanNode], at: usize, of: &DataType, buffers: &mut [NodeBuffer]) -> Arc<Node> {
-        let node = &nodes[at];
-        let own = buffers[node.regions.clone()].iter_mut();
-        let own = own.map(|buffer| std::mem::replace(buffer, NodeBuffer::absent()));
-        let own = own.collect();
-        let children = (0..node.n_children).map(|i| {
-            let of = child_type(of, i).unwrap_or(&DataType::Null);
-            make(nodes, node.first_child + i, of, buffers)
-        });
-        let children = children.collect();
-        Arc::new(Node {
-            // True once the transfer has completed.
-            padded: true,
-            offset: node.offset,
-            validity_offset: node.offset,
-            nulls: node.nulls.clone(),
-            ..Node::new(of.clone(), node.length, own, children)
-        })
-    }
-    make(nodes, 0, data_type, &mut buffers)
 }
 
 impl Region {
-    /// Makes a buffer of `bytes` bytes at byte `from` of the source's allocation at `base`, which are copied as they are.
+    /// `bytes` bytes from byte `from` of the source's allocation at `base`, which are copied as they are.
     pub(super) fn new(base: DevicePtr, from: usize, bytes: usize) -> Self {
         Self {
             base,
@@ -121,19 +82,12 @@ impl Region {
             bytes,
             fix: Fix::None,
             whole: false,
-            dst: 0,
-            shared: false,
         }
     }
 
-    /// A missing buffer.
-    pub(super) fn absent() -> Self {
-        Self::empty(DevicePtr::NULL)
-    }
-
-    /// A buffer without bytes: missing if `base` is null, otherwise present.
-    pub(super) fn empty(base: DevicePtr) -> Self {
-        Self::new(base, 0, 0)
+    /// `bytes` bytes that have no source.
+    pub(super) fn made(fix: Fix, bytes: usize) -> Self {
+        Self::new(DevicePtr::new(std::ptr::dangling_mut()), 0, bytes).fixed(fix)
     }
 
     pub(super) fn fixed(self, fix: Fix) -> Self {
@@ -143,56 +97,117 @@ impl Region {
     pub(super) fn whole(self, whole: bool) -> Self {
         Self { whole, ..self }
     }
-
-    fn piece(&self) -> Piece {
-        Piece {
-            src: self.base.offset(self.from),
-            dst: self.dst,
-            dst_bytes: self.bytes,
-            fix: self.fix,
-        }
-    }
 }
 
 impl Plan {
+    /// Adds a node with room for `buffers` buffers, which are missing until they are filled. Its children come later.
+    pub(super) fn node(&mut self, length: usize, buffers: usize, parent: usize) -> usize {
+        let first = self.buffers.len();
+        self.buffers
+            .resize_with(first + buffers, PlanBuffer::default);
+        self.nodes.push(PlanNode {
+            length,
+            offset: 0,
+            nulls: NullCount::known(0),
+            parent,
+            first_child: 0,
+            n_children: 0,
+            buffers: first..first + buffers,
+        });
+        self.nodes.len() - 1
+    }
+
+    /// Declares that the next `n` nodes are the children of `node`.
+    pub(super) fn begin_children(&mut self, node: usize, n: usize) {
+        self.nodes[node].first_child = self.nodes.len();
+        self.nodes[node].n_children = n;
+    }
+
+    /// The number of a node's buffers.
+    pub(super) fn n_buffers(&self, node: usize) -> usize {
+        self.nodes[node].buffers.len()
+    }
+
+    /// Says what buffer `i` of a node is copied from. Without bytes it is there if it is to be `present`.
+    pub(super) fn fill(
+        &mut self,
+        node: usize,
+        i: usize,
+        present: bool,
+        regions: impl IntoIterator<Item = Region>,
+    ) {
+        let start = self.regions.len();
+        let regions = regions.into_iter().filter(|region| region.bytes > 0);
+        self.regions.extend(regions);
+        let regions = start..self.regions.len();
+        let bytes = self.regions[regions.clone()]
+            .iter()
+            .map(|region| region.bytes);
+        // `lay_out` refuses buffers that do not fit in memory.
+        let bytes = bytes.fold(0, usize::saturating_add);
+        self.buffers[self.nodes[node].buffers.start + i] = PlanBuffer {
+            present: present || bytes > 0,
+            bytes,
+            regions,
+            ..PlanBuffer::default()
+        };
+    }
+
+    /// Returns the bytes of all buffers.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.bytes).sum()
+    }
+
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
     pub(crate) fn device_bytes(&self) -> usize {
-        match self.regions.iter().all(|region| region.base.is_null()) {
-            true => self.bytes,
-            false => self.bytes.max(ALIGNMENT),
+        match self.buffers.iter().any(|buffer| buffer.present) {
+            true => self.bytes.max(ALIGNMENT),
+            false => self.bytes,
         }
     }
 
     /// Returns what is copied, in ascending order of destination, each with whether its source is followed by zeros up to the next
     /// multiple of 64 bytes. Buffers that an earlier transfer put next to each other stay so, and are one piece.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
-        let copied = |region: &&Region| region.bytes > 0 && !region.shared;
-        let mut regions = self.regions.iter().filter(copied).peekable();
+        let copied = self.buffers.iter().filter(|buffer| !buffer.shared);
+        let regions = copied.flat_map(move |buffer| {
+            let mut at = buffer.dst;
+            let last = buffer.regions.end.wrapping_sub(1);
+            buffer.regions.clone().map(move |i| {
+                let region = &self.regions[i];
+                let dst = at;
+                at += region.bytes;
+                (region, dst, i == last)
+            })
+        });
+        let mut regions = regions.peekable();
         std::iter::from_fn(move || {
-            let first = regions.next()?;
-            let mut piece = first.piece();
-            while let Some(next) = regions.next_if(|next| self.follows(first, &piece, next)) {
+            let (first, dst, last) = regions.next()?;
+            let mut piece = Piece {
+                src: first.base.offset(first.from),
+                dst,
+                dst_bytes: first.bytes,
+                fix: first.fix,
+                last,
+            };
+            while let Some((next, ..)) =
+                regions.next_if(|(next, to, _)| self.follows(first, &piece, next, *to))
+            {
                 piece.dst_bytes = next.from + next.bytes - first.from;
             }
             Some((piece, first.whole))
         })
     }
 
-    /// Whether a region continues the piece that begins with another one, on both sides of the copy.
-    fn follows(&self, first: &Region, piece: &Piece, next: &Region) -> bool {
+    /// Whether a region, which goes to `dst`, continues the piece that begins with another one, on both sides of the copy.
+    fn follows(&self, first: &Region, piece: &Piece, next: &Region, dst: usize) -> bool {
         let bytes = piece.dst_bytes.next_multiple_of(ALIGNMENT);
         first.whole
             && next.whole
             && next.base == first.base
             && next.from == first.from + bytes
-            && next.dst == first.dst + bytes
-            && self.in_slab(next.dst).0 == self.in_slab(first.dst).0
-    }
-
-    /// Returns what is copied for buffer `i` of a node, or `None` if the buffer has no bytes.
-    pub(super) fn piece(&self, node: &PlanNode, i: usize) -> Option<Piece> {
-        let region = &self.regions[node.regions.start + i];
-        (region.bytes > 0).then(|| region.piece())
+            && dst == piece.dst + bytes
+            && self.in_slab(dst).0 == self.in_slab(piece.dst).0
     }
 
     /// Returns the result of this type in slabs, each with its first address.
@@ -201,16 +216,36 @@ impl Plan {
         data_type: &DataType,
         slabs: &[(DevicePtr, Arc<Owner>)],
     ) -> Arc<Node> {
-        let later = &self.later_slabs;
-        let buffers = self.regions.iter().map(|region| {
-            if region.base.is_null() {
+        self.placed(0, data_type, slabs)
+    }
+
+    fn placed(&self, at: usize, of: &DataType, slabs: &[(DevicePtr, Arc<Owner>)]) -> Arc<Node> {
+        let node = &self.nodes[at];
+        let buffers = self.buffers[node.buffers.clone()].iter().map(|buffer| {
+            if !buffer.present {
                 return NodeBuffer::absent();
             }
-            let (i, start) = slab_of(later, region.dst);
+            let (i, offset) = self.in_slab(buffer.dst);
             let (base, owner) = &slabs[i];
-            NodeBuffer::new(owner, *base, region.dst - start, Some(region.bytes))
+            NodeBuffer::new(owner, *base, offset, Some(buffer.bytes))
         });
-        result(&self.nodes, data_type, buffers.collect())
+        let children = (0..node.n_children).map(|i| {
+            let of = child_type(of, i).unwrap_or(&DataType::Null);
+            self.placed(node.first_child + i, of, slabs)
+        });
+        Arc::new(Node {
+            // True once the transfer has completed.
+            padded: true,
+            offset: node.offset,
+            validity_offset: node.offset,
+            nulls: node.nulls.clone(),
+            ..Node::new(
+                of.clone(),
+                node.length,
+                buffers.collect(),
+                children.collect(),
+            )
+        })
     }
 
     /// Returns the length in bytes of each slab.
@@ -221,15 +256,17 @@ impl Plan {
     }
 
     /// Returns the slab of an offset, and the offset in it.
-    #[inline]
     pub(super) fn in_slab(&self, offset: usize) -> (usize, usize) {
-        let (i, start) = slab_of(&self.later_slabs, offset);
+        let i = self.later_slabs.partition_point(|start| *start <= offset);
+        let start = i
+            .checked_sub(1)
+            .map_or(0, |before| self.later_slabs[before]);
         (i, offset - start)
     }
 
-    /// Groups the regions by slabs, so that each child of the root with `least` bytes or more has one, and those with fewer share
+    /// Groups the buffers by slabs, so that each child of the root with `least` bytes or more has one, and those with fewer share
     /// some of about `least` bytes. `least` is raised if there would be more than about a hundred. Returns the number of each
-    /// region's group.
+    /// buffer's group.
     pub(super) fn columns(&self, least: usize) -> Vec<u32> {
         let mut bytes = vec![0usize; self.nodes.len()];
         // A parent comes before its children.
@@ -237,9 +274,9 @@ impl Plan {
         for (i, node) in self.nodes.iter().enumerate() {
             let parent = node.parent;
             columns[i] = if parent == 0 { i } else { columns[parent] };
-            let all = self.regions[node.regions.clone()].iter();
+            let all = self.buffers[node.buffers.clone()].iter();
             let all =
-                all.map(|region| region.bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1));
+                all.map(|buffer| buffer.bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1));
             let column = &mut bytes[columns[i]];
             *column = all.fold(*column, usize::saturating_add);
         }
@@ -261,51 +298,54 @@ impl Plan {
                 (shared, in_shared) = (last, bytes);
             }
         }
-        let mut groups = vec![0; self.regions.len()];
+        let mut groups = vec![0; self.buffers.len()];
         for (node, column) in self.nodes.iter().zip(columns) {
-            groups[node.regions.clone()].fill(numbers[column]);
+            groups[node.buffers.clone()].fill(numbers[column]);
         }
         groups
     }
 
-    /// Assigns each region its offset in the slab, a multiple of `grain`. With `share`, regions that have the same source and
-    /// the same changes get the same offset. The regions of each of the `groups` get a slab; without groups there is one slab.
+    /// Assigns each buffer its offset in the slab, a multiple of `grain`. With `share`, buffers that have the same source and
+    /// the same changes get the same offset. The buffers of each of the `groups` get a slab; without groups there is one slab.
     pub(super) fn lay_out(&mut self, share: bool, grain: usize, groups: &[u32]) -> Result<()> {
-        let (mut one, mut several) = ([0], Vec::new());
-        let ends = match groups.iter().max() {
-            None => &mut one[..],
-            Some(last) => {
-                several.resize(1 + *last as usize, 0);
-                &mut several[..]
-            }
-        };
+        let mut ends = vec![0; 1 + groups.iter().max().map_or(0, |last| *last as usize)];
         let group = |i: usize| groups.get(i).map_or(0, |group| *group as usize);
         let mut places = HashMap::new();
-        let regions = self.regions.iter_mut().enumerate();
-        for (i, region) in regions.filter(|(_, region)| region.bytes > 0) {
+        let buffers = self.buffers.iter_mut().enumerate();
+        for (i, buffer) in buffers.filter(|(_, buffer)| buffer.bytes > 0) {
             let at: &mut usize = &mut ends[group(i)];
-            isize::try_from(region.bytes).map_err(|_| too_large())?;
-            let piece = region.piece();
-            if share {
-                match places.entry((piece.src, piece.dst_bytes, piece.fix)) {
-                    Entry::Occupied(place) => {
-                        region.dst = *place.get();
-                        region.shared = true;
-                        continue;
+            isize::try_from(buffer.bytes).map_err(|_| too_large())?;
+            let mut room = buffer.bytes;
+            if let [region] = &self.regions[buffer.regions.clone()] {
+                let (src, fix) = (region.base.offset(region.from), region.fix);
+                // Where it is changed in place, the source has room too.
+                room = match fix {
+                    Fix::Bits { skip, bits, .. } => {
+                        room.max((usize::from(skip) + bits).div_ceil(8))
                     }
-                    Entry::Vacant(place) => _ = place.insert(*at),
+                    _ => room,
+                };
+                if share {
+                    match places.entry((src, region.bytes, fix)) {
+                        Entry::Occupied(place) => {
+                            (buffer.dst, buffer.shared) = (*place.get(), true);
+                            continue;
+                        }
+                        Entry::Vacant(place) => _ = place.insert(*at),
+                    }
                 }
             }
-            // Both are at most `isize::MAX` plus 64, so the sum does not overflow.
-            let end = (*at + piece.region()).checked_next_multiple_of(grain);
+            let end = room
+                .checked_next_multiple_of(grain)
+                .and_then(|room| at.checked_add(room));
             let Some(end) = end.filter(|end| isize::try_from(*end).is_ok()) else {
                 return Err(too_large());
             };
-            region.dst = *at;
+            buffer.dst = *at;
             *at = end;
         }
         // The slabs follow each other; those without bytes are none.
-        for end in ends.iter_mut() {
+        for end in &mut ends {
             let start = self.bytes;
             self.bytes = start.checked_add(*end).ok_or_else(too_large)?;
             if start > 0 && *end > 0 {
@@ -314,25 +354,11 @@ impl Plan {
             *end = start;
         }
         isize::try_from(self.bytes).map_err(|_| too_large())?;
-        if !self.later_slabs.is_empty() {
-            let regions = self.regions.iter_mut().enumerate();
-            for (i, region) in regions.filter(|(_, region)| region.bytes > 0) {
-                region.dst += ends[group(i)];
-            }
+        let buffers = self.buffers.iter_mut().enumerate();
+        for (i, buffer) in buffers.filter(|(_, buffer)| buffer.bytes > 0) {
+            buffer.dst += ends[group(i)];
         }
         Ok(())
-    }
-}
-
-/// Returns the number of the slab that has an offset, and where it begins.
-#[inline]
-fn slab_of(later_slabs: &[usize], offset: usize) -> (usize, usize) {
-    match later_slabs {
-        [] => (0, 0),
-        later => {
-            let i = later.partition_point(|start| *start <= offset);
-            (i, i.checked_sub(1).map_or(0, |before| later[before]))
-        }
     }
 }
 

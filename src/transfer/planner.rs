@@ -1,24 +1,27 @@
-//! Plans a transfer: which bytes of which buffers are copied, and what the host must change in them.
+//! Plans a transfer: which bytes of which buffers are copied, and what the host must change in them. The rows of several arrays
+//! of one type become one array, one after the other; most transfers have one.
 //!
-//! A plan follows from the layout and from a few numbers that are read from the source: for slices of nested arrays one
+//! A plan follows from the layout and from a few numbers that are read from the sources: for slices of nested arrays one
 //! read for each level of offsets, all columns together; for whole arrays whose sizes are known none.
 
+mod anywhere;
+mod bitmaps;
 mod ranges;
 mod runs;
 
 use std::borrow::Borrow;
-use std::num::NonZeroU32;
+
+use arrow_schema::DataType;
 
 use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Request, gather};
-use crate::data::layout::{BufferKind, Nesting};
+use crate::data::layout::{BufferKind, Nesting, check_rows};
 use crate::data::node::{NodeBuffer, NullCount, View};
-use crate::data::nulls::count_bits;
 use crate::data::sizes::check_size;
-use crate::device::{ALIGNMENT, AddressClass, Device, DevicePtr, Queue};
+use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Plan, PlanNode, Region, SLAB};
+use crate::transfer::plan::{Plan, Region, too_large};
 
 /// How much of an array a transfer copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,9 +35,6 @@ pub(crate) enum Extent {
     Columns,
     /// Its rows, with offsets that start at 0 and known null counts, even if that takes further reads.
     Compact,
-    /// As `Compact`, for a plan that is merged with those of other arrays: every buffer has a piece of its own, and run
-    /// ends are always read and made by the host.
-    Concat,
     /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
     /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
@@ -43,25 +43,79 @@ pub(crate) enum Extent {
 /// Columns of fewer bytes share slabs: one of its own would waste as much.
 const SMALL_COLUMN: usize = 16 << 10;
 
+/// The rows that become a node, one part after the other: of one array, or of several.
+#[derive(Clone, Debug)]
+struct Parts<'a> {
+    first: View<'a>,
+    more: Vec<View<'a>>,
+}
+
+impl<'a> Parts<'a> {
+    /// The views, of which there is at least one.
+    fn of(views: impl IntoIterator<Item = View<'a>>) -> Option<Self> {
+        let mut views = views.into_iter();
+        Some(Self {
+            first: views.next()?,
+            more: views.collect(),
+        })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = View<'a>> + Clone + '_ {
+        std::iter::once(self.first).chain(self.more.iter().copied())
+    }
+
+    fn map(&self, f: impl Fn(View<'a>) -> View<'a>) -> Self {
+        Self {
+            first: f(self.first),
+            more: self.more.iter().map(|view| f(*view)).collect(),
+        }
+    }
+
+    fn is_one(&self) -> bool {
+        self.more.is_empty()
+    }
+
+    /// The parts that have rows, or the first one if none has.
+    fn with_rows(self) -> Self {
+        if self.is_one() {
+            return self;
+        }
+        let first = self.first;
+        let views: Vec<_> = self.iter().filter(|view| view.length > 0).collect();
+        Self::of(views).unwrap_or(Self {
+            first,
+            more: Vec::new(),
+        })
+    }
+
+    /// The rows of all.
+    fn rows(&self) -> Result<usize> {
+        let mut lengths = self.iter().map(|view| view.length);
+        let rows = lengths.try_fold(0usize, usize::checked_add);
+        rows.ok_or_else(too_large)
+    }
+}
+
 struct Planner<'a> {
-    array: &'a DeviceArray,
+    arrays: &'a [&'a DeviceArray],
+    device: &'a Device,
     extent: Extent,
-    /// The host can read the source, which is ready.
+    /// The host can read the sources, which are ready.
     readable: bool,
-    /// The base of buffers without bytes. Null is legal, but Arrow C++ considers null to be the CPU's memory, so that it is
-    /// the slab on a device.
-    nothing: DevicePtr,
+    /// Whether buffers without bytes have an address. Null is legal, but Arrow C++ considers null to be the CPU's memory, so that
+    /// they have one on a device.
+    nothing: bool,
     plan: Plan,
-    /// Nodes whose children are not planned yet, with their rows in the source.
-    parents: Vec<(usize, View<'a>)>,
+    /// Nodes whose children are not planned yet, with their rows in the sources.
+    parents: Vec<(usize, Parts<'a>)>,
     waiting: Vec<Waiting<'a>>,
     requests: Vec<Request>,
 }
 
-/// A node whose plan needs numbers that are stored in the source.
+/// A node whose plan needs numbers that are stored in the sources.
 struct Waiting<'a> {
     node: usize,
-    view: View<'a>,
+    parts: Parts<'a>,
     /// The index of the first of its requests.
     request: usize,
     need: Need,
@@ -69,13 +123,13 @@ struct Waiting<'a> {
 
 #[derive(Clone, Copy)]
 enum Need {
-    /// The first and the last offset.
+    /// The first and the last offset of each part.
     Ends,
     /// The last offset of an array that starts at the first row of its buffers.
     Last,
-    /// All run ends.
+    /// All run ends of each part.
     Runs,
-    /// The sizes of the variadic buffers, in bytes.
+    /// The sizes of the variadic buffers of each part, in bytes.
     Sizes,
 }
 
@@ -93,39 +147,49 @@ pub(crate) fn plan(
         // constructors demand it.
         unsafe { gather(array, requests, queue) }.map(Some)
     };
-    let plan = plan_with(array, extent, to, read)?;
+    let plan = plan_with(&[array], extent, to, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
-/// As [`plan`], but `read` reads the numbers. Each request lies in the array's memory: it is for rows inside a node's
+/// As [`plan`], for the rows of several arrays of one type and device, of which there is at least one; `read` reads the numbers. Each
+/// request lies in the arrays' memory: it is for rows inside a node's
 /// buffers, whose sizes the import has checked or arrow-rs guarantees. If `read` returns `None`, so does this function. A
-/// later call makes the same requests again, without those whose answers the array keeps.
+/// later call makes the same requests again, without those whose answers the arrays keep.
 pub(crate) fn plan_with<A: Borrow<Answers>>(
-    array: &DeviceArray,
+    arrays: &[&DeviceArray],
     extent: Extent,
     to: Option<&Device>,
     mut read: impl FnMut(&[Request]) -> Result<Option<A>>,
 ) -> Result<Option<Plan>> {
-    let readable = array.device().is_host_readable();
+    let Some(parts) = Parts::of(arrays.iter().map(|array| array.view())) else {
+        return Ok(None);
+    };
+    let device = arrays[0].device();
+    let readable = device.is_host_readable();
     if readable {
-        array.wait()?;
+        arrays.iter().try_for_each(|array| array.wait())?;
     }
+    let nulls = match parts.is_one() {
+        true => arrays[0].null_count(),
+        false => None,
+    };
     let mut planner = Planner {
-        array,
+        arrays,
+        device,
         extent,
         readable,
-        nothing: to.map_or(DevicePtr::NULL, |_| SLAB),
+        nothing: to.is_some(),
         plan: Plan::default(),
         parents: Vec::new(),
         waiting: Vec::new(),
         requests: Vec::new(),
     };
-    planner.node(array.view(), array.null_count(), 0)?;
+    planner.node(parts, nulls, 0)?;
     let mut next = 0;
     loop {
-        while let Some(&(node, view)) = planner.parents.get(next) {
+        while let Some((node, parts)) = planner.parents.get(next).cloned() {
             next += 1;
-            planner.descend(node, view)?;
+            planner.descend(node, parts)?;
         }
         if planner.waiting.is_empty() {
             break;
@@ -135,7 +199,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             return Ok(None);
         };
         for waiting in std::mem::take(&mut planner.waiting) {
-            planner.resume(&waiting, answers.borrow())?;
+            planner.resume(waiting, answers.borrow())?;
         }
     }
     let groups = match extent {
@@ -152,95 +216,67 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
 impl<'a> Planner<'a> {
     /// Adds a node, and those of its buffers that follow from its type. Its children are added later, because siblings
     /// must be next to each other. `nulls` is the null count, if the caller knows it.
-    fn node(&mut self, view: View<'a>, nulls: Option<usize>, parent: usize) -> Result<()> {
+    fn node(&mut self, parts: Parts<'a>, nulls: Option<usize>, parent: usize) -> Result<()> {
+        let parts = parts.with_rows();
+        let (view, length) = (parts.first, parts.rows()?);
+        check_rows(length)?;
         let layout = view.layout();
-        let node = self.plan.nodes.len();
-        let first_region = self.plan.regions.len();
-        let mut kinds = layout.buffers();
-        let mut rest = &view.node.buffers[..];
-        let mut nulls = nulls;
-        if let ([BufferKind::Validity, others @ ..], [bitmap, buffers @ ..]) = (kinds, rest) {
-            (kinds, rest) = (others, buffers);
-            if bitmap.is_null() {
-                nulls = Some(0);
-                self.plan.regions.push(Region::absent());
-            } else {
-                nulls = self.validity(view, bitmap, nulls);
-            }
-        } else {
-            nulls = Some(if layout.is_null_type() {
-                view.length
-            } else {
-                0
-            });
-        }
-        self.plan.nodes.push(PlanNode {
-            nulls: NullCount::from(nulls),
-            ..PlanNode::new(*layout, view.length, parent, first_region)
-        });
-        let whole = is_whole(view);
-        let mut kinds = kinds.iter();
-        for source in rest {
-            match kinds.next() {
-                Some(_) if view.length == 0 || source.is_null() => self.nothing(),
-                Some(BufferKind::Fixed { width, .. }) => {
-                    let width = *width as usize;
-                    // `lay_out` refuses buffers that do not fit in memory.
-                    let bytes = view.length.saturating_mul(width);
-                    let from = source.offset + view.offset * width;
-                    let region = Region::new(source.base, from, bytes);
-                    self.plan.regions.push(region.whole(whole));
+        let n_buffers = match layout.variadic && !parts.is_one() {
+            true => 3 + anywhere::data_buffers(&parts).0.len(),
+            false => view.node.buffers.len(),
+        };
+        let node = self.plan.node(length, n_buffers, parent);
+        let nulls = match layout.has_validity() {
+            true => self.validity(node, &parts, nulls)?,
+            false => Some(if layout.is_null_type() { length } else { 0 }),
+        };
+        self.plan.nodes[node].nulls = NullCount::from(nulls);
+        let is_leaf = view.node.children.is_empty();
+        for (i, kind) in layout.buffers().iter().enumerate() {
+            match kind {
+                BufferKind::Fixed { .. } if is_leaf && !layout.variadic => {
+                    self.values(node, &parts, i, |_| Fix::None)?;
                 }
-                Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
-                // Offsets, and what they refer to, are filled in below or later.
-                _ => self.nothing(),
+                BufferKind::Bits => self.bits(node, &parts, i)?,
+                // The others depend on what they refer to.
+                _ => {}
             }
         }
-        self.plan.nodes[node].regions.end = self.plan.regions.len();
-        if !view.node.children.is_empty() {
-            self.parents.push((node, view));
+        if !is_leaf {
+            self.parents.push((node, parts));
             Ok(())
         } else if layout.variadic {
-            self.variadic(node, view)
-        } else if let Some(BufferKind::Offsets { width }) = layout.buffers().get(1) {
-            self.offsets(node, view, usize::from(*width))
+            self.views(node, parts)
+        } else if let Some(BufferKind::Offsets { .. }) = layout.buffers().get(1) {
+            self.offsets(node, parts)
         } else {
             Ok(())
         }
     }
 
-    /// Adds a buffer without bytes, or one that is filled in later.
-    fn nothing(&mut self) {
-        self.plan.regions.push(Region::empty(self.nothing));
-    }
-
-    /// Adds the children of a node, whose siblings have been added, and the offsets of lists and maps.
-    fn descend(&mut self, node: usize, view: View<'a>) -> Result<()> {
-        let layout = view.layout();
+    /// Adds the children of a node, whose siblings have been added, and what refers to them.
+    fn descend(&mut self, node: usize, parts: Parts<'a>) -> Result<()> {
+        let layout = parts.first.layout();
         match layout.nesting {
-            Nesting::Ranges => match layout.buffers().get(1) {
-                Some(BufferKind::Offsets { width }) => {
-                    self.offsets(node, view, usize::from(*width))
-                }
-                _ => Ok(()),
-            },
-            Nesting::Runs if self.extent == Extent::Concat || !self.is_whole(view) => {
-                self.runs(node, view)
+            Nesting::Ranges => self.offsets(node, parts),
+            Nesting::Runs if !(parts.is_one() && self.is_whole(parts.first)) => {
+                self.runs(node, parts)
             }
+            Nesting::Dictionary => self.dictionary(node, &parts),
+            Nesting::Anywhere => self.anywhere(node, &parts),
             nesting => {
+                if let Some(BufferKind::Fixed { .. }) = layout.buffers().first() {
+                    // The type ids of a sparse union.
+                    self.values(node, &parts, 0, |_| Fix::None)?;
+                }
                 let n = layout.n_children();
-                self.begin_children(node, n);
+                self.plan.begin_children(node, n);
                 for i in 0..n {
-                    let mut child = view.child(i);
-                    let none = nesting == Nesting::Anywhere && view.length == 0;
-                    if none && self.extent != Extent::Reachable {
-                        child.length = 0;
-                    }
-                    self.node(child, None, node)?;
+                    self.node(parts.map(|view| view.child(i)), None, node)?;
                 }
                 if nesting == Nesting::Runs {
                     // All runs are copied, so the array keeps its offset.
-                    self.plan.nodes[node].offset = view.offset;
+                    self.plan.nodes[node].offset = parts.first.offset;
                 }
                 Ok(())
             }
@@ -249,7 +285,7 @@ impl<'a> Planner<'a> {
 
     /// Whether offsets must start at 0 and null counts must be known.
     fn is_exact(&self) -> bool {
-        matches!(self.extent, Extent::Compact | Extent::Concat)
+        self.extent == Extent::Compact
     }
 
     /// Whether children are copied whole, with rows that the view does not refer to.
@@ -257,153 +293,92 @@ impl<'a> Planner<'a> {
         self.extent == Extent::Reachable || view.is_uncut()
     }
 
-    /// Declares that the next `n` nodes are the children of `node`.
-    fn begin_children(&mut self, node: usize, n: usize) {
-        let first = self.plan.nodes.len();
-        self.plan.nodes[node].first_child = first;
-        self.plan.nodes[node].n_children = n;
-    }
-
-    /// Adds the validity bitmap of the next node; returns its null count.
-    #[inline(never)]
-    fn validity(
-        &mut self,
-        view: View<'a>,
-        bitmap: &NodeBuffer,
-        nulls: Option<usize>,
-    ) -> Option<usize> {
-        let nulls = nulls.or_else(|| view.null_count()).or_else(|| {
-            let (skip, bits) = (view.validity_offset % 8, view.length);
-            let src = bitmap.address().offset(view.validity_offset / 8);
-            let bytes = (skip + bits).div_ceil(8);
-            self.readable.then(|| {
-                // SAFETY: the bitmap has one bit for each row of its node, which was checked when the node was made; the
-                // host can read it (`readable`), and it is ready (`plan_with` waited).
-                let bitmap = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
-                bits - count_bits(bitmap, skip, bits)
-            })
-        });
-        if nulls == Some(0) || view.length == 0 {
-            self.plan.regions.push(Region::absent());
-        } else {
-            let counts = nulls.is_none() && self.is_exact();
-            self.bits(view, bitmap, view.validity_offset, counts);
-        }
-        nulls
-    }
-
-    /// Adds the bits of a view's rows, which start at bit `first` of `source`. With `counts` they are the validity bitmap
-    /// of the next node, and the host counts its nulls.
-    #[inline(never)]
-    fn bits(&mut self, view: View<'a>, source: &NodeBuffer, first: usize, counts: bool) {
-        let (skip, bits) = (first % 8, view.length);
-        let rewritten = skip > 0 || bits % 8 > 0;
-        let from = source.offset + first / 8;
-        let region = Region::new(source.base, from, bits.div_ceil(8));
-        let region = if counts || (!is_whole(view) && rewritten) {
-            let next = self.plan.nodes.len() as u32 + 1;
-            region.fixed(Fix::Bits {
-                skip: skip as u8,
-                bits,
-                counts: NonZeroU32::new(next).filter(|_| counts),
-            })
-        } else {
-            region.whole(is_whole(view))
-        };
-        self.plan.regions.push(region);
-    }
-
-    /// Sets a buffer to bytes that are known already.
-    fn ready(&mut self, slot: usize, bytes: &[u8]) {
-        let fix = Fix::Ready(self.plan.ready.len());
-        self.plan.ready.extend_from_slice(bytes);
-        self.plan.regions[slot] = Region::new(SLAB, 0, bytes.len()).fixed(fix);
-    }
-
-    fn wait_for(
+    /// Adds buffer `i`, of values of one width for each row, to which `fix` is applied, part by part.
+    fn values(
         &mut self,
         node: usize,
-        view: View<'a>,
-        need: Need,
-        requests: &[(DevicePtr, usize)],
-    ) {
-        self.waiting.push(Waiting {
-            node,
-            view,
-            request: self.requests.len(),
-            need,
-        });
-        self.requests
-            .extend(requests.iter().map(|&(address, bytes)| Request {
-                address,
-                bytes,
-                on_host: false,
-            }));
-    }
-
-    /// Adds the variadic buffers of a view type: those that the rows refer to if the host can read the views, otherwise all.
-    fn variadic(&mut self, node: usize, view: View<'a>) -> Result<()> {
-        let [_, views, variadic @ .., sizes] = &view.node.buffers[..] else {
+        parts: &Parts<'a>,
+        i: usize,
+        fix: impl Fn(usize) -> Fix,
+    ) -> Result<()> {
+        let Some(BufferKind::Fixed { width, .. }) = parts.first.layout().buffers().get(i) else {
             return Ok(());
         };
-        if variadic.iter().any(|data| data.bytes().is_none()) {
-            self.wait_for(
-                node,
-                view,
-                Need::Sizes,
-                &[(sizes.address(), variadic.len() * 8)],
-            );
-            let request = self.requests.last_mut().expect("just pushed");
-            let backend = self.array.device().backend();
-            let class = backend.classify(request.address, request.bytes);
-            request.on_host = class == AddressClass::Host;
-            return Ok(());
-        }
-        let used = self.readable.then(|| {
-            // SAFETY: the host can read the views (`readable`), which are ready (`plan_with` waited); that there are
-            // `offset + length` of them was checked when the array was made.
-            unsafe { referenced(views.address(), view, variadic.len()) }
-        });
-        let first = self.plan.nodes[node].regions.start + 2;
-        for (i, source) in variadic.iter().enumerate() {
-            let bytes = source.bytes().unwrap_or(0);
-            let wanted = used.as_ref().is_none_or(|used| used[i]);
-            if wanted && bytes > 0 && view.length > 0 {
-                self.plan.regions[first + i] =
-                    Region::new(source.base, source.offset, bytes).whole(is_whole(view));
+        let width = *width as usize;
+        let mut regions = Vec::new();
+        for (k, view) in parts.iter().enumerate() {
+            let source = &view.node.buffers[i];
+            if source.is_null() && !parts.is_one() && view.length * width > 0 {
+                return Err(Error::invalid(self.path(view, i), "is null but has rows"));
             }
+            if source.is_null() {
+                continue;
+            }
+            let from = source.offset + view.offset * width;
+            let region = Region::new(source.base, from, view.length.saturating_mul(width));
+            let region = region.fixed(fix(k)).whole(parts.is_one() && is_whole(view));
+            if parts.is_one() {
+                self.plan.fill(node, i, self.nothing, [region]);
+                return Ok(());
+            }
+            regions.push(region);
         }
+        self.plan.fill(node, i, self.nothing, regions);
         Ok(())
     }
 
-    fn resume(&mut self, waiting: &Waiting<'a>, answers: &Answers) -> Result<()> {
+    /// Sets a buffer to bytes that are known already.
+    fn ready(&mut self, node: usize, i: usize, bytes: &[u8]) {
+        let fix = Fix::Ready(self.plan.made.ready.len());
+        self.plan.made.ready.extend_from_slice(bytes);
+        self.plan
+            .fill(node, i, true, [Region::made(fix, bytes.len())]);
+    }
+
+    /// Keeps a node until the answers to `requests` are there.
+    fn wait_for(&mut self, node: usize, parts: Parts<'a>, need: Need, requests: Vec<Request>) {
+        self.waiting.push(Waiting {
+            node,
+            parts,
+            request: self.requests.len(),
+            need,
+        });
+        self.requests.extend(requests);
+    }
+
+    fn resume(&mut self, waiting: Waiting<'a>, answers: &Answers) -> Result<()> {
         let Waiting {
             node,
-            view,
+            parts,
             request,
             need,
-        } = *waiting;
-        let width = match view.layout().buffers().get(1) {
-            Some(BufferKind::Offsets { width }) => usize::from(*width),
-            _ => 8,
-        };
+        } = waiting;
         match need {
             Need::Ends => {
-                let first = answers.int(request, 0, width);
-                let last = answers.int(request + 1, 0, width);
-                self.range(node, view, width, first, last)
+                let width = ranges::width(parts.first);
+                let end = |i| answers.int(request + i, 0, width);
+                let n = 1 + parts.more.len();
+                let ends: Vec<_> = (0..n).map(|k| (end(2 * k), end(2 * k + 1))).collect();
+                self.range(node, &parts, &ends)
             }
             Need::Last => {
-                let last = answers.int(request, 0, width);
-                let bytes = self.keep_size(view, 2, last)?;
-                self.whole_range(node, view, width, Err(bytes))
+                let last = answers.int(request, 0, ranges::width(parts.first));
+                let bytes = self.keep_size(parts.first, 2, last)?;
+                self.whole_range(node, parts.first, Err(bytes))
             }
-            Need::Runs => self.cut_runs(node, view, answers.bytes(request)),
+            Need::Runs => {
+                let n = 1 + parts.more.len();
+                let ends: Vec<_> = (0..n).map(|k| answers.bytes(request + k)).collect();
+                self.cut_runs(node, &parts, &ends)
+            }
             Need::Sizes => {
-                for k in 0..view.node.buffers.len() - 3 {
-                    self.keep_size(view, 2 + k, answers.int(request, k, 8))?;
+                for (k, view) in parts.iter().enumerate() {
+                    let sizes = answers.bytes(request + k).len() / 8;
+                    for i in 0..sizes {
+                        self.keep_size(view, 2 + i, answers.int(request + k, i, 8))?;
+                    }
                 }
-                self.variadic(node, view)
+                self.views(node, parts)
             }
         }
     }
@@ -412,15 +387,45 @@ impl<'a> Planner<'a> {
     fn keep_size(&self, view: View<'_>, i: usize, bytes: i64) -> Result<usize> {
         let buffer = &view.node.buffers[i];
         let at = || self.path(view, i);
-        let bytes = check_size(self.array.device(), buffer.address(), bytes, at)?;
+        let bytes = check_size(self.device, buffer.address(), bytes, at)?;
         buffer.set_bytes(bytes);
         Ok(bytes)
+    }
+
+    /// Refuses more than `most` of `what`, which the integers of the type cannot express, in the result of several arrays.
+    fn check_most(
+        &self,
+        view: View<'_>,
+        n: usize,
+        most: u64,
+        what: &str,
+        instead: &str,
+    ) -> Result<()> {
+        if n as u64 <= most {
+            return Ok(());
+        }
+        Err(Error::argument(format!(
+            "concat on {}: {}, of type {}, would have {n} {what}, at most {most} are possible: {instead}",
+            self.device,
+            self.node_path(view),
+            view.node.data_type
+        )))
     }
 
     /// The path of a buffer, for errors.
     #[cold]
     fn path(&self, view: View<'_>, buffer: usize) -> String {
-        self.array.node().buffer_path(view.node, buffer)
+        format!("{}.buffers[{buffer}]", self.node_path(view))
+    }
+
+    /// The path of a node in the array that has it, for errors.
+    #[cold]
+    fn node_path(&self, view: View<'_>) -> String {
+        let mut paths = self
+            .arrays
+            .iter()
+            .filter_map(|array| array.node().path(view.node));
+        paths.next().unwrap_or_else(|| "array".into())
     }
 }
 
@@ -429,25 +434,21 @@ fn is_whole(view: View<'_>) -> bool {
     view.node.padded && view.is_uncut()
 }
 
-/// Returns which of `n` variadic buffers a view's rows refer to, null rows included.
-///
-/// # Safety
-/// `views` is readable host memory for `offset + length` views of 16 bytes.
-unsafe fn referenced(views: DevicePtr, view: View<'_>, n: usize) -> Vec<bool> {
-    let mut used = vec![false; n];
-    if n == 0 || views.is_null() {
-        return used;
+/// A request for ordinary bytes of an array.
+fn request(address: DevicePtr, bytes: usize) -> Request {
+    Request {
+        address,
+        bytes,
+        on_host: false,
     }
-    let first = views.as_ptr().cast::<u128>().cast_const();
-    for row in view.offset..view.offset + view.length {
-        // SAFETY: the caller guarantees `offset + length` readable views, and `row` is one of them.
-        let value = unsafe { first.add(row).read_unaligned() };
-        // The low 32 bits are the length; if it is more than 12, bits 64 to 95 are the buffer's index.
-        if value as u32 > 12 {
-            if let Some(used) = used.get_mut((value >> 64) as u32 as usize) {
-                *used = true;
-            }
-        }
-    }
-    used
+}
+
+/// The bytes of an integer of the type, which is that of keys or run ends.
+fn int_width(data_type: &DataType) -> usize {
+    data_type.primitive_width().unwrap_or(8)
+}
+
+/// The bytes of a buffer from `from` on.
+fn region_of(buffer: &NodeBuffer, from: usize, bytes: usize) -> Region {
+    Region::new(buffer.base, buffer.offset + from, bytes)
 }

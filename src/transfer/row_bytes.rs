@@ -22,7 +22,7 @@ impl DeviceArray {
     /// impossible, and the errors that the device reports.
     pub fn get_slice_memory_size(&self) -> Result<usize> {
         let plan = plan(self, Extent::Rows, None, None)?;
-        Ok(plan.regions.iter().map(|region| region.bytes).sum())
+        Ok(plan.buffer_bytes())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::HostSlab;
-use crate::transfer::fix::{Piece, pack};
+use crate::transfer::fix::{Made, Piece, pack};
 use crate::transfer::staging;
 
 /// The bytes of one staging slab.
@@ -101,7 +101,7 @@ impl<'a> Stage<'a> {
     pub(super) unsafe fn pack(
         &mut self,
         piece: &Piece,
-        ready: &[u8],
+        made: &Made,
         mut done: usize,
         end: usize,
     ) -> Result<()> {
@@ -126,7 +126,7 @@ impl<'a> Stage<'a> {
             // which no queued copy reads from `used` on.
             unsafe {
                 let room = open.slab.part_mut(open.used..open.used + part);
-                pack(piece, ready, done, room);
+                pack(piece, made, done, room);
             }
             open.used += part;
             done += part;
@@ -297,10 +297,13 @@ mod tests {
             dst: 0,
             dst_bytes: bytes,
             fix: Fix::None,
+            last: true,
         };
+        let made = Made::default();
         let mut stage = Stage::new(&queue, memory.address(), bytes, RING / CHUNK);
         // SAFETY: the source and the device's memory have `bytes` bytes, and nothing is copied after the call.
-        let (packed, stats) = TransferStats::scope(|| unsafe { stage.pack(&piece, &[], 0, bytes) });
+        let (packed, stats) =
+            TransferStats::scope(|| unsafe { stage.pack(&piece, &made, 0, bytes) });
         packed.unwrap();
         assert_eq!(stats.host_copied_bytes, bytes as u64);
         assert_eq!(stage.into_slabs().0.len(), 1);

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use arrow_schema::DataType;
+
 use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::device::{DevicePtr, Queue, SyncEvent};
@@ -45,7 +47,8 @@ fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceA
         Ok(event) if queue.device().backend().reads_at_once() => event,
         event => keep_until(queue, event, (slabs, array.clone()))?,
     };
-    Ok(result(array, plan, slab, event))
+    let uploaded = result(array.data_type(), plan, slab, event);
+    Ok(array.like(queue.device().clone(), uploaded.to_node()))
 }
 
 /// Packs and copies all pieces of a plan to a device slab at `base`. Returns the staging slabs. A panic is an error, so that
@@ -67,7 +70,7 @@ unsafe fn on_this_thread(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result
                     stage.copy(&piece, done);
                     stage.left -= done;
                 }
-                stage.pack(&piece, &plan.ready, done, piece.region())
+                stage.pack(&piece, &plan.made, done, piece.region())
             }?;
         }
         stage.submit()
@@ -90,9 +93,9 @@ pub(crate) fn keep_until<T: Send + 'static>(
     event
 }
 
-/// The copy of `array` in a device slab that is filled once `event` has completed.
-pub(crate) fn result(
-    array: &DeviceArray,
+/// What a plan makes of a device slab that is filled once `event` has completed: an array of this type.
+pub(super) fn result(
+    data_type: &DataType,
     plan: Plan,
     slab: DeviceBufferMut,
     event: Option<SyncEvent>,
@@ -101,8 +104,8 @@ pub(crate) fn result(
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device.clone(), slab.into_memory(), ready);
-    let node = plan.place(array.data_type(), &[(base, Arc::new(owner))]);
-    array.like(device, node)
+    let node = plan.place(data_type, &[(base, Arc::new(owner))]);
+    DeviceArray::from_node(device, node)
 }
 
 #[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]
@@ -121,10 +124,10 @@ mod tests {
         let source = vec![7_u8; bytes];
         let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
         let mut plan = Plan::default();
+        let node = plan.node(0, 4, 0);
+        (0..3).for_each(|i| plan.fill(node, i, true, [Region::new(src, 0, bytes)]));
         // There are no ready bytes.
-        let plain = || Region::new(src, 0, bytes);
-        let ready = Region::new(src, 0, 64).fixed(Fix::Ready(1));
-        plan.regions = vec![plain(), plain(), plain(), ready];
+        plan.fill(node, 3, true, [Region::made(Fix::Ready(1), 64)]);
         plan.lay_out(false, 64, &[]).unwrap();
         let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
         let before = queue.device().stats();

@@ -1,156 +1,186 @@
 //! Plans binary, text, list and map arrays.
 
-use crate::data::node::{NodeBuffer, View};
+use crate::data::layout::BufferKind;
+use crate::data::node::View;
 use crate::data::sizes::check_size;
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Region, SLAB};
-use crate::transfer::planner::{Extent, Need, Planner, is_whole};
+use crate::transfer::planner::{Extent, Need, Parts, Planner, is_whole, region_of, request};
 
 impl<'a> Planner<'a> {
     /// Plans the offsets, and what they refer to. The first and the last offset are read if they are not known.
-    pub(super) fn offsets(&mut self, node: usize, view: View<'a>, width: usize) -> Result<()> {
+    pub(super) fn offsets(&mut self, node: usize, parts: Parts<'a>) -> Result<()> {
+        let (view, width) = (parts.first, width(parts.first));
         let buffers = &view.node.buffers;
         let nested = !view.node.children.is_empty();
         let reachable = nested && self.extent == Extent::Reachable;
         if view.length == 0 {
             if reachable {
-                let first = self.plan.nodes[node].regions.start;
-                self.ready(first + 1, &[0; 8][..width]);
-                return self.only_child(node, view.child(0));
+                self.ready(node, 1, &[0; 8][..width]);
+                return self.only_child(node, Parts::of([view.child(0)]));
             }
-            return self.range(node, view, width, 0, 0);
+            return self.range(node, &parts, &[(0, 0)]);
         }
-        if buffers[1].is_null() {
+        let lacks = |view: &View<'_>| view.node.buffers[1].is_null();
+        if let Some(view) = parts.iter().find(lacks) {
             return Err(Error::invalid(self.path(view, 1), "is null but has rows"));
         }
         if reachable {
-            return self.whole_range(node, view, width, Ok(view.child(0)));
+            return self.whole_range(node, view, Ok(view.child(0)));
         }
-        let at = |row: usize| buffers[1].address().offset(row * width);
-        let (first, last) = (at(view.offset), at(view.offset + view.length));
+        let at = |view: View<'_>, row: usize| {
+            let offsets = view.node.buffers[1].address();
+            offsets.offset((view.offset + row) * width)
+        };
         // Buffers of arrow-rs arrays may be longer than their rows need, so the offsets are always read.
         if self.readable {
             // SAFETY: there are `offset + length + 1` offsets, which was checked when the array was made; the host can read
             // them (`readable`), and they are ready (`plan_with` waited).
-            let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
-            return self.range(node, view, width, first, last);
+            let end = |view, row| unsafe { offset(at(view, row), width) };
+            let ends: Vec<_> = parts
+                .iter()
+                .map(|view| (end(view, 0), end(view, view.length)))
+                .collect();
+            return self.range(node, &parts, &ends);
         }
         if view.is_uncut() && !self.is_exact() {
             if nested {
-                return self.whole_range(node, view, width, Ok(view.child(0)));
+                return self.whole_range(node, view, Ok(view.child(0)));
             }
             if let Some(bytes) = buffers[2].bytes() {
-                return self.whole_range(node, view, width, Err(bytes));
+                return self.whole_range(node, view, Err(bytes));
             }
-            self.wait_for(node, view, Need::Last, &[(last, width)]);
+            let last = request(at(view, view.length), width);
+            self.wait_for(node, parts, Need::Last, vec![last]);
         } else {
-            self.wait_for(node, view, Need::Ends, &[(first, width), (last, width)]);
+            let ends = parts
+                .iter()
+                .flat_map(|view| [at(view, 0), at(view, view.length)]);
+            let ends = ends.map(|at| request(at, width)).collect();
+            self.wait_for(node, parts, Need::Ends, ends);
         }
         Ok(())
     }
 
-    /// Adds the offsets unchanged, and everything that they can refer to: `target` is the child's rows, or a number of bytes.
+    /// Adds the offsets of one array unchanged, and everything that they can refer to: `target` is the child's rows, or a number of
+    /// bytes.
     pub(super) fn whole_range(
         &mut self,
         node: usize,
         view: View<'a>,
-        width: usize,
         target: Result<View<'a>, usize>,
     ) -> Result<()> {
-        let buffers = &view.node.buffers;
-        let first = self.plan.nodes[node].regions.start;
-        let bytes = (view.length + 1) * width;
-        let from = buffers[1].offset + view.offset * width;
-        let offsets = Region::new(buffers[1].base, from, bytes);
-        self.plan.regions[first + 1] = offsets.whole(is_whole(view));
+        let (buffers, width) = (&view.node.buffers, width(view));
+        let offsets = region_of(&buffers[1], view.offset * width, (view.length + 1) * width);
+        self.plan
+            .fill(node, 1, true, [offsets.whole(is_whole(view))]);
         match target {
-            Ok(child) => self.only_child(node, child)?,
-            Err(bytes) => self.bytes(first + 2, view, &buffers[2], 0, bytes),
+            Ok(child) => self.only_child(node, Parts::of([child]))?,
+            Err(bytes) => {
+                let whole = buffers[2].bytes() == Some(bytes) && is_whole(view);
+                let region = region_of(&buffers[2], 0, bytes).whole(whole);
+                self.plan.fill(node, 2, true, [region]);
+            }
         }
         Ok(())
     }
 
-    fn only_child(&mut self, node: usize, child: View<'a>) -> Result<()> {
-        self.begin_children(node, 1);
-        self.node(child, None, node)
+    fn only_child(&mut self, node: usize, child: Option<Parts<'a>>) -> Result<()> {
+        self.plan.begin_children(node, 1);
+        child.map_or(Ok(()), |child| self.node(child, None, node))
     }
 
-    /// Adds offsets that start at 0, and what lies between `first` and `last`.
+    /// Adds offsets that start at 0, and what lies between the first and the last one of each part.
     pub(super) fn range(
         &mut self,
         node: usize,
-        view: View<'a>,
-        width: usize,
-        first: i64,
-        last: i64,
+        parts: &Parts<'a>,
+        ends: &[(i64, i64)],
     ) -> Result<()> {
-        let buffers = &view.node.buffers;
-        let region = self.plan.nodes[node].regions.start;
-        if first < 0 || last < first {
-            return Err(Error::invalid(
-                self.path(view, 1),
-                format!("offsets go from {first} to {last}"),
-            ));
-        }
-        if view.length == 0 {
-            self.ready(region + 1, &[0; 8][..width]);
-        } else {
-            let bytes = (view.length + 1) * width;
-            let from = buffers[1].offset + view.offset * width;
-            let offsets = Region::new(buffers[1].base, from, bytes);
-            let width = width as u8;
-            self.plan.regions[region + 1] = match first {
-                0 => offsets.whole(is_whole(view)),
-                base => offsets.fixed(Fix::Offsets { width, base }),
-            };
-        }
-        if !view.node.children.is_empty() {
-            let child = view.child(0);
-            if u64::try_from(last).unwrap_or(0) > child.length as u64 {
+        let (width, one) = (width(parts.first), parts.is_one());
+        let nested = !parts.first.node.children.is_empty();
+        let (mut offsets, mut targets, mut items) = (Vec::new(), Vec::new(), 0usize);
+        for (view, &(first, last)) in parts.iter().zip(ends) {
+            if first < 0 || last < first {
                 return Err(Error::invalid(
                     self.path(view, 1),
-                    format!(
-                        "offsets reach row {last} of a child of {} rows",
-                        child.length
-                    ),
+                    format!("offsets go from {first} to {last}"),
                 ));
             }
-            let (first, rows) = (first as usize, (last - first) as usize);
-            return self.only_child(node, child.slice(first, rows));
-        }
-        let at = || self.path(view, 2);
-        match buffers[2].bytes() {
-            None => {
-                check_size(self.array.device(), buffers[2].address(), last, at)?;
+            self.check_end(view, last, nested)?;
+            if view.length > 0 {
+                // The first offset of a part is the last one of the part before.
+                let skip = usize::from(!offsets.is_empty());
+                let (from, n) = (view.offset + skip, view.length + 1 - skip);
+                let region = region_of(&view.node.buffers[1], from * width, n * width);
+                offsets.push(match first - items as i64 {
+                    0 => region.whole(one && is_whole(view)),
+                    base => region.fixed(Fix::Offsets {
+                        width: width as u8,
+                        base,
+                    }),
+                });
             }
-            Some(bytes) if last as usize > bytes => {
-                let what = format!("offsets reach byte {last} of {bytes}");
-                return Err(Error::invalid(at(), what));
-            }
-            Some(_) => {}
+            let rows = (last - first) as usize;
+            targets.push((view, first as usize, rows));
+            items = items.saturating_add(rows);
         }
-        let (first, bytes) = (first as usize, (last - first) as usize);
-        self.bytes(region + 2, view, &buffers[2], first, bytes);
+        if width == 4 && !one {
+            let what = if nested { "items" } else { "bytes" };
+            let instead = "concatenate fewer arrays, or cast them to the large type";
+            self.check_most(parts.first, items, i32::MAX as u64, what, instead)?;
+        }
+        match offsets.is_empty() {
+            true => self.ready(node, 1, &[0; 8][..width]),
+            false => self.plan.fill(node, 1, true, offsets),
+        }
+        if nested {
+            let children = targets
+                .iter()
+                .map(|(view, first, rows)| view.child(0).slice(*first, *rows));
+            return self.only_child(node, Parts::of(children));
+        }
+        // They are present even if they are empty, because some consumers reject a null pointer.
+        let regions = targets.into_iter().map(|(view, first, bytes)| {
+            let buffer = &view.node.buffers[2];
+            let whole = one && buffer.bytes() == Some(bytes) && is_whole(view);
+            region_of(buffer, first, bytes).whole(whole)
+        });
+        self.plan.fill(node, 2, true, regions);
         Ok(())
     }
 
-    /// Sets a buffer to the `bytes` bytes from byte `first` on that offsets refer to. It is present even if it is empty,
-    /// because some consumers reject a null pointer.
-    fn bytes(
-        &mut self,
-        region: usize,
-        view: View<'a>,
-        source: &NodeBuffer,
-        first: usize,
-        bytes: usize,
-    ) {
-        let whole = source.bytes() == Some(bytes) && is_whole(view);
-        self.plan.regions[region] = match bytes {
-            0 => Region::empty(SLAB),
-            _ => Region::new(source.base, source.offset + first, bytes).whole(whole),
-        };
+    /// Refuses an offset beyond what it refers to.
+    fn check_end(&self, view: View<'_>, last: i64, nested: bool) -> Result<()> {
+        if nested {
+            let rows = view.child(0).length;
+            return match u64::try_from(last).unwrap_or(0) > rows as u64 {
+                true => Err(Error::invalid(
+                    self.path(view, 1),
+                    format!("offsets reach row {last} of a child of {rows} rows"),
+                )),
+                false => Ok(()),
+            };
+        }
+        let buffer = &view.node.buffers[2];
+        let at = || self.path(view, 2);
+        match buffer.bytes() {
+            None => check_size(self.device, buffer.address(), last, at).map(drop),
+            Some(bytes) if last as usize > bytes => {
+                let what = format!("offsets reach byte {last} of {bytes}");
+                Err(Error::invalid(at(), what))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// The bytes of one offset.
+pub(super) fn width(view: View<'_>) -> usize {
+    match view.layout().buffers().get(1) {
+        Some(BufferKind::Offsets { width }) => usize::from(*width),
+        _ => 8,
     }
 }
 

@@ -1,78 +1,91 @@
 //! Plans run-end encoded arrays.
 
-use arrow_schema::DataType;
-
 use crate::data::gather::{int, push_int};
-use crate::data::node::View;
+use crate::device::DevicePtr;
 use crate::error::{Error, Result};
-use crate::transfer::plan::{PlanNode, Region};
-use crate::transfer::planner::{Need, Planner};
+use crate::transfer::planner::{Need, Parts, Planner, int_width, request};
 
 impl<'a> Planner<'a> {
-    /// Plans the children of a slice, for which the run ends are read first.
-    pub(super) fn runs(&mut self, node: usize, view: View<'a>) -> Result<()> {
-        let run_ends = view.child(0);
-        let width = run_end_width(run_ends);
-        let buffer = &run_ends.node.buffers[1];
-        if view.length == 0 || buffer.is_null() {
-            return self.cut_runs(node, view, &[]);
+    /// Plans the children of slices, or of several arrays, for which the run ends are read first.
+    pub(super) fn runs(&mut self, node: usize, parts: Parts<'a>) -> Result<()> {
+        let ends = parts.iter().map(|view| {
+            let ends = view.child(0);
+            let buffer = &ends.node.buffers[1];
+            let width = int_width(&ends.node.data_type);
+            match view.length == 0 || buffer.is_null() {
+                true => (DevicePtr::NULL, 0),
+                false => (
+                    buffer.address().offset(ends.offset * width),
+                    ends.length * width,
+                ),
+            }
+        });
+        let ends: Vec<_> = ends.collect();
+        if self.readable || ends.iter().all(|(_, bytes)| *bytes == 0) {
+            let read = |&(at, bytes): &(DevicePtr, usize)| match bytes {
+                0 => &[][..],
+                // SAFETY: the buffer has `offset + length` run ends, which was checked when the array was made; the host can
+                // read it (`readable`), and it is ready (`plan_with` waited).
+                _ => unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) },
+            };
+            let ends: Vec<_> = ends.iter().map(read).collect();
+            return self.cut_runs(node, &parts, &ends);
         }
-        let address = buffer.address().offset(run_ends.offset * width);
-        let bytes = run_ends.length * width;
-        if self.readable {
-            // SAFETY: the buffer has `offset + length` run ends, which was checked when the array was made; the host can
-            // read it (`readable`), and it is ready (`plan_with` waited).
-            let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
-            return self.cut_runs(node, view, ends);
-        }
-        self.wait_for(node, view, Need::Runs, &[(address, bytes)]);
+        let requests = ends.into_iter().map(|(at, bytes)| request(at, bytes));
+        self.wait_for(node, parts, Need::Runs, requests.collect());
         Ok(())
     }
 
-    /// Adds the runs that contain a view's rows; `bytes` are all run ends.
-    pub(super) fn cut_runs(&mut self, node: usize, view: View<'a>, bytes: &[u8]) -> Result<()> {
-        let (run_ends, values) = (view.child(0), view.child(1));
-        let width = run_end_width(run_ends);
-        let ends: Vec<i64> = bytes.chunks_exact(width).map(|b| int(b, width)).collect();
-        let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
-        let first = ends.partition_point(|end| *end <= from);
-        let last = ends.partition_point(|end| *end < to);
-        let runs = if view.length == 0 {
-            first..first
-        } else {
-            first..last + 1
-        };
-        if runs.end > ends.len().min(values.length) || runs.start > runs.end {
-            return Err(Error::invalid(
-                self.array.node().path(run_ends.node),
-                format!("run ends do not cover rows {from} to {to}"),
-            ));
+    /// Adds the runs that contain the rows of each part; `ends` are all its run ends.
+    pub(super) fn cut_runs(
+        &mut self,
+        node: usize,
+        parts: &Parts<'a>,
+        ends: &[&[u8]],
+    ) -> Result<()> {
+        let of = parts.first.child(0);
+        let width = int_width(&of.node.data_type);
+        let (mut cut, mut values, mut rows) = (Vec::new(), Vec::new(), 0i64);
+        for (view, bytes) in parts.iter().zip(ends) {
+            let ends: Vec<i64> = bytes
+                .chunks_exact(width)
+                .map(|end| int(end, width))
+                .collect();
+            let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
+            let first = ends.partition_point(|end| *end <= from);
+            let runs = match view.length {
+                0 => first..first,
+                _ => first..ends.partition_point(|end| *end < to) + 1,
+            };
+            let of = view.child(1);
+            if runs.end > ends.len().min(of.length) || runs.start > runs.end {
+                return Err(Error::invalid(
+                    self.node_path(view.child(0)),
+                    format!("run ends do not cover rows {from} to {to}"),
+                ));
+            }
+            for end in &ends[runs.clone()] {
+                let end = (*end).min(to).wrapping_sub(from);
+                push_int(&mut cut, rows.wrapping_add(end), width);
+            }
+            rows = rows.saturating_add(view.length as i64);
+            values.push(of.slice(runs.start, runs.len()));
         }
-        let mut cut = Vec::with_capacity(runs.len() * width);
-        for end in &ends[runs.clone()] {
-            let end = (*end).min(to).wrapping_sub(from);
-            push_int(&mut cut, end, width);
+        if !parts.is_one() {
+            let most = u64::MAX >> (65 - 8 * width);
+            let instead = "concatenate fewer arrays, or cast them to wider run ends";
+            self.check_most(of, rows as usize, most, "rows", instead)?;
         }
-        self.begin_children(node, 2);
-        let first = self.plan.regions.len();
-        self.plan.regions.push(Region::absent());
-        self.plan.regions.push(Region::empty(self.nothing));
-        let mut ends = PlanNode::new(*run_ends.layout(), runs.len(), node, first);
-        ends.regions.end += 2;
-        self.plan.nodes.push(ends);
-        if !cut.is_empty() {
-            self.ready(first + 1, &cut);
+        self.plan.begin_children(node, 2);
+        let ends = self.plan.node(cut.len() / width, 2, node);
+        match cut.is_empty() {
+            true => self.plan.fill(ends, 1, self.nothing, []),
+            false => self.ready(ends, 1, &cut),
         }
-        self.node(values.slice(runs.start, runs.len()), None, node)
-    }
-}
-
-/// Returns the number of bytes of one run end.
-fn run_end_width(run_ends: View<'_>) -> usize {
-    match run_ends.node.data_type {
-        DataType::Int16 => 2,
-        DataType::Int32 => 4,
-        _ => 8,
+        match Parts::of(values) {
+            Some(values) => self.node(values, None, node),
+            None => Ok(()),
+        }
     }
 }
 
