@@ -33,7 +33,7 @@ impl ReaderStream {
     /// Starts the thread. It reads ahead until `depth` batches (at least 1) wait to be taken, and then one more.
     ///
     /// # Errors
-    /// [`Error::Arrow`] with an [`IoError`](arrow_schema::ArrowError::IoError) if the thread cannot be started.
+    /// [`Error::Arrow`](crate::Error::Arrow) with an [`IoError`](arrow_schema::ArrowError::IoError) if the thread cannot be started.
     pub fn spawn(
         reader: impl DeviceRecordBatchReader + Send + 'static,
         depth: usize,
