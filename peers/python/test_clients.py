@@ -206,6 +206,18 @@ class Nanoarrow(Balanced):
         self.assertEqual(pa.table(ad.Stream(nanoarrow.ArrayStream(table)).to("sim").to_host()), table)
 
 
+class Columns(Balanced):
+    """Streams of arrays that are no batches."""
+
+    def test_they_are_refused_and_their_chunks_are_not(self):
+        column = pa.chunked_array([[1], [2, None]])
+        for stream in (column, pl.Series([1, 2])):
+            with self.assertRaisesRegex(ValueError, "needs a struct, not Int64; import arrays of other types one by one"):
+                ad.Stream(stream)
+        for chunk in column.chunks:
+            self.assertEqual(pa.array(ad.Array(chunk)), chunk)
+
+
 class TextsUnderNulls(Balanced):
     """Others accept whatever is there."""
 
