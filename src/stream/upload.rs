@@ -6,14 +6,14 @@ use std::iter::from_fn;
 use std::task::{Context, Poll};
 
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
-use arrow_schema::SchemaRef;
+use arrow_schema::{ArrowError, SchemaRef};
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::data::node::View;
 #[cfg(feature = "async")]
 use crate::device::Completion;
-use crate::device::{Device, Process, Queue, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
 use crate::stream::reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
@@ -115,7 +115,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         let mut reader = (!ended).then_some(reader);
         let next = move || Some(reader.as_mut()?.next()?.map_err(Error::from));
         let read = ahead(from_fn(next), batches, || ())?;
-        let read = read.into_iter().map(|batch| Ok(batch?));
+        let read = from_fn(move || Some(read.recv().ok()?.map_err(ArrowError::from)));
         let reader = RecordBatchIterator::new(read, schema.clone());
         let uploading = UploadingReader {
             reader,
@@ -123,8 +123,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
             ended,
         };
         let uploaded = ahead(uploading, batches, || ())?;
-        let process = Process::this();
-        let next = move || match process.check(device, -1) {
+        let next = move || match uploaded.process.check(device, -1) {
             Ok(()) => uploaded.recv().ok(),
             Err(e) => Some(Err(e)),
         };

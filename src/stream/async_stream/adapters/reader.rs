@@ -1,7 +1,7 @@
 //! Readers as streams.
 
 use std::pin::Pin;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -13,14 +13,14 @@ use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
 use crate::error::Result;
 use crate::stream::DeviceRecordBatchReader;
-use crate::stream::ahead::ahead;
+use crate::stream::ahead::{Ahead, ahead};
 
 /// Makes a stream of a reader. A thread of its own reads it, so that a reader that blocks (the `get_next` of a foreign stream,
 /// for example) does not block a thread of the executor. The thread ends with the reader, after an error, or at the next batch
 /// after the stream has been dropped.
 #[derive(Debug)]
 pub struct ReaderStream {
-    batches: Receiver<Result<DeviceRecordBatch>>,
+    batches: Ahead<DeviceRecordBatch>,
     task: Task,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
