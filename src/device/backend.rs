@@ -284,7 +284,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// As [`classify`](Self::classify), with the addresses around the bytes, and including them,
     /// that are known to be of that class: those of the whole allocation if the backend can tell.
-    /// An import asks once about each allocation, not about each buffer in it.
+    /// An import does not ask again about the next buffer in it.
     fn classify_allocation(
         &self,
         address: DevicePtr,

@@ -4,6 +4,7 @@
 //! error the array has been released, once. After success it is released when the last buffer,
 //! array, export or device work that uses its memory has ended.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -19,7 +20,6 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Arriving, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
 use crate::interchange::foreign::{MAX_BUFFERS, first_address, n_buffers_fit};
-use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
@@ -236,7 +236,7 @@ unsafe fn import(
         owner: &owner,
         any_address: device.id() == DeviceId::CPU,
         buffers: 0,
-        known: Known::default(),
+        known: None,
     };
     let node = device.within(|| {
         // SAFETY: the caller guarantees that the struct complies with the interface
@@ -254,7 +254,8 @@ struct Importer<'a> {
     any_address: bool,
     /// How many buffers there were so far.
     buffers: usize,
-    known: Known,
+    /// The backend's last answer: addresses of one class.
+    known: Option<(Range<usize>, AddressClass)>,
 }
 
 impl Importer<'_> {
@@ -470,10 +471,17 @@ impl Importer<'_> {
         if self.any_address {
             return AddressClass::HostAccessible;
         }
-        let device = self.device;
-        self.known.class(address.range(bytes), || {
-            device.backend().classify_allocation(address, bytes)
-        })
+        let wanted = address.range(bytes);
+        match &self.known {
+            Some((range, class)) if range.start <= wanted.start && wanted.end <= range.end => {
+                *class
+            }
+            _ => {
+                let (class, range) = self.device.backend().classify_allocation(address, bytes);
+                self.known = Some((range, class));
+                class
+            }
+        }
     }
 
     #[inline]

@@ -8,7 +8,6 @@ mod export;
 mod exporting;
 mod foreign;
 mod import;
-mod known;
 mod options;
 mod path;
 mod release;

@@ -114,6 +114,20 @@ fn simulated_devices_accept_their_own_only() {
         let mut foreign = Foreign::new(&ints().to_data(), &place.device);
         foreign.root().length = 1000;
         refused(&place, foreign, "array.buffers[");
+        // Beyond what was found to be the device's for another column.
+        let pair = of(struct_of(vec![
+            ("a", DataType::Int32),
+            ("b", DataType::Int32),
+        ]));
+        let mut foreign = Foreign::new(&pair.to_data(), &place.device);
+        let values = foreign.buffer(&[0], 1);
+        foreign.at(&[0]).null_count = 0;
+        foreign.set_buffer(&[0], 0, ptr::null());
+        let second = foreign.at(&[1]);
+        (second.length, second.null_count) = (1000, 0);
+        foreign.set_buffer(&[1], 0, ptr::null());
+        foreign.set_buffer(&[1], 1, values);
+        refused(&place, foreign, "array.children[1].buffers[1]");
         // Events that are not this device's.
         let mut no_event = 0u64;
         let theirs = other.device.default_queue().record().unwrap().unwrap();
