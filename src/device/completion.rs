@@ -50,6 +50,15 @@ impl Completion {
     }
 }
 
+/// Waits for an event, if there is one.
+#[cfg(feature = "async")]
+pub(crate) async fn completion(event: Option<SyncEvent>) -> Result<()> {
+    match event {
+        Some(event) => Completion::of(event).await,
+        None => Ok(()),
+    }
+}
+
 impl Future for Completion {
     type Output = Result<()>;
 

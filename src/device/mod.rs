@@ -53,6 +53,8 @@ pub use backend::{
     device_error,
 };
 pub(crate) use completion::Completion;
+#[cfg(feature = "async")]
+pub(crate) use completion::completion;
 pub(crate) use cpu::{ALIGNMENT, HostBackend};
 pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};

@@ -12,6 +12,8 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
+#[cfg(feature = "async")]
+use crate::device::completion;
 use crate::device::{Handover, SyncEvent};
 use crate::error::Result;
 use crate::interchange::c_array::{self, EventKeeper};
@@ -111,8 +113,37 @@ fn export(
     }
 }
 
+/// As [`DeviceRecordBatch::export_array`]. A poll never blocks: the task waits for the memory ([`SyncPolicy::Wait`]), and for
+/// validity bitmaps that must be read.
+#[cfg(feature = "async")]
+pub(crate) async fn export_async(
+    batch: DeviceRecordBatch,
+    options: ExportOptions,
+) -> Result<FFI_ArrowDeviceArray> {
+    let mut array = batch.as_struct().clone();
+    array.device().backend().check_export()?;
+    let export = Export {
+        as_batch: true,
+        counts: options.counts_nulls(),
+    };
+    if Bitmaps::needed(&array, export) {
+        if array.device().is_host_readable() {
+            // The host reads the bitmaps in place.
+            completion(array.ready_event()?).await?;
+        }
+        let mut bitmaps = Bitmaps::start(&array, export)?;
+        completion(bitmaps.reading.event().cloned()).await?;
+        bitmaps.reading.waited();
+        array = bitmaps.finish(&array)?;
+    }
+    if handover(&array, options.sync) == Handover::Wait {
+        completion(array.ready_event()?).await?;
+    }
+    export_resolved(&array, &options, true)
+}
+
 /// Exports an array whose bitmaps need not be read any more.
-pub(super) fn export_resolved(
+fn export_resolved(
     array: &DeviceArray,
     options: &ExportOptions,
     as_batch: bool,
@@ -136,7 +167,7 @@ pub(super) fn export_resolved(
 }
 
 /// Returns what an export of the array hands over. With [`Handover::Wait`] the memory must be ready.
-pub(super) fn handover(array: &DeviceArray, sync: SyncPolicy) -> Handover {
+fn handover(array: &DeviceArray, sync: SyncPolicy) -> Handover {
     let device = array.device();
     match device.backend().handover() {
         _ if sync == SyncPolicy::Wait => Handover::Wait,

@@ -17,6 +17,8 @@ use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::data::nulls::NullCounting;
 use crate::data::{DeviceArray, DeviceRecordBatch};
+#[cfg(feature = "async")]
+use crate::device::completion;
 use crate::device::{AddressClass, Arriving, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
 use crate::interchange::foreign::{MAX_BUFFERS, first_address, n_buffers_fit};
@@ -24,6 +26,8 @@ use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate;
+#[cfg(feature = "async")]
+use crate::interchange::validate::validate_async;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
@@ -167,13 +171,34 @@ impl DeviceRecordBatch {
     }
 }
 
+/// Checks a batch after [`DeviceRecordBatch::import_unread`] as [`DeviceRecordBatch::import_as`] does, and returns it. A poll never
+/// blocks.
+#[cfg(feature = "async")]
+pub(crate) async fn check_async(
+    batch: DeviceRecordBatch,
+    validation: Validation,
+) -> Result<DeviceRecordBatch> {
+    let (array, full) = (batch.as_struct(), validation == Validation::Full);
+    // Nothing is read of most batches.
+    if full || array.null_count().is_none() {
+        completion(array.ready_event()?).await?;
+    }
+    if let Some(mut counting) = start_counting(array, validation)? {
+        completion(counting.reading.event().cloned()).await?;
+        counting.reading.waited();
+        counting.finish(array)?;
+    }
+    check_no_nulls(array)?;
+    if full {
+        validate_async(array).await?;
+    }
+    Ok(batch)
+}
+
 /// Starts to count the nulls that an import of a batch has to count: all, to check the counts that
 /// are stated, or those of the root if its count is not stated. In the former case, the sizes that
 /// the check of the values needs are read along with them.
-pub(super) fn start_counting(
-    array: &DeviceArray,
-    validation: Validation,
-) -> Result<Option<NullCounting>> {
+fn start_counting(array: &DeviceArray, validation: Validation) -> Result<Option<NullCounting>> {
     match validation {
         Validation::Full => NullCounting::start_all(array),
         Validation::Structure if array.null_count().is_none() => {

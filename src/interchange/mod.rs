@@ -1,11 +1,7 @@
 //! Import and export of the C structs, and the rules of their ownership.
 
 mod c_array;
-#[cfg(feature = "async")]
-mod checking;
 mod export;
-#[cfg(feature = "async")]
-mod exporting;
 mod foreign;
 mod import;
 mod options;
@@ -15,8 +11,8 @@ pub(crate) mod schema;
 pub(crate) mod validate;
 
 #[cfg(feature = "async")]
-pub(crate) use checking::Checking;
+pub(crate) use export::export_async;
 #[cfg(feature = "async")]
-pub(crate) use exporting::Exporting;
+pub(crate) use import::check_async;
 pub use options::{ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation};
 pub use release::ReleasePolicy;

@@ -35,7 +35,7 @@ pub enum Validation {
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
     devices: Option<Devices>,
-    pub(super) validation: Validation,
+    pub(crate) validation: Validation,
     pub(super) metal: bool,
 }
 

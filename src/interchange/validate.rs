@@ -25,10 +25,14 @@ use arrow_schema::{DataType, Field, FieldRef, UnionFields};
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
 use crate::data::build::struct_array;
+#[cfg(feature = "async")]
+use crate::data::host::unwrap;
 use crate::data::layout::child_field;
 use crate::data::node::Node;
 use crate::error::Result;
 use crate::interchange::path::Path;
+#[cfg(feature = "async")]
+use crate::transfer::{Arriving, Extent};
 
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
 /// may be invalid; where the host cannot read it, those are copied to the host first.
@@ -42,9 +46,21 @@ pub(super) fn validate(array: &DeviceArray) -> Result<()> {
     }
 }
 
+/// As [`validate`]. A poll never blocks.
+#[cfg(feature = "async")]
+pub(super) async fn validate_async(array: &DeviceArray) -> Result<()> {
+    let Some(doubtful) = doubtful(array)? else {
+        return Ok(());
+    };
+    let (array, queue) = (doubtful.into_owned(), array.device().default_queue());
+    let mut coming = Box::new(Arriving::new(array, Extent::Reachable, queue));
+    let host = std::future::poll_fn(|cx| coming.poll(cx)).await?;
+    check(&unwrap(&host)?)
+}
+
 /// Returns what of an imported array may be invalid: `None` if no value can be, of numbers and bits, say. Such columns of a struct
 /// that the host cannot read are left out: columns of nulls take their places.
-pub(super) fn doubtful(array: &DeviceArray) -> Result<Option<Cow<'_, DeviceArray>>> {
+fn doubtful(array: &DeviceArray) -> Result<Option<Cow<'_, DeviceArray>>> {
     let root = array.node();
     if !may_be_invalid(root, true) {
         return Ok(None);
@@ -98,7 +114,7 @@ fn may_be_invalid(node: &Node, nullable: bool) -> bool {
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path, and with arrow-rs's text if arrow-rs rejects the data.
-pub(super) fn check(data: &ArrayData) -> Result<()> {
+fn check(data: &ArrayData) -> Result<()> {
     node(data, &Path::Root("array"))
 }
 

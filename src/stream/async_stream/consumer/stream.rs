@@ -1,6 +1,7 @@
 //! The stream that a handler fills.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,7 +18,7 @@ use crate::abi::ArrowDeviceType;
 use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
-use crate::interchange::{Checking, ImportOptions};
+use crate::interchange::{ImportOptions, check_async};
 
 /// The receiving end of a handler. Dropping it cancels the stream.
 #[derive(Debug)]
@@ -69,13 +70,23 @@ impl Future for Opening {
 /// A batch carries the event after which it may be read. The stream itself waits for that event in two cases only: for
 /// [`Validation::Full`](crate::Validation::Full), and for a root array whose validity bitmap has no known null count. The
 /// task is then woken once the checked data has been copied to the host.
-#[derive(Debug)]
 pub struct AsyncDeviceRecordBatchStream {
     /// `None` once it has ended.
     consumer: Option<Consumer>,
     opened: Opened,
     /// A batch that is being checked.
-    arrived: Option<(Checking, AsyncBatch)>,
+    arrived: Option<Checking>,
+}
+
+type Checking = Pin<Box<dyn Future<Output = Result<AsyncBatch>> + Send + Sync>>;
+
+impl fmt::Debug for AsyncDeviceRecordBatchStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncDeviceRecordBatchStream")
+            .field("consumer", &self.consumer)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
 }
 
 impl AsyncDeviceRecordBatchStream {
@@ -158,7 +169,7 @@ impl AsyncDeviceRecordBatchStream {
 }
 
 impl Consumer {
-    fn extract(&mut self, task: Task, opened: &Opened) -> Result<(Checking, AsyncBatch)> {
+    fn extract(&mut self, task: Task, opened: &Opened) -> Result<Checking> {
         let inbox = &self.shared.inbox;
         let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
             // `on_error` may have reported more.
@@ -179,7 +190,11 @@ impl Consumer {
         let (schema, options) = (opened.schema.clone(), &self.options);
         // SAFETY: the caller of `handler` guarantees that the producer's arrays may be imported.
         let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
-        Ok((Checking::new(options), AsyncBatch { batch, metadata }))
+        let validation = options.validation;
+        Ok(Box::pin(async move {
+            let batch = check_async(batch, validation).await?;
+            Ok(AsyncBatch { batch, metadata })
+        }))
     }
 }
 
@@ -205,14 +220,14 @@ impl Stream for AsyncDeviceRecordBatchStream {
                 Err(e) => return this.fail(e),
             }
         }
-        let checked = match &mut this.arrived {
-            Some((checking, batch)) => ready!(checking.poll(&batch.batch, cx)),
-            None => return Poll::Pending,
+        let Some(checking) = &mut this.arrived else {
+            return Poll::Pending;
         };
-        match (checked, this.arrived.take()) {
-            (Ok(()), Some((_, batch))) => Poll::Ready(Some(Ok(batch))),
-            (Ok(()), None) => Poll::Pending,
-            (Err(e), _) => this.fail(e),
+        let checked = ready!(checking.as_mut().poll(cx));
+        this.arrived = None;
+        match checked {
+            Ok(batch) => Poll::Ready(Some(Ok(batch))),
+            Err(e) => this.fail(e),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowDe
 use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
 use crate::error::{Error, Result};
 use crate::interchange::schema::{encode_metadata, export_schema};
-use crate::interchange::{ExportOptions, Exporting};
+use crate::interchange::{ExportOptions, export_async};
 
 /// The most batches that one poll sends, so that other tasks get their turn.
 const BUDGET: usize = 32;
@@ -145,6 +145,9 @@ enum Stage {
     Over,
 }
 
+/// An export on its way.
+type Exporting = Pin<Box<dyn Future<Output = Result<FFI_ArrowDeviceArray>> + Send + Sync>>;
+
 /// Encoded.
 type Metadata = Option<Vec<u8>>;
 
@@ -204,10 +207,10 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
                     return Poll::Ready(Err(Error::argument(what)));
                 }
                 let metadata = encode_metadata(&metadata)?;
-                self.stage = Stage::Exporting(Exporting::new(batch, self.export), metadata);
+                self.stage = Stage::Exporting(Box::pin(export_async(batch, self.export)), metadata);
             }
             Stage::Exporting(exporting, metadata) => {
-                let array = ready!(exporting.poll(cx))?;
+                let array = ready!(exporting.as_mut().poll(cx))?;
                 self.stage = Stage::Send(array, metadata.take());
             }
             Stage::Send(..) if !wanted => return Poll::Pending,
