@@ -161,10 +161,10 @@ impl Device {
         self.0.counters.snapshot()
     }
 
-    /// Sets how many threads may pack a large upload: the thread that calls the upload, and others that live as long as
-    /// that call. 1 means no other thread, 0 the default: as many as there are cores, but at most 4. More than 8 are not used.
+    /// Sets how many threads may pack a large upload: the thread that calls the upload, and others, which start at the first such
+    /// upload and serve all devices. 1 means no other thread, 0 the default: half of the cores, but at most 8. More than 8 are not used.
     ///
-    /// Other threads help from 2 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
+    /// Other threads help from 1 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
     /// of 1 MiB and more, is not packed. Uploads on a per-thread default stream are always packed by one thread.
     ///
     /// ```
@@ -183,7 +183,8 @@ impl Device {
         match self.0.packing_threads.load(Ordering::Relaxed) {
             // The system is asked once, because it reads files to answer.
             0 => {
-                *CORES.get_or_init(|| available_parallelism().map_or(1, |cores| cores.get().min(4)))
+                let half = |cores: std::num::NonZeroUsize| (cores.get() / 2).clamp(1, 8);
+                *CORES.get_or_init(|| available_parallelism().map_or(1, half))
             }
             threads => threads,
         }

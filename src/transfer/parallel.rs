@@ -1,24 +1,24 @@
 //! Packing of large uploads by several threads. Each fills whole staging slabs and queues their copies, in any order.
 
-use std::iter::repeat_with;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{Builder, ScopedJoinHandle, scope};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use crate::abi::guard::{call_foreign, callback};
-use crate::device::{DevicePtr, Queue, TransferStats};
+use crate::device::{DevicePtr, Queue, TransferStats, lock};
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Made, Piece};
+use crate::transfer::helpers::{Job, offer};
 use crate::transfer::plan::Plan;
 use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 
-/// The number of packed bytes from which on other threads help. A scoped thread took 0.03 to 0.06 ms to start and to join on a two-core
-/// AMD EPYC under load, in which one thread packs half a MiB. With this number an upload of 14.3 MiB took 1.08 ms to an H200 beside 16
-/// cores, and 1.70 ms packed by one thread. On two cores that were busy otherwise, a second thread lost from 2 to 8 MiB.
-const LEAST: usize = 2 << 20;
+/// The number of packed bytes from which on other threads help. With one thread an upload to an H200 was slower than a copy from
+/// ordinary memory for each column from 1 to 4 MiB: 124 us and 119, 236 and 188, 447 and 380.
+const LEAST: usize = 1 << 20;
 /// The most threads that are used, so that each has several slabs of the ring.
 const MOST: usize = RING / CHUNK / 8;
+/// The bytes of the smallest slab that is worth a thread's time.
+const SMALLEST: usize = CHUNK / 8;
 
 /// Returns how many threads are to upload a plan of `bytes` bytes on `queue`.
 pub(super) fn threads(queue: &Queue, bytes: usize) -> usize {
@@ -30,17 +30,31 @@ pub(super) fn threads(queue: &Queue, bytes: usize) -> usize {
 }
 
 /// What is packed into the slabs of an upload.
-struct Work<'a> {
-    made: &'a Made,
+struct Work {
+    made: Made,
     parts: Vec<Part>,
-    /// The parts of each slab. Every slab but the last has [`CHUNK`] bytes.
+    /// The parts of each slab.
     slabs: Vec<Range<usize>>,
+    /// Bytes of every slab but the last.
+    chunk: usize,
     /// Bytes of all parts.
     bytes: usize,
     /// The next slab that no thread has taken.
     next: AtomicUsize,
     /// The first error of a thread, after which no other slab is begun.
     failed: OnceLock<Error>,
+    helpers: Mutex<Helpers>,
+    ended: Condvar,
+}
+
+/// The other threads of an upload.
+#[derive(Default)]
+struct Helpers {
+    /// `None` before it begins, and after its end: then a thread that comes late has nothing to do.
+    queue: Option<Queue>,
+    /// How many pack.
+    active: usize,
+    done: Vec<(Slabs, TransferStats)>,
 }
 
 /// Bytes `start..end` of a piece's region.
@@ -57,12 +71,13 @@ struct Part {
 /// The host can read the sources. They, the staging slabs and the device slab, which has room for the plan, live until all work
 /// that the queue has been given is done.
 pub(super) unsafe fn run(
-    plan: &Plan,
+    plan: &mut Plan,
     queue: &Queue,
     base: DevicePtr,
     threads: usize,
 ) -> (Result<()>, Slabs) {
-    let mut work = Work::new(&plan.made);
+    let chunk = (plan.bytes / (2 * threads)).next_multiple_of(SMALLEST);
+    let mut work = Work::new(std::mem::take(&mut plan.made), chunk.min(CHUNK));
     let mut straight = Vec::new();
     for (piece, _) in plan.pieces() {
         let done = direct(queue, &piece, DIRECT);
@@ -75,8 +90,9 @@ pub(super) unsafe fn run(
         true => 1,
         false => threads.min(work.slabs.len()),
     };
-    let slabs = RING / CHUNK / threads;
-    let mut first = Stage::new(queue, base, work.bytes, slabs);
+    let (bytes, chunk) = (work.bytes, work.chunk);
+    let slabs = RING / chunk / threads;
+    let mut first = Stage::new(queue, base, bytes, chunk, slabs);
     for (piece, bytes) in &straight {
         // SAFETY: the caller guarantees what `copy` asks for (see `# Safety`); the device can copy from there (`direct`).
         unsafe { first.copy(piece, *bytes) };
@@ -87,53 +103,87 @@ pub(super) unsafe fn run(
             return (Err(e), first.into_slabs());
         }
     }
-    let other = || Stage::new(queue, base, work.bytes, slabs);
-    let mut others: Vec<_> = repeat_with(other).take(threads - 1).collect();
-    scope(|scope| {
-        let work = &work;
-        let start = |stage| {
-            // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
-            let pack = move || queue.device().within(|| unsafe { work.pack(stage) });
-            let pack = move || TransferStats::scope(|| work.check(call_foreign("packing", pack)));
-            let name = "arrow-device packing".to_owned();
-            // Without the thread the others pack more.
-            Builder::new().name(name).spawn_scoped(scope, pack).ok()
-        };
-        let threads: Vec<_> = others.iter_mut().filter_map(start).collect();
-        // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
-        unsafe { work.pack(&mut first) };
-        // Their panics are errors.
-        for ((), stats) in threads.into_iter().flat_map(ScopedJoinHandle::join) {
-            stats.add_to_scope();
-        }
-    });
+    lock(&work.helpers).queue = Some(queue.clone());
+    let work = Arc::new(work);
+    let job = |_| -> Job {
+        let work = work.clone();
+        Box::new(move || {
+            let Some(queue) = work.begin() else { return };
+            let packed = TransferStats::scope(|| {
+                let mut stage = Stage::new(&queue, base, work.bytes, work.chunk, slabs);
+                let pack = || {
+                    // SAFETY: this thread has begun, so `run` waits for its end, and until then its caller guarantees what `pack` asks for.
+                    queue.device().within(|| unsafe { work.pack(&mut stage) });
+                };
+                work.check(call_foreign("packing", pack));
+                stage.into_slabs()
+            });
+            drop(queue);
+            work.end(packed);
+        })
+    };
+    offer((1..threads).map(job).collect());
+    // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
+    unsafe { work.pack(&mut first) };
     let mut slabs = first.into_slabs();
-    for stage in others {
-        slabs.append(stage.into_slabs());
+    for (more, stats) in work.close() {
+        slabs.append(more);
+        stats.add_to_scope();
     }
-    (work.failed.into_inner().map_or(Ok(()), Err), slabs)
+    let failed = work.failed.get().cloned();
+    (failed.map_or(Ok(()), Err), slabs)
 }
 
-impl<'a> Work<'a> {
-    fn new(made: &'a Made) -> Self {
+impl Work {
+    fn new(made: Made, chunk: usize) -> Self {
         Self {
             made,
             parts: Vec::new(),
             slabs: Vec::new(),
+            chunk,
             bytes: 0,
             next: AtomicUsize::new(0),
             failed: OnceLock::new(),
+            helpers: Mutex::default(),
+            ended: Condvar::new(),
         }
+    }
+
+    /// Says that another thread begins to pack, and on which queue; `None` if there is nothing left for it.
+    fn begin(&self) -> Option<Queue> {
+        let mut helpers = lock(&self.helpers);
+        let queue = helpers.queue.clone()?;
+        helpers.active += 1;
+        Some(queue)
+    }
+
+    fn end(&self, packed: (Slabs, TransferStats)) {
+        let mut helpers = lock(&self.helpers);
+        helpers.active -= 1;
+        helpers.done.push(packed);
+        drop(helpers);
+        self.ended.notify_one();
+    }
+
+    /// Lets no other thread begin, and waits for those that have.
+    fn close(&self) -> Vec<(Slabs, TransferStats)> {
+        let mut helpers = lock(&self.helpers);
+        let queue = helpers.queue.take();
+        let is_packing = |helpers: &mut Helpers| helpers.active > 0;
+        let ended = self.ended.wait_while(helpers, is_packing);
+        let done = std::mem::take(&mut ended.unwrap_or_else(PoisonError::into_inner).done);
+        drop(queue);
+        done
     }
 
     /// Adds the bytes of a piece's region from `start` on, to the last slab and to others.
     fn add(&mut self, piece: Piece, mut start: usize) {
         let region = piece.region();
         while start < region {
-            let room = CHUNK - self.bytes % CHUNK;
+            let room = self.chunk - self.bytes % self.chunk;
             let end = region.min(start + room);
             let i = self.parts.len();
-            match self.slabs.last_mut().filter(|_| room < CHUNK) {
+            match self.slabs.last_mut().filter(|_| room < self.chunk) {
                 Some(slab) => slab.end = i + 1,
                 None => self.slabs.push(i..i + 1),
             }
@@ -154,12 +204,12 @@ impl<'a> Work<'a> {
                 let Some(slab) = self.slabs.get(i) else {
                     break;
                 };
-                stage.left = self.bytes - i * CHUNK;
+                stage.left = self.bytes - i * self.chunk;
                 for part in &self.parts[slab.clone()] {
                     // What is copied directly leaves gaps.
                     stage.seek(part.piece.dst + part.start);
                     // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
-                    unsafe { stage.pack(&part.piece, self.made, part.start, part.end) }?;
+                    unsafe { stage.pack(&part.piece, &self.made, part.start, part.end) }?;
                 }
             }
             Ok(())
@@ -179,8 +229,8 @@ mod tests {
     use super::*;
     use crate::transfer::fix::Fix;
 
-    fn work<'a>(made: &'a Made, pieces: &[(usize, usize, Fix)]) -> Work<'a> {
-        let mut work = Work::new(made);
+    fn work(pieces: &[(usize, usize, Fix)]) -> Work {
+        let mut work = Work::new(Made::default(), CHUNK);
         for (bytes, done, fix) in pieces {
             let piece = Piece {
                 src: DevicePtr::NULL,
@@ -203,8 +253,7 @@ mod tests {
             (2 * CHUNK + 1, 64),
             (7, 0),
         ];
-        let made = Made::default();
-        let work = work(&made, &pieces.map(|(bytes, done)| (bytes, done, Fix::None)));
+        let work = work(&pieces.map(|(bytes, done)| (bytes, done, Fix::None)));
         let parts = work.parts.iter().map(|part| (part.start, part.end));
         let (middle, end) = (CHUNK + 64, 2 * CHUNK + 64);
         assert_eq!(
@@ -228,10 +277,9 @@ mod tests {
         let queue = crate::Devices::simulated().unwrap().default_queue();
         let memory = crate::DeviceBufferMut::allocate(&queue, 64).unwrap();
         // There are no ready bytes.
-        let made = Made::default();
-        let work = work(&made, &vec![(64, 0, Fix::Ready(1)); 3 * CHUNK / 64]);
-        let mut stages = [0; 2].map(|_| Stage::new(&queue, memory.address(), work.bytes, 4));
-        scope(|scope| {
+        let work = work(&vec![(64, 0, Fix::Ready(1)); 3 * CHUNK / 64]);
+        let mut stages = [0; 2].map(|_| Stage::new(&queue, memory.address(), work.bytes, CHUNK, 4));
+        std::thread::scope(|scope| {
             for stage in &mut stages {
                 // SAFETY: the pieces have no source; nothing is copied, because packing panics.
                 scope.spawn(|| unsafe { work.pack(stage) });

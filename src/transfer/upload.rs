@@ -29,7 +29,7 @@ pub(crate) fn upload(
 }
 
 /// As [`upload`], of a plan for `array`.
-fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
+fn upload_plan(mut plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let threads = parallel::threads(queue, plan.bytes);
     // SAFETY: planning waited for the source, which the host can read and `keep_until` keeps with the staging slabs until the
@@ -37,7 +37,7 @@ fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceA
     let (submitted, slabs) = unsafe {
         match threads {
             0 | 1 => on_this_thread(&plan, queue, slab.address()),
-            _ => parallel::run(&plan, queue, slab.address(), threads),
+            _ => parallel::run(&mut plan, queue, slab.address(), threads),
         }
     };
     // Lists may read the source even after an error. The slabs are returned to their pool before the source is dropped.
@@ -58,7 +58,7 @@ fn upload_plan(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<DeviceA
 /// The host can read the sources. They, the staging slabs and the device slab, which has room for the plan, live until all work
 /// that the queue has been given is done.
 unsafe fn on_this_thread(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Slabs) {
-    let mut stage = Stage::new(queue, base, plan.bytes, RING / CHUNK);
+    let mut stage = Stage::new(queue, base, plan.bytes, CHUNK, RING / CHUNK);
     // A piece of all bytes is the only one: its copy takes the place of the packed one.
     let least = DIRECT.min(plan.bytes);
     let submitted = guard::callback("packing", || {

@@ -71,7 +71,7 @@ fn staging_memory_is_bounded() {
 fn threads_of_a_device() {
     let device = Devices::cpu();
     let default = device.packing_threads();
-    assert!((1..=4).contains(&default), "{default}");
+    assert!((1..=8).contains(&default), "{default}");
     device.set_packing_threads(7);
     assert_eq!(device.packing_threads(), 7);
     device.set_packing_threads(0);
