@@ -33,8 +33,12 @@ pub(crate) fn has(memory: OpenClMemory) -> bool {
         Ok(found) => {
             let first = found.first().expect("a platform without devices");
             let has = first.memory.contains(&memory);
-            // PoCL has no unified shared memory.
-            let may_lack = memory == OpenClMemory::Usm && !first.platform.contains("Intel");
+            // PoCL has no unified shared memory, and NVIDIA's runtime no fine-grained memory either.
+            let may_lack = match memory {
+                OpenClMemory::Usm => !first.platform.contains("Intel"),
+                OpenClMemory::FineSvm => first.platform.contains("NVIDIA"),
+                _ => false,
+            };
             assert!(
                 has || may_lack || !is_required(),
                 "{first} has no {memory:?}"

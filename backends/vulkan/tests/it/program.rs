@@ -151,6 +151,11 @@ impl Drop for Program {
         unsafe {
             self.device.device_wait_idle().unwrap();
             self.device.destroy_command_pool(self.pool, None);
+            // NVIDIA's driver hangs if a thread of another test ends meanwhile.
+            let of = self.instance.get_physical_device_properties(self.physical);
+            if of.vendor_id == 0x10DE {
+                return;
+            }
             self.device.destroy_device(None);
             self.instance.destroy_instance(None);
         }
