@@ -383,13 +383,13 @@ unsafe fn change(fix: Fix, made: &Made, ids: DevicePtr, values: &mut [u8]) {
     match fix {
         Fix::Offsets { width, base } => rebase(values, width, base),
         Fix::Views(table) => renumber(values, &made.tables[table as usize]),
-        Fix::Union { starts, .. } => {
+        Fix::Union { starts, .. } if !ids.is_null() => {
             let rows = values.len() / 4;
             // SAFETY: the caller guarantees a readable type id for each row.
             let ids = unsafe { std::slice::from_raw_parts(ids.as_ptr().cast::<i8>(), rows) };
             advance(values, ids, &made.tables[starts as usize]);
         }
-        Fix::None | Fix::Bits { .. } | Fix::Ready(_) | Fix::Join(_) => {}
+        _ => {}
     }
 }
 

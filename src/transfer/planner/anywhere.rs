@@ -119,7 +119,10 @@ impl<'a> Planner<'a> {
             let table = |k: usize| {
                 let mut table = vec![0; 128];
                 for ((id, _), starts) in fields.iter().zip(&starts) {
-                    table[id as usize] = starts[k] as u32;
+                    let id = usize::try_from(id).ok();
+                    if let Some(start) = id.and_then(|id| table.get_mut(id)) {
+                        *start = starts[k] as u32;
+                    }
                 }
                 table
             };
