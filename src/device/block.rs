@@ -142,7 +142,8 @@ struct Idle {
 impl Default for SlabPool {
     fn default() -> Self {
         Self(Mutex::new(Idle {
-            blocks: VecDeque::new(),
+            // Never more, so that a return allocates nothing.
+            blocks: VecDeque::with_capacity(IDLE_BLOCKS + 1),
             bytes: 0,
             limit: IDLE_LIMIT,
         }))
@@ -205,7 +206,7 @@ impl SlabPool {
         let blocks = {
             let mut idle = lock(&self.0);
             idle.bytes = 0;
-            std::mem::take(&mut idle.blocks)
+            idle.blocks.drain(..).collect::<Vec<_>>()
         };
         for block in blocks {
             block.free(Some(backend));
