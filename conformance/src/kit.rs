@@ -61,19 +61,6 @@ impl Block {
         fill(queue, self.base, byte, self.bytes);
     }
 
-    /// Frees all but the first `keep` bytes, if the backend can do that in place.
-    pub(super) fn shrink(&mut self, keep: usize) -> bool {
-        note("shrink");
-        // SAFETY: `new` has allocated the memory, of which `bytes` bytes are left. Rules pass a
-        // smaller multiple of 64, and use the memory on this queue only.
-        let shrunk = unsafe { self.queue.raw().shrink(self.base, self.bytes, keep) };
-        let shrunk = shrunk.expect("shrink");
-        if shrunk {
-            self.bytes = keep;
-        }
-        shrunk
-    }
-
     /// Sets the queue to free the memory on, which has waited for all work that uses it.
     pub(super) fn free_on(mut self, queue: &Queue) {
         self.queue = queue.clone();

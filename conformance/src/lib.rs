@@ -128,10 +128,8 @@ rules! {
         "free takes effect after all work that the queue was given before"
     "free.elsewhere" memory::free_elsewhere:
         "memory may be freed on another queue and thread than it was allocated on"
-    "shrink.in-order" memory::shrink:
-        "shrink frees the end of an allocation after all work that the queue was given before, or does nothing and says so"
     "shrink.to-fit" memory::shrink_to_fit:
-        "a buffer that shrinks keeps its content, by one copy or none, without a wait"
+        "a buffer that shrinks keeps its content, by one copy, without a wait"
     "host.allocate" host::allocate:
         "allocate_host returns writable memory, aligned to 64 bytes, which any thread may free"
     "host.slab" host::slab:

@@ -419,25 +419,9 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// is lost: the caller does not own it again.
     ///
     /// # Safety
-    /// `base` and `bytes` are those of one call of `allocate` on this device, less what
-    /// [`shrink`](Self::shrink) has freed of it, and are freed once. This queue waits for work on
-    /// other queues that uses the memory.
+    /// `base` and `bytes` are those of one call of `allocate` on this device, and are freed once.
+    /// This queue waits for work on other queues that uses the memory.
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()>;
-
-    /// Frees the end of an allocation in place: the first `keep` bytes stay where they are, and the
-    /// rest is freed after all work that was queued before. Never waits. Returns `Ok(false)`, and
-    /// does nothing, if the backend cannot free a part of an allocation. After `Ok(true)` the
-    /// allocation has `keep` bytes, for [`free`](Self::free) too. After an error it is unchanged.
-    ///
-    /// # Safety
-    /// `base` and `bytes` are those of one call of `allocate` on this device, or of a later
-    /// `shrink`, and are not freed. `keep` is a multiple of 64, more than 0 and less than `bytes`.
-    /// This queue waits for work on other queues that uses the bytes that are freed, and the free
-    /// of the others is ordered after this.
-    unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
-        let _ = (base, bytes, keep);
-        Ok(false)
-    }
 
     /// Queues copies, which run in any order among themselves. If this returns an error, none of
     /// them runs.

@@ -151,19 +151,6 @@ impl Queue {
     }
 
     /// # Safety
-    /// As [`RawQueue::shrink`].
-    pub(crate) unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
-        // SAFETY: the caller guarantees a live allocation of `bytes` bytes, of which `keep` is a
-        // smaller multiple of 64, and that this queue waits for uses of the rest on other queues
-        // (see `# Safety`).
-        let shrunk = unsafe { self.raw.shrink(base, bytes, keep) }?;
-        if shrunk {
-            Counters::add(&self.device.counters().shrinks, 1);
-        }
-        Ok(shrunk)
-    }
-
-    /// # Safety
     /// As [`RawQueue::copy`].
     pub(crate) unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         if copies.is_empty() {

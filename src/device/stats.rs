@@ -73,9 +73,6 @@ stats! {
     allocated_bytes,
     /// Frees of device memory.
     frees,
-    /// Allocations of device memory whose end was freed in place
-    /// ([`DeviceBufferMut::shrink_to_fit`](crate::DeviceBufferMut::shrink_to_fit)).
-    shrinks,
     /// New host slabs (page-locked where the device has such memory). Reused ones are not counted.
     host_allocations,
     /// Copies queued.

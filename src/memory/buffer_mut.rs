@@ -98,8 +98,8 @@ impl DeviceBufferMut {
         self.capacity
     }
 
-    /// Returns the address of the first byte, for work that writes to it. Changes if [`shrink_to_fit`](Self::shrink_to_fit)
-    /// copies.
+    /// Returns the address of the first byte, for work that writes to it. [`shrink_to_fit`](Self::shrink_to_fit)
+    /// changes it.
     pub fn address(&self) -> DevicePtr {
         self.base
     }
@@ -122,23 +122,14 @@ impl DeviceBufferMut {
     /// Frees the memory after the buffer's length and its padding to 64 bytes, once all work that the queue was given so far has
     /// completed. Does not wait.
     ///
-    /// If the device can free a part of an allocation, nothing is copied and the address stays. The simulated device can; CUDA, HIP
-    /// and the CPU cannot: there, the content is copied to a smaller allocation by one copy on the device, and work that is queued
-    /// from now on must use the new [`address`](Self::address). Work on other queues that uses the memory must be ordered before,
+    /// The content is copied to a smaller allocation by one copy on the device, and work that is queued from now on must use the new
+    /// [`address`](Self::address). Work on other queues that uses the memory must be ordered before,
     /// as for the drop of the buffer. Without memory to free, nothing happens.
     ///
     /// # Errors
     /// Returns [`Error::OutOfMemory`], or the device's own error. The buffer is unchanged then.
     pub fn shrink_to_fit(&mut self) -> Result<()> {
-        let keep = self.padded();
-        if keep == self.capacity {
-            return Ok(());
-        }
-        // SAFETY: `base` is a live allocation of `capacity` bytes, `keep` is 0 or a smaller multiple of 64. The caller orders
-        // work on other queues before this one, as `queue` asks.
-        if keep > 0 && unsafe { self.queue.shrink(self.base, self.capacity, keep) }? {
-            self.capacity = keep;
-            self.live.shrink(keep);
+        if self.padded() == self.capacity {
             return Ok(());
         }
         let mut smaller = Self::allocate(&self.queue, self.len)?;

@@ -95,20 +95,13 @@ impl Counted {
             (live, bytes)
         }))
     }
-
-    /// So many bytes are left; the rest has been freed.
-    pub(crate) fn shrink(&mut self, keep: usize) {
-        if let Some((live, bytes)) = &mut self.0 {
-            let freed = bytes.saturating_sub(keep);
-            live.0.fetch_sub(freed, Relaxed);
-            *bytes -= freed;
-        }
-    }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.shrink(0);
+        if let Some((live, bytes)) = &self.0 {
+            live.0.fetch_sub(*bytes, Relaxed);
+        }
     }
 }
 
@@ -167,18 +160,5 @@ mod tests {
             // SAFETY: these bytes were taken out of their only holder.
             unsafe { queue.free(base, bytes) };
         });
-    }
-
-    #[test]
-    #[cfg(all(feature = "sim", target_os = "linux", not(miri)))]
-    fn a_free_in_place_is_subtracted() {
-        let live = LiveBytes::default();
-        let queue = Devices::simulated().unwrap().default_queue();
-        let mut buffer = live.scope(|| DeviceBufferMut::allocate(&queue, 640).unwrap());
-        buffer.truncate(70);
-        buffer.shrink_to_fit().unwrap();
-        assert_eq!(live.get(), 128);
-        drop(buffer);
-        assert_eq!(live.get(), 0);
     }
 }

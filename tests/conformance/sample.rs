@@ -56,12 +56,7 @@ fn suite(host_readable: bool) {
         .strict();
     let report = run(&subject);
     let skipped: Vec<_> = report.skipped().map(|(rule, _)| rule.name()).collect();
-    let expected = [
-        "event.synchronous",
-        "shrink.in-order",
-        "host.allocate",
-        "export.refused",
-    ];
+    let expected = ["event.synchronous", "host.allocate", "export.refused"];
     let unreadable = (!host_readable).then_some("allocate.initialised");
     assert_eq!(
         skipped,

@@ -44,9 +44,6 @@ pub(crate) enum Twist {
     FillGoesTooFar,
     FreesAtOnce,
     FreeWaits,
-    ShrinksAtOnce,
-    ShrinksInName,
-    ShrinksElsewhere,
     Misaligned,
     NeverNotifies,
     NotifiesEarly,
@@ -386,30 +383,6 @@ unsafe impl RawQueue for WrappedQueue {
                     self.sim.synchronize()
                 }
                 _ => self.queue.free(base, bytes),
-            }
-        }
-    }
-
-    unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
-        // SAFETY: the caller guarantees a live allocation of `bytes` bytes and a smaller multiple of 64; what a twist breaks, the
-        // simulated device refuses and notes.
-        unsafe {
-            match self.twist {
-                // Memory of a twisted address.
-                Twist::Misaligned => Ok(false),
-                Twist::ShrinksInName => Ok(true),
-                Twist::ShrinksAtOnce => {
-                    self.side.shrink(base, bytes, keep)?;
-                    let event = self.side.record()?;
-                    let waited = self.sim.wait_event(event);
-                    self.sim.release_event(event);
-                    waited.map(|()| true)
-                }
-                Twist::ShrinksElsewhere => {
-                    self.queue.fill(base, 0, keep)?;
-                    self.queue.shrink(base, bytes, keep)
-                }
-                _ => self.queue.shrink(base, bytes, keep),
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::simkit::*;
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_device::device::DevicePtr;
-use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
+use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceBufferMut, Devices, Error, HostSlab, Queue, TransferStats,
 };
@@ -14,17 +14,6 @@ use arrow_schema::DataType;
 
 fn cost<T>(work: impl FnOnce() -> T) -> (T, TransferStats) {
     TransferStats::scope(work)
-}
-
-/// Simulated devices of both modes: one that shrinks allocations in place, and one that cannot.
-fn sims() -> Vec<(Sim, bool)> {
-    let both = |shrink| {
-        MODES.map(|mode| {
-            let config = SimConfig::default().with_mode(mode).with_shrink(shrink);
-            (Sim::with(config), shrink)
-        })
-    };
-    both(true).into_iter().chain(both(false)).collect()
 }
 
 /// Writes consecutive numbers from `first` on.
@@ -41,7 +30,7 @@ fn write(queue: &Queue, at: DevicePtr, first: i32, values: usize) {
 
 #[test]
 fn a_buffer_comes_to_the_host() {
-    for (sim, _) in sims() {
+    for sim in MODES.map(Sim::new) {
         let queue = sim.new_queue().unwrap();
         let memory = DeviceBufferMut::for_values::<i32>(&queue, 1000).unwrap();
         write(&queue, memory.address(), 5, 1000);
@@ -99,11 +88,10 @@ fn sizes_of_values_and_bitmaps() {
 /// In place without a copy and at the same address, or by one copy; work that was queued before sees all of the memory.
 #[test]
 fn buffers_shrink() {
-    for (sim, in_place) in sims() {
+    for sim in MODES.map(Sim::new) {
         let queue = sim.new_queue().unwrap();
         let mut memory = DeviceBufferMut::for_values::<i32>(&queue, 1000).unwrap();
         write(&queue, memory.address(), 5, 1000);
-        let address = memory.address();
 
         let (_, stats) = cost(|| memory.truncate(4000));
         assert_eq!((memory.len(), memory.capacity()), (4000, 4032));
@@ -115,24 +103,11 @@ fn buffers_shrink() {
         memory.truncate(400);
         assert_eq!((memory.len(), memory.capacity()), (400, 4032));
         let (_, stats) = cost(|| memory.shrink_to_fit().unwrap());
-        let expected = match in_place {
-            true => TransferStats::default(),
-            false => {
-                let mut copied = TransferStats::default();
-                (copied.allocations, copied.allocated_bytes) = (1, 448);
-                (copied.copies, copied.bytes_on_device, copied.frees) = (1, 400, 1);
-                copied
-            }
-        };
-        assert_eq!(stats.shrinks, u64::from(in_place));
-        let rest = stats.since(&{
-            let mut shrinks = TransferStats::default();
-            shrinks.shrinks = stats.shrinks;
-            shrinks
-        });
-        assert_eq!(rest, expected);
+        let mut copied = TransferStats::default();
+        (copied.allocations, copied.allocated_bytes) = (1, 448);
+        (copied.copies, copied.bytes_on_device, copied.frees) = (1, 400, 1);
+        assert_eq!(stats, copied);
         assert_eq!((memory.len(), memory.capacity()), (400, 448));
-        assert_eq!(memory.address() == address, in_place);
         // The larger allocation is freed already, as soon as its work is done.
         assert_eq!(sim.sim.report().live_bytes, 448);
 
@@ -151,7 +126,7 @@ fn buffers_shrink() {
 /// Nothing is left of a buffer without bytes, and its memory goes if it is dropped or frozen without a shrink.
 #[test]
 fn truncated_buffers_are_freed_whole() {
-    for (sim, _) in sims() {
+    for sim in MODES.map(Sim::new) {
         let queue = sim.default_queue();
         let fresh = || {
             let mut memory = DeviceBufferMut::allocate(&queue, 1000).unwrap();
@@ -161,7 +136,7 @@ fn truncated_buffers_are_freed_whole() {
         let mut none = fresh();
         none.truncate(0);
         let (_, stats) = cost(|| none.shrink_to_fit().unwrap());
-        assert_eq!((stats.frees, stats.copies, stats.shrinks), (1, 0, 0));
+        assert_eq!((stats.frees, stats.copies), (1, 0));
         assert_eq!((none.capacity(), none.address().is_null()), (0, true));
         assert!(none.freeze().unwrap().is_empty());
         drop(fresh());
@@ -178,31 +153,19 @@ fn truncated_buffers_are_freed_whole() {
 /// A failed shrink leaves the buffer as it was, and the next one succeeds.
 #[test]
 fn shrinks_that_fail() {
-    for (sim, in_place) in sims() {
+    for sim in MODES.map(Sim::new) {
         let queue = sim.default_queue();
-        let faults: &[FaultOp] = match in_place {
-            true => &[FaultOp::Shrink],
-            false => &[FaultOp::Shrink, FaultOp::Allocate, FaultOp::Copy],
-        };
-        for op in faults {
+        for op in [FaultOp::Allocate, FaultOp::Copy] {
             let mut memory = DeviceBufferMut::for_values::<i32>(&queue, 1000).unwrap();
             write(&queue, memory.address(), 5, 1000);
             memory.truncate(400);
             sim.faults().clear();
-            sim.faults().fail_nth(*op, 1);
-            let result = memory.shrink_to_fit();
-            // A device that cannot shrink is not asked to.
-            assert_eq!(
-                result.is_err(),
-                in_place || *op != FaultOp::Shrink,
-                "{op:?}"
-            );
+            sim.faults().fail_nth(op, 1);
+            memory.shrink_to_fit().unwrap_err();
             sim.faults().clear();
-            if result.is_err() {
-                assert_eq!((memory.len(), memory.capacity()), (400, 4032));
-                assert_eq!(sim.sim.report().live_bytes, 4032);
-                memory.shrink_to_fit().unwrap();
-            }
+            assert_eq!((memory.len(), memory.capacity()), (400, 4032));
+            assert_eq!(sim.sim.report().live_bytes, 4032);
+            memory.shrink_to_fit().unwrap();
             let host = memory.freeze().unwrap().to_host().unwrap();
             assert_eq!(host.typed_data::<i32>()[..3], [5, 6, 7]);
             assert_eq!(host.len(), 400);

@@ -22,7 +22,7 @@ fn the_kernels_of_the_example() {
             above: &|column, limit| example::above(column, limit, &queue).unwrap(),
         };
         crate::kernel_suite::check(&sim, &kernels);
-        crate::kernel_suite::check_costs(&sim, &kernels, true);
+        crate::kernel_suite::check_costs(&sim, &kernels);
         drop(queue);
         sim.assert_done();
     }

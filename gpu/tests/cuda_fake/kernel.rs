@@ -97,7 +97,7 @@ fn the_kernels_of_the_example() {
     for flags in MODES {
         let rig = Rig::new(flags);
         with_kernels(&rig, |kernels| {
-            kernel_suite::check_costs(&rig, kernels, false);
+            kernel_suite::check_costs(&rig, kernels);
         });
         rig.end();
     }

@@ -12,7 +12,7 @@
 //! | [`exit`] | leaving the runtime alone while the process ends | backends of runtimes whose libraries are unloaded then |
 //!
 //! CUDA and ROCm use all but `Reserved`, `exit` and `Failure`, since their contexts remember a code that each operation reports under its own
-//! name. The simulated device keeps its own table of allocations, which it changes in place while they are freed or shrunk.
+//! name. The simulated device keeps its own table of allocations, which it changes in place while they are freed.
 //!
 //! All may be used on any thread, wait for nothing unless they say so, and call no runtime by themselves. A queue is named by a
 //! [`queue_number`] that it gets when it is made.

@@ -27,13 +27,11 @@ pub struct SimConfig {
     pub(super) fill: bool,
     pub(super) bytes_per_second: Option<u64>,
     pub(super) peer_access: bool,
-    pub(super) shrink: bool,
 }
 
 impl Default for SimConfig {
     /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), a quarantine of
-    /// 64 MiB, memory filled when fresh and when freed, copies at full speed, no peer access,
-    /// allocations that shrink in place.
+    /// 64 MiB, memory filled when fresh and when freed, copies at full speed, no peer access.
     fn default() -> Self {
         Self {
             mode: SimMode::default(),
@@ -42,7 +40,6 @@ impl Default for SimConfig {
             fill: true,
             bytes_per_second: None,
             peer_access: false,
-            shrink: true,
         }
     }
 }
@@ -91,15 +88,6 @@ impl SimConfig {
     #[must_use]
     pub fn with_peer_access(mut self, peer_access: bool) -> Self {
         self.peer_access = peer_access;
-        self
-    }
-
-    /// Sets whether allocations shrink in place
-    /// ([`RawQueue::shrink`](crate::device::RawQueue::shrink)). Most real devices cannot do that:
-    /// there, [`DeviceBufferMut::shrink_to_fit`](crate::DeviceBufferMut::shrink_to_fit) copies.
-    #[must_use]
-    pub fn with_shrink(mut self, shrink: bool) -> Self {
-        self.shrink = shrink;
         self
     }
 }

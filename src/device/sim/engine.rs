@@ -152,11 +152,6 @@ impl Core {
                 self.retire(freed);
                 Ok(())
             }
-            Some(Op::Shrink { offset, keep }) => {
-                let freed = self.state().finish_shrink(&self.mapping, offset, keep);
-                self.retire(freed);
-                Ok(())
-            }
             Some(Op::Kernel(None) | Op::Mark | Op::Wait(_)) | None => Ok(()),
         };
         let mut state = self.state();

@@ -16,8 +16,6 @@ pub enum FaultOp {
     Allocate,
     /// `Backend::allocate_host`; fails with [`Error::OutOfMemory`].
     HostAllocate,
-    /// `RawQueue::shrink`.
-    Shrink,
     /// `RawQueue::copy`, one for the whole list.
     Copy,
     /// `RawQueue::fill`.
@@ -38,10 +36,9 @@ pub enum FaultOp {
 
 impl FaultOp {
     /// All operations.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 10] = [
         Self::Allocate,
         Self::HostAllocate,
-        Self::Shrink,
         Self::Copy,
         Self::Fill,
         Self::Launch,

@@ -152,8 +152,6 @@ impl Poison {
 #[derive(Debug)]
 struct Allocation {
     bytes: usize,
-    /// The bytes that its owner has left: fewer than `bytes` while a shrink waits in a queue.
-    kept: usize,
     /// Freed by its owner; the free waits in a queue.
     freeing: bool,
 }
@@ -273,7 +271,6 @@ impl Allocator {
         let bytes = end - start;
         let allocation = Allocation {
             bytes,
-            kept: bytes,
             freeing: false,
         };
         self.live.insert(start, allocation);
@@ -292,62 +289,15 @@ impl Allocator {
         match self.live.get_mut(&offset) {
             None => Err("not the start of a live allocation (double free?)".into()),
             Some(allocation) if allocation.freeing => Err("double free".into()),
-            Some(allocation) if allocation.kept != bytes => Err(format!(
+            Some(allocation) if allocation.bytes != bytes => Err(format!(
                 "freed as {bytes} bytes, allocated as {}",
-                allocation.kept
+                allocation.bytes
             )),
             Some(allocation) => {
                 allocation.freeing = true;
                 Ok(())
             }
         }
-    }
-
-    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with
-    /// that.
-    pub(super) fn begin_shrink(
-        &mut self,
-        offset: usize,
-        bytes: usize,
-        keep: usize,
-    ) -> Result<(), String> {
-        match self.live.get_mut(&offset) {
-            None => Err("not the start of a live allocation (freed?)".into()),
-            Some(allocation) if allocation.freeing => Err("freed".into()),
-            Some(allocation) if allocation.kept != bytes => {
-                Err(format!("allocated as {} bytes", allocation.kept))
-            }
-            Some(_) if keep % UNIT != 0 || keep == 0 || keep >= bytes => {
-                Err(format!("not a smaller multiple of {UNIT} bytes"))
-            }
-            Some(allocation) => {
-                allocation.kept = keep;
-                Ok(())
-            }
-        }
-    }
-
-    /// Cuts off the end of an allocation. Returns whether the red zone after it was intact, and what was cut off, for
-    /// [`quarantine`](Self::quarantine).
-    pub(super) fn finish_shrink(
-        &mut self,
-        mapping: &Mapping,
-        offset: usize,
-        keep: usize,
-    ) -> (bool, Option<Poison>) {
-        let Some(allocation) = self.live.get_mut(&offset) else {
-            return (true, None);
-        };
-        // It was freed meanwhile, and this is another one.
-        if allocation.kept > keep || allocation.bytes <= keep {
-            return (true, None);
-        }
-        let [_, tail] = red_zones(offset, allocation.bytes);
-        let [_, new_tail] = red_zones(offset, keep);
-        allocation.bytes = keep;
-        let intact = mapping.intact(tail.clone());
-        mapping.set(new_tail.clone(), RED_ZONE);
-        (intact, Some(self.poison(new_tail.end..tail.end, FREED)))
     }
 
     /// Ends an allocation, whose memory nobody has from now on. Returns whether its red zones were intact, and its block, for
@@ -408,10 +358,7 @@ impl Allocator {
     /// it either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
-        let kept = |(start, a): (&usize, &Allocation)| {
-            !a.freeing && (a.kept.checked_sub(offset - start)).is_some_and(|left| bytes <= left)
-        };
-        self.check(offset, bytes).is_ok() && before.is_some_and(kept)
+        self.check(offset, bytes).is_ok() && before.is_some_and(|(_, a)| !a.freeing)
     }
 
     /// Repairs damaged red zones. Returns the byte offsets of their allocations.
@@ -431,7 +378,7 @@ impl Allocator {
     /// Returns the number and the bytes of allocations that their owners have not freed.
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
-        owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.kept))
+        owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
     }
 
     /// Returns the number of allocations whose free waits in a queue.

@@ -274,29 +274,6 @@ impl Core {
         })
     }
 
-    /// Records that an allocation has `keep` bytes left, and returns its byte offset. Anything else
-    /// is refused, and becomes a violation.
-    fn begin_shrink(
-        &self,
-        state: &mut State,
-        base: DevicePtr,
-        bytes: usize,
-        keep: usize,
-    ) -> Result<usize> {
-        let shrunk = match self.mapping.offset(base.address()) {
-            Some(offset) => {
-                let shrunk = state.memory.begin_shrink(offset, bytes, keep);
-                shrunk.map(|()| offset)
-            }
-            None => Err("not an address of this device".into()),
-        };
-        shrunk.map_err(|why| {
-            let text = format!("shrinking {base:?} ({bytes} bytes) to {keep} bytes: {why}");
-            state.violations.push(text.clone());
-            device_error(self.id, "shrink", MISUSE, text)
-        })
-    }
-
     /// Returns the position of a live event of this device. Anything else is refused, and becomes a
     /// violation.
     fn point_of(

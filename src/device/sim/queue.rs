@@ -199,18 +199,6 @@ unsafe impl RawQueue for SimQueue {
         Ok(())
     }
 
-    unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
-        let core = self.core();
-        if !core.config.shrink {
-            return Ok(false);
-        }
-        let mut state = core.alive()?;
-        core.faults.pass(FaultOp::Shrink, core.id, "shrink", 0)?;
-        let offset = core.begin_shrink(&mut state, base, bytes, keep)?;
-        core.enqueue(&mut state, self.id, Op::Shrink { offset, keep })?;
-        Ok(true)
-    }
-
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         copies.iter().try_for_each(check_copy)?;
         if copies.is_empty() {

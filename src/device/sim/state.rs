@@ -195,28 +195,12 @@ impl State {
     /// Begins to run a free. Returns what was freed, if it was live: poisoned, it goes into quarantine.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> Option<Poison> {
         let (intact, freed) = self.memory.finish_free(mapping, offset);
-        self.check_intact(mapping, offset, intact);
-        freed
-    }
-
-    /// As [`finish_free`](Self::finish_free), for a shrink.
-    pub(super) fn finish_shrink(
-        &mut self,
-        mapping: &Mapping,
-        offset: usize,
-        keep: usize,
-    ) -> Option<Poison> {
-        let (intact, freed) = self.memory.finish_shrink(mapping, offset, keep);
-        self.check_intact(mapping, offset, intact);
-        freed
-    }
-
-    fn check_intact(&mut self, mapping: &Mapping, offset: usize, intact: bool) {
         if !intact {
             let address = mapping.device(offset);
             self.violations
                 .push(format!("red zone damaged around {address:p}"));
         }
+        freed
     }
 
     /// Returns a queue whose first operation can run, preferring those after `last`, or else when
@@ -293,11 +277,6 @@ pub(super) enum Op {
     },
     /// Frees the allocation at this byte offset.
     Free(usize),
-    /// Frees all but the first `keep` bytes of the allocation at this byte offset.
-    Shrink {
-        offset: usize,
-        keep: usize,
-    },
     /// `None` once it has begun to run.
     Kernel(Option<Work>),
     /// The position of an event.
@@ -319,10 +298,6 @@ impl Op {
                 bytes: *bytes,
             },
             Self::Free(offset) => Self::Free(*offset),
-            Self::Shrink { offset, keep } => Self::Shrink {
-                offset: *offset,
-                keep: *keep,
-            },
             Self::Kernel(kernel) => Self::Kernel(kernel.take()),
             Self::Mark => Self::Mark,
             Self::Wait(point) => Self::Wait(*point),
@@ -382,7 +357,6 @@ impl fmt::Debug for Op {
             Self::Copy { .. } => "Copy",
             Self::Fill { .. } => "Fill",
             Self::Free(_) => "Free",
-            Self::Shrink { .. } => "Shrink",
             Self::Kernel(_) => "Kernel",
             Self::Mark => "Mark",
             Self::Wait(_) => "Wait",

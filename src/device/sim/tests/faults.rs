@@ -12,12 +12,7 @@ fn program(device: &SimDevice) -> Result<()> {
 fn with_host(device: &SimDevice, host: DevicePtr) -> Result<()> {
     let queue = device.new_queue()?;
     let memory = queue.allocate(128)?;
-    let mut bytes = 128;
     let result = (|| {
-        // SAFETY: a live allocation, of which this is a smaller multiple of 64.
-        if unsafe { queue.shrink(memory, bytes, 64)? } {
-            bytes = 64;
-        }
         fill(&queue, memory, 1, 8)?;
         let copy = CopyOp {
             src: memory,
@@ -38,7 +33,7 @@ fn with_host(device: &SimDevice, host: DevicePtr) -> Result<()> {
         release(device, event);
         result
     })();
-    let freed = free(&queue, memory, bytes);
+    let freed = free(&queue, memory, 128);
     // So that no copy is left, whatever failed.
     device.faults().fail_nth_of_any(0);
     device.synchronize()?;

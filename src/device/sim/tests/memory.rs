@@ -157,9 +157,7 @@ fn other_threads_go_on_while_memory_is_filled_and_copied() {
         let memory = queue.allocate(1024).unwrap();
         let host = device.allocate_host(64).unwrap().unwrap();
         upload(&queue, &[1; 64], memory).unwrap();
-        // SAFETY: a live allocation, of which this is a smaller multiple of 64.
-        assert!(unsafe { queue.shrink(memory, 1024, 64) }.unwrap());
-        free(&queue, memory, 64).unwrap();
+        free(&queue, memory, 1024).unwrap();
         device.synchronize().unwrap();
         let again = queue.allocate(64).unwrap();
         // SAFETY: both are live, and nothing uses them.
@@ -167,7 +165,7 @@ fn other_threads_go_on_while_memory_is_filled_and_copied() {
             device.free_now(again, 64).unwrap();
             device.free_host(host, 64);
         }
-        assert_eq!(times.load(Ordering::SeqCst), 7);
+        assert_eq!(times.load(Ordering::SeqCst), 6);
         assert_eq!(
             locked.load(Ordering::SeqCst),
             0,
@@ -425,55 +423,6 @@ fn peers_copy_only_with_access() {
         assert!(error.to_string().contains("past the end"), "{error}");
         assert!(source.synchronize().is_ok());
     }
-}
-
-#[test]
-fn shrinks_run_in_the_order_of_the_queue() {
-    let Some(device) = deferred() else { return };
-    let queue = device.default_queue().unwrap();
-    let memory = queue.allocate(1024).unwrap();
-    fill(&queue, memory, 7, 1024).unwrap();
-    // SAFETY: a live allocation; what breaks the rules is noted and refused, which is what is
-    // tested.
-    let shrink = |bytes, keep| unsafe { queue.shrink(memory, bytes, keep) };
-    assert!(shrink(1024, 256).unwrap());
-    assert_eq!(device.report().live_bytes, 256);
-    let classify = |bytes| device.classify(memory, bytes);
-    assert_eq!(classify(256), AddressClass::Device);
-    assert_eq!(classify(257), AddressClass::Inaccessible);
-    // Again, before the first one has run.
-    assert!(shrink(256, 128).unwrap());
-    for (bytes, keep) in [(1024, 64), (128, 128), (128, 0), (128, 100), (128, 192)] {
-        shrink(bytes, keep).unwrap_err();
-    }
-    assert_eq!(contents(&device, &queue, memory, 128), [7; 128]);
-    let core = device.core();
-    let after = core.mapping.offset(memory.address()).unwrap() + 128;
-    // SAFETY: behind the red zone, where nothing writes any more.
-    let freed = unsafe { std::slice::from_raw_parts(core.mapping.engine(after + 64), 64) };
-    assert_eq!(freed, [FREED; 64]);
-    let violations = device.report().violations;
-    assert_eq!(violations.len(), 5, "{violations:?}");
-    assert!(
-        violations[0].contains("allocated as 128 bytes"),
-        "{violations:?}"
-    );
-    free(&queue, memory, 1024).unwrap_err();
-    free(&queue, memory, 128).unwrap();
-    device.synchronize().unwrap();
-    assert_eq!(device.report().live_allocations, 0);
-
-    // Its end is no memory of anybody.
-    let memory = queue.allocate(1024).unwrap();
-    // SAFETY: a live allocation, of which this is a smaller multiple of 64.
-    assert!(unsafe { queue.shrink(memory, 1024, 64) }.unwrap());
-    fill(&queue, memory, 7, 65).unwrap();
-    let error = device.synchronize().unwrap_err().to_string();
-    assert!(
-        error.contains("1 bytes past the end of an allocation of 64"),
-        "{error}"
-    );
-    free(&queue, memory, 64).unwrap();
 }
 
 #[test]
