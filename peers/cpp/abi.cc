@@ -1,4 +1,4 @@
-// The C structs as the header of the wheel has them, against the numbers of the specification; tests/abi_c.rs compares
+// The C structs as the header of the wheel has them, against the numbers of the specification; src/abi/layout/tests.rs compares
 // those with this crate's.
 
 #include <cstddef>

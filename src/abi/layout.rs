@@ -1,35 +1,19 @@
-//! Sizes, member offsets and constants of the C structs, as tables for a comparison with a C
-//! compiler.
+//! Sizes and member offsets of the C structs: what 64-bit targets must have. Tests compare them with a C compiler.
 
 use std::mem::offset_of;
 
-use arrow_schema::ffi::Flags;
-
 use super::c_data::{CArray, CSchema};
 use super::{
-    ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
+    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
     FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
 };
 
-/// The layout of one struct; sizes, alignments and offsets are in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StructLayout {
-    /// The name in `abi.h`.
-    pub name: &'static str,
-    /// `sizeof`.
-    pub size: usize,
-    /// `_Alignof`.
-    pub align: usize,
-    /// Each member and its `offsetof`.
-    pub fields: &'static [(&'static str, usize)],
-}
-
-/// Fills [`STRUCTS`] from the Rust types, and checks them against the numbers of 64-bit targets
-/// when this crate is compiled.
+/// Checks the Rust types when this crate is compiled.
 macro_rules! layouts {
     ($($name:literal, $bytes:literal bytes: $ty:ty { $($field:ident $at:literal),* $(,)? })*) => {
         /// All structs of the interface, with all members in their order.
-        pub const STRUCTS: &[StructLayout] = &[$(StructLayout {
+        #[cfg(test)]
+        const STRUCTS: &[tests::StructLayout] = &[$(tests::StructLayout {
             name: $name,
             size: size_of::<$ty>(),
             align: align_of::<$ty>(),
@@ -67,40 +51,5 @@ layouts! {
     }
 }
 
-/// Returns all numeric constants of the interface with their names in `abi.h`.
-pub fn constants() -> Vec<(String, i64)> {
-    let flag = |name: &str, flag: Flags| (format!("ARROW_FLAG_{name}"), flag.bits());
-    let mut all = vec![
-        flag("DICTIONARY_ORDERED", Flags::DICTIONARY_ORDERED),
-        flag("NULLABLE", Flags::NULLABLE),
-        flag("MAP_KEYS_SORTED", Flags::MAP_KEYS_SORTED),
-    ];
-    all.extend(ArrowDeviceType::ALL.map(|of| {
-        let name = of.name().unwrap_or_default();
-        (format!("ARROW_DEVICE_{name}"), of.value().into())
-    }));
-    all
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The numbers of `abi.h`, in its order.
-    #[test]
-    fn numbers() {
-        let codes = constants().into_iter().map(|(_, value)| value);
-        let flags = [1, 2, 4];
-        let devices = [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
-        assert!(codes.eq(flags.into_iter().chain(devices)));
-    }
-
-    #[test]
-    fn names_are_unique_and_fields_ascend() {
-        for (i, s) in STRUCTS.iter().enumerate() {
-            assert!(STRUCTS[..i].iter().all(|other| other.name != s.name));
-            assert!(s.fields.is_sorted_by(|a, b| a.1 < b.1), "{}", s.name);
-            assert_eq!(s.size % s.align, 0);
-        }
-    }
-}
+mod tests;

@@ -61,8 +61,8 @@ mod device_type;
 mod foreign_schema;
 pub(crate) mod guard;
 mod handover;
-#[doc(hidden)]
-pub mod layout;
+#[cfg(any(test, target_pointer_width = "64"))]
+mod layout;
 
 pub use async_handler::{
     FFI_ArrowAsyncDeviceStreamHandler, HandlerOnError, HandlerOnNextTask, HandlerOnSchema,

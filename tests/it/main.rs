@@ -1,7 +1,6 @@
 //! The crate's tests through its public interface, in one program: what needs a process of its own (a count of all
 //! threads' memory, memory that is poisoned when it is freed) is beside it.
 
-mod abi_c;
 mod altered;
 #[cfg(not(miri))]
 mod arrays;

@@ -8,7 +8,35 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use arrow_device::abi::layout::{STRUCTS, constants};
+use arrow_schema::ffi::Flags;
+
+use super::STRUCTS;
+use crate::abi::ArrowDeviceType;
+
+/// The layout of one struct; sizes, alignments and offsets are in bytes.
+pub(super) struct StructLayout {
+    /// The name in `abi.h`.
+    pub(super) name: &'static str,
+    pub(super) size: usize,
+    pub(super) align: usize,
+    /// Each member and its `offsetof`.
+    pub(super) fields: &'static [(&'static str, usize)],
+}
+
+/// Returns all numeric constants of the interface with their names in `abi.h`.
+fn constants() -> Vec<(String, i64)> {
+    let flag = |name: &str, flag: Flags| (format!("ARROW_FLAG_{name}"), flag.bits());
+    let mut all = vec![
+        flag("DICTIONARY_ORDERED", Flags::DICTIONARY_ORDERED),
+        flag("NULLABLE", Flags::NULLABLE),
+        flag("MAP_KEYS_SORTED", Flags::MAP_KEYS_SORTED),
+    ];
+    all.extend(ArrowDeviceType::ALL.map(|of| {
+        let name = of.name().unwrap_or_default();
+        (format!("ARROW_DEVICE_{name}"), of.value().into())
+    }));
+    all
+}
 
 const DEFINITIONS: &str = r#"
 #include <stddef.h>
@@ -228,4 +256,22 @@ fn a_c_compiler_agrees() {
     let ours = ours();
     assert!(ours.len() > 60, "{} entries", ours.len());
     assert_eq!(ours, theirs);
+}
+
+/// The numbers of `abi.h`, in its order.
+#[test]
+fn numbers() {
+    let codes = constants().into_iter().map(|(_, value)| value);
+    let flags = [1, 2, 4];
+    let devices = [1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
+    assert!(codes.eq(flags.into_iter().chain(devices)));
+}
+
+#[test]
+fn names_are_unique_and_fields_ascend() {
+    for (i, s) in STRUCTS.iter().enumerate() {
+        assert!(STRUCTS[..i].iter().all(|other| other.name != s.name));
+        assert!(s.fields.is_sorted_by(|a, b| a.1 < b.1), "{}", s.name);
+        assert_eq!(s.size % s.align, 0);
+    }
 }
