@@ -75,17 +75,31 @@
 //!
 //! Page-locked and managed memory, and device memory where there is no pool, is recycled. The
 //! driver may wait for the device and for host functions when it frees such memory, and other
-//! threads' calls wait with it. So it is freed only while this crate's queues have no work: by
+//! threads' calls wait with it. So it is freed only where the device is waited for in any case: by
 //! [`Device::synchronize`](crate::Device::synchronize), which leaves up to 256 MiB for reuse, by
 //! [`Device::trim`](crate::Device::trim), after the device was dropped, or when an allocation finds
-//! too little. Page-locked memory that is kept counts towards
-//! [`CudaConfig::with_page_locked_limit`]; beyond the limit, or if the driver refuses page-locked
-//! memory for whatever reason, ordinary memory serves, which is slower. If more than 1 GiB of other
-//! blocks is idle and none fits, the next allocation waits for the device to free some.
+//! too little. A device holds at most 2 GiB of page-locked memory for staging and downloads; beyond
+//! that, or if the driver refuses page-locked memory for whatever reason, ordinary memory serves,
+//! which is slower. If more than 1 GiB of other blocks is idle and none fits, the next allocation
+//! waits for the device to free some.
 //!
-//! An allocation that finds too little memory frees what is idle, waits for the work of all queues
-//! of the device, which may free more, and tries again; only then it returns
-//! [`Error::OutOfMemory`]. While a queue's stream is being captured it does not wait.
+//! An allocation that finds too little memory waits for the device's work, which may free more,
+//! frees what is idle, and tries again; only then it returns [`Error::OutOfMemory`].
+//!
+//! The driver copies between host memories, as `cuda-host` does, in the order of the stream, and the
+//! call returns when that is done: such copies wait for the stream's earlier work.
+//!
+//! # Streams that are given
+//!
+//! A stream that is being captured into a graph is refused when it becomes a queue
+//! ([`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream)), because the work would run later,
+//! when its memory may be gone. A stream must not be captured either while this crate uses it.
+//! Captures of other streams stay as they are, but CUDA lets nobody wait for a whole context while
+//! one of its streams is captured: [`Device::synchronize`](crate::Device::synchronize) is an error
+//! then, and may end the capture.
+//!
+//! A per-thread default stream, which is another one on each thread, and a stream of a green context
+//! are refused too; use an ordinary stream of the device's context.
 //!
 //! Memory of a pool cannot be shared through the older interprocess handles (`cuIpcGetMemHandle`),
 //! and kernels of another device reach it only after `cuMemPoolSetAccess`. This crate does not call
@@ -106,19 +120,13 @@
 //! waits for without blocking ([`SyncEvent::notify`](crate::SyncEvent::notify), releases), at least
 //! once per millisecond unless there are many.
 //!
-//! A thread that waits for the device asks it again and again, which returns soonest;
-//! [`CudaConfig::with_blocking_waits`] makes it sleep instead. A stream of a green context is
-//! refused: what events order there is not documented well enough.
+//! A thread that waits for the device asks it again and again, which returns soonest.
 //!
 //! After a `fork`, CUDA works in the parent only. In the child everything may be dropped or
 //! released (nothing is freed, because it is the parent's, and nothing waits), every other use of a
 //! device is an error that says so, and host arrays in page-locked or managed memory must not be
 //! read. Do not fork while another thread is inside a call of this crate. A child that needs a
 //! device is started with `exec` (Python's multiprocessing: the start method "spawn").
-//!
-//! A per-thread default stream may be a queue: events order the work that several threads give to
-//! it through this crate. If the program itself launches kernels on such a stream, it must launch
-//! them and drop their loans on one thread.
 
 mod kernel;
 mod slices;

@@ -57,7 +57,7 @@ impl DeviceBuffer {
             }
         };
         let mut slice = Some(slice);
-        let leaked = cuda.with_current("CudaSlice::leak", || {
+        let leaked = cuda.with_current(|| {
             let slice = slice.take()?;
             // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that
             // for later, together with those of the program's own calls, which are put back.
@@ -79,8 +79,7 @@ impl DeviceBuffer {
         };
         let_go(context, || ());
         let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address as usize));
-        // cudarc does not know the work that other threads gave to a per-thread stream.
-        let ordered = match ordered && queue.raw().is_one_stream() {
+        let ordered = match ordered {
             true => queue.record(),
             false => device.synchronize().and_then(|()| queue.record()),
         };
@@ -125,12 +124,6 @@ impl DeviceBuffer {
         };
         let len = self.len() / size_of::<T>();
         let device = self.device().clone();
-        // The slice may be sent to other threads, where the per-thread stream is another one.
-        if !queue.raw().is_one_stream() {
-            if let Err(e) = device.synchronize() {
-                return Err((self, e));
-            }
-        }
         let (base, bytes) = self.into_raw(&queue)?;
         if let Ok(cuda) = plain_device(&device) {
             cuda.forget(base);
@@ -151,8 +144,7 @@ impl DeviceBuffer {
             guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
                 .map_err(|_| Error::argument("cudarc could not create the slice's events"))
         };
-        let slice = plain_device(&device)
-            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
+        let slice = plain_device(&device).and_then(|cuda| cuda.with_current(upgrade)?);
         match slice {
             // It frees the memory.
             Ok(slice) => Ok(slice),

@@ -11,11 +11,13 @@ use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Queue {
-    /// Makes a queue of a CUDA stream: work given to either runs in one order.
+    /// Makes a queue of a CUDA stream: work given to either runs in one order. The stream must not be
+    /// captured into a graph while the queue or memory that was allocated on it is there.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and
-    /// [`Error::InvalidArgument`] for a stream of another context.
+    /// [`Error::InvalidArgument`] for a stream of another context, for one that is being captured,
+    /// and for a per-thread default stream.
     pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,

@@ -165,7 +165,7 @@ impl Device {
     /// upload and serve all devices. 1 means no other thread, 0 the default: half of the cores, but at most 8. More than 8 are not used.
     ///
     /// Other threads help from 1 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
-    /// of 1 MiB and more, is not packed. Uploads on a per-thread default stream are always packed by one thread.
+    /// of 1 MiB and more, is not packed.
     ///
     /// ```
     /// # use arrow_device::Devices;

@@ -150,8 +150,6 @@ impl Queue {
     /// ([`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack)). Returns `None` for devices whose tensors have no
     /// stream: the CPU, page-locked memory, and every device that is neither CUDA nor ROCm.
     ///
-    /// A per-thread stream (2) is that of the calling thread, so call `__dlpack__` and the import on the same thread.
-    ///
     /// ```
     /// let queue = arrow_device::Devices::cpu().default_queue();
     /// assert_eq!(queue.dlpack_stream()?, None);

@@ -48,11 +48,11 @@
 //! not wait for the null stream. Memory is allocated and freed in the order of streams, from a pool
 //! that keeps it until [`Device::trim`](crate::Device::trim), if the device has pools. Page-locked
 //! memory, and device memory without a pool, is recycled, and freed as the module `cuda` describes:
-//! while the device has no work. Events have no timing, make host memory visible to the host, and
+//! where the device is waited for. Events have no timing, make host memory visible to the host, and
 //! are reused. Every call makes the device current on its thread, and restores the thread's own
 //! device afterwards.
 //!
-//! An import asks the runtime twice for each allocation; where the runtime does not report its
+//! An import asks the runtime three times for each allocation; where the runtime does not report its
 //! range, about the first and the last byte of the buffer. It accepts memory of the device that the
 //! import names, managed memory, and page-locked memory that the device reaches at that address.
 //! HIP 6 has given its memory types other numbers; the runtime's version says which numbers hold.
@@ -64,17 +64,12 @@
 //! before HIP 7 every HIP call sets it, even on success.
 //!
 //! HIP waits when a stream is destroyed, so this crate destroys it later, after the stream's work.
-//! Memory of a stream that is being captured is freed once the capture has ended, by the device's
-//! next allocation or free. From HIP 7.1 on, the runtime is given a list of copies in one call,
-//! without attributes, which 7.1 and 7.2 refuse; if it refuses a list, in earlier versions, and from HIP 8 on, whose
-//! call may take other parameters, the copies are single calls. Copies and fills of `rocm-host` are
-//! the host's work in the order of a stream: by `hipLaunchHostFunc` where the runtime has it, else
-//! (5.2.3) by `hipStreamAddCallback`. If the HIP library that the process has
-//! loaded has none of the names above (some Python wheels rename theirs), it is not found, and a
-//! second one is loaded.
+//! What the module `cuda` says of streams that are captured and of per-thread default streams holds
+//! for HIP's too: they are refused. Copies between host memories, as `rocm-host` does, wait for the
+//! stream's earlier work. If the HIP library that the process has loaded has none of the names above
+//! (some Python wheels rename theirs), it is not found, and a second one is loaded.
 //!
-//! A thread that waits for the device asks it again and again, which returns soonest;
-//! [`RocmConfig::with_blocking_waits`] makes it sleep instead. After a `fork`, devices work in the
+//! A thread that waits for the device asks it again and again, which returns soonest. After a `fork`, devices work in the
 //! parent only: in the child everything may be dropped or released (nothing is freed, and nothing
 //! waits), every other use is an error that says so, and host arrays in page-locked memory must not
 //! be read. Do not fork while another thread is inside a call of this crate.
@@ -110,8 +105,8 @@ impl Device {
 }
 
 impl Queue {
-    /// Makes a queue of a HIP stream: work given to either runs in one order. `hipStreamPerThread`
-    /// is accepted too: events order the work that several threads give to it through this crate.
+    /// Makes a queue of a HIP stream: work given to either runs in one order. The stream must
+    /// not be captured into a graph while the queue or memory that was allocated on it is there.
     ///
     /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that
     /// was allocated on it, which consumers of exports may hold for long. Its drop may destroy the
@@ -120,7 +115,8 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and
     /// [`Error::InvalidArgument`] for a stream of another device (which HIP 5.4 and earlier cannot
-    /// tell). The owner is dropped then.
+    /// tell), for one that is being captured, and for `hipStreamPerThread`. The owner is dropped
+    /// then.
     ///
     /// # Safety
     /// The stream is of this device, or stands for a default stream, and lives until `owner` is

@@ -34,7 +34,6 @@ mod memory;
 mod pending;
 mod rigs;
 mod vendor;
-mod waits;
 mod world;
 
 use fake::{block, given, places, rig};

@@ -10,8 +10,6 @@ use cudarc::driver::sys;
 
 /// Which memories its devices have.
 pub(crate) const MEMORIES: [Memory; 3] = [Memory::Device, Memory::Host, Memory::Managed];
-/// The managed one, if it is among them.
-pub(crate) const MANAGED: Option<Memory> = Some(Memory::Managed);
 
 /// cudarc leaves its own context current.
 pub(crate) fn unset_context() {

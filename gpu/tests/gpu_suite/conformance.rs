@@ -6,7 +6,7 @@ use arrow_device_conformance::{Subject, run};
 
 use super::hold::hold;
 use super::{Place, everywhere};
-use crate::vendor::{Config, MANAGED, Memory};
+use crate::vendor::{Config, Memory};
 
 pub(crate) fn suite(place: &Place, memory: Memory) {
     let mut subject = Subject::new(place.open(memory).device);
@@ -21,8 +21,9 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
     if let Some(balance) = place.balance.clone() {
         subject = subject.with_balance(move || balance());
     }
-    // A real driver may wait for the device when it copies managed memory: then nothing opens the hold.
-    if Some(memory) != MANAGED || place.balance.is_some() {
+    // A real driver waits for the device when it copies between host memories, and may do so for managed
+    // memory: then nothing opens the hold.
+    if memory == Memory::Device || place.balance.is_some() {
         subject = subject.with_hold(hold);
     }
     if place.lazy {

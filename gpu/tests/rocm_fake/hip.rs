@@ -8,22 +8,12 @@ use libloading::Library;
 
 pub(crate) type Ptr = *mut c_void;
 
-pub(crate) type Callback = unsafe extern "C" fn(Ptr, c_int, Ptr);
-
-/// The variable with the path of a library without [`hipLaunchHostFunc`].
-pub(crate) const CHANGED: &str = "ARROW_DEVICE_TEST_HIP";
-
 /// The library. It stays loaded, after the stand-in.
 pub(crate) fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         crate::fake::library();
-        match std::env::var_os(CHANGED) {
-            // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
-            // thread.
-            Some(path) => unsafe { Library::new(path) }.unwrap(),
-            None => crate::fake::load("libhip_on_cuda.so"),
-        }
+        crate::fake::load("libhip_on_cuda.so")
     })
 }
 
@@ -49,7 +39,6 @@ functions! {
     hipStreamEndCapture(stream: Ptr, graph: *mut Ptr) -> c_int;
     hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
     hipLaunchHostFunc(stream: Ptr, function: unsafe extern "C" fn(Ptr), data: Ptr) -> c_int;
-    hipStreamAddCallback(stream: Ptr, function: Callback, data: Ptr, flags: u32) -> c_int;
     hipEventCreateWithFlags(event: *mut Ptr, flags: u32) -> c_int;
     hipEventRecord(event: Ptr, stream: Ptr) -> c_int;
     hipEventQuery(event: Ptr) -> c_int;

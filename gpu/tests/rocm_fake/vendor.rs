@@ -12,8 +12,6 @@ use crate::hip::{self, Ptr, current_device, made};
 
 /// Which memories its devices have.
 pub(crate) const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
-/// The managed one, if it is among them.
-pub(crate) const MANAGED: Option<Memory> = None;
 /// Of all cases of every type each of so many is tested: `cuda_fake` tests more of them on the same engine.
 pub(crate) const SHARE: usize = 23;
 
@@ -77,30 +75,10 @@ pub(crate) fn memory_info(device: &Device) -> (usize, usize) {
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// Runs a host function as a callback.
-///
-/// # Safety
-/// `both` is a box with the function and what it may be called with, and is taken once.
-unsafe extern "C" fn unpack(_: Ptr, _: c_int, both: Ptr) {
-    // SAFETY: the caller guarantees such a box (see `# Safety`).
-    unsafe {
-        let (f, data) = *Box::from_raw(both.cast::<(HostFunction, *mut c_void)>());
-        f(data);
-    }
-}
-
 /// Queues a host function.
 pub(crate) fn launch_host(queue: &Queue, f: HostFunction, data: *mut c_void) {
     with_device(queue.device(), || {
-        if std::env::var_os(hip::CHANGED).is_none() {
-            assert_eq!(hip::hipLaunchHostFunc(stream(queue), f, data), 0);
-            return;
-        }
-        let both = Box::into_raw(Box::new((f, data)));
-        assert_eq!(
-            hip::hipStreamAddCallback(stream(queue), unpack, both.cast(), 0),
-            0
-        );
+        assert_eq!(hip::hipLaunchHostFunc(stream(queue), f, data), 0);
     });
 }
 

@@ -15,17 +15,12 @@ fn the_numbers_of_each_version() {
             "imports::",
             "gpu_suite::foreign",
             "own::the_threads",
-            "own::lists",
             "transfer::structs",
         ];
-        child(&tests, "test result: ok. 8 passed", |command| {
+        child(&tests, "test result: ok. 7 passed", |command| {
             command.env("HIP_ON_CUDA_VERSION", version);
         });
     }
-    // One that is yet to come.
-    child(&["own::lists"], "test result: ok. 1 passed", |command| {
-        command.env("HIP_ON_CUDA_VERSION", "80012345");
-    });
 }
 
 /// A HIP of which nothing works but what opens a device, and which lacks what came after 5.2.
@@ -56,7 +51,7 @@ STUB(hipEventDestroy) STUB(hipEventRecord) STUB(hipEventQuery) STUB(hipEventSync
 STUB(hipMemPoolCreate) STUB(hipMemPoolDestroy) STUB(hipMemPoolSetAttribute) STUB(hipMemPoolTrimTo)
 STUB(hipFree) STUB(hipHostMalloc) STUB(hipHostFree)
 STUB(hipPointerGetAttributes) STUB(hipMemcpyAsync) STUB(hipMemcpyPeerAsync) STUB(hipMemsetD8Async)
-STUB(hipGetLastError) STUB(hipPeekAtLastError)
+STUB(hipGetLastError) STUB(hipPeekAtLastError) STUB(hipMemGetAddressRange)
 #ifndef OLDER
 STUB(hipFreeAsync)
 #endif
@@ -112,39 +107,13 @@ fn a_library_that_is_too_old() {
     with_libraries("versions::a_library_that_is_too_old", old.path());
 }
 
-/// HIP 5.2.3 has only the older call for work of the host: page-locked memory works all the same.
+/// A library of 5.2, which does not tell whose a stream is.
 #[test]
-fn callbacks_instead_of_host_functions() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = std::env::current_exe().unwrap();
-    let mut bytes = std::fs::read(library.with_file_name("libhip_on_cuda.so")).unwrap();
-    // The name is no longer found.
-    let (name, mut at, mut renamed) = (b"hipLaunchHostFunc\0", 0, 0);
-    while let Some(next) = bytes[at..].windows(name.len()).position(|w| w == name) {
-        bytes[at + next + 3] = b'X';
-        at += next + 1;
-        renamed += 1;
-    }
-    assert!(renamed > 0);
-    let changed = folder.path().join("libhip_on_cuda.so");
-    std::fs::write(&changed, bytes).unwrap();
-    let tests = ["conformance::page_locked", "own::a_callback"];
-    child(&tests, "test result: ok. 2 passed", |command| {
-        command.env(crate::hip::CHANGED, &changed);
-        command.env("HIP_ON_CUDA_VERSION", "50221153");
-    });
-}
-
-/// As Debian's 5.2.3 is, without callbacks too.
-#[test]
-fn a_library_without_host_functions() {
+fn a_library_of_5_2() {
     if folder().is_some() {
-        let parts = ["hipLaunchHostFunc", "hipStreamAddCallback", "update ROCm"];
-        absent("rocm-host:0", &parts);
         absent("rocm:2", &["there are 2 ROCm devices, 0 to 1"]);
         let device = RocmConfig::new(1).open().unwrap();
         assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);
-        // It does not tell whose a stream is, and takes no lists.
         // SAFETY: this library cannot tell whose a stream is, and refuses the allocation below
         // before the stream is used.
         let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _, Box::new(())) };
@@ -152,16 +121,13 @@ fn a_library_without_host_functions() {
         let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
         let text = e.to_string();
         assert!(matches!(e, Error::OutOfMemory { .. }), "{text}");
-        assert!(
-            text.contains("hipMalloc (hipErrorOutOfMemory, code 2)"),
-            "{text}"
-        );
+        assert!(text.contains("hipMalloc"), "{text}");
         return;
     }
     let poor = tempfile::tempdir().unwrap();
     build_poor(poor.path(), "libamdhip64.so.5", &[]);
     nothing(poor.path(), &[".7", ".6"]);
-    with_libraries("versions::a_library_without_host_functions", poor.path());
+    with_libraries("versions::a_library_of_5_2", poor.path());
 }
 
 /// HIP 5.2 answers 0 where its pool has no memory, and null.

@@ -8,7 +8,7 @@ use cudarc::driver::CudaContext;
 use super::CudaDevice;
 use crate::abi::ArrowDeviceType;
 use crate::device::Device;
-use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
+use crate::device::gpu::Memory;
 use crate::error::Result;
 
 /// Which memory a [`CudaDevice`] allocates.
@@ -56,8 +56,6 @@ pub struct CudaConfig {
     pub(super) ordinal: usize,
     pub(super) memory: CudaMemory,
     pub(super) context: Option<Arc<CudaContext>>,
-    pub(super) page_locked_limit: usize,
-    pub(super) blocking_waits: bool,
 }
 
 impl CudaConfig {
@@ -67,14 +65,7 @@ impl CudaConfig {
             ordinal,
             memory: CudaMemory::default(),
             context: None,
-            page_locked_limit: PAGE_LOCKED_LIMIT,
-            blocking_waits: false,
         }
-    }
-
-    /// Configures the device of a cudarc context, in that context.
-    pub fn from_context(context: Arc<CudaContext>) -> Self {
-        Self::new(context.ordinal()).with_context(context)
     }
 
     /// Sets which memory the device allocates.
@@ -88,32 +79,6 @@ impl CudaConfig {
     #[must_use]
     pub fn with_context(mut self, context: Arc<CudaContext>) -> Self {
         self.context = Some(context);
-        self
-    }
-
-    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2
-    /// GiB by default. Beyond that they use ordinary memory, which is slower; pieces of up to 64
-    /// KiB may take 1 MiB more. Idle pieces are kept for reuse
-    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
-    #[must_use]
-    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
-        self.page_locked_limit = bytes;
-        self
-    }
-
-    /// Sets whether a thread that waits for the device sleeps until the device wakes it, instead of
-    /// asking again and again. The default is to ask, which keeps a core busy and returns sooner:
-    /// most waits are short, because this crate waits for copies that are already under way.
-    ///
-    /// It applies to waits of the program's threads ([`SyncEvent::wait`](crate::SyncEvent::wait),
-    /// downloads, host reads) and to those of this crate's own threads, which wait only after an
-    /// error: otherwise they poll at intervals of up to a millisecond. Whoever waits for an event
-    /// that this device exports sleeps too.
-    /// [`Device::synchronize`] waits for streams of others as well, for which the driver has an
-    /// event since CUDA 12.5. With an older one it waits as the context's flags say.
-    #[must_use]
-    pub fn with_blocking_waits(mut self, blocking: bool) -> Self {
-        self.blocking_waits = blocking;
         self
     }
 

@@ -20,8 +20,6 @@ pub(super) struct Cuda {
     pub(super) ordinal: c_int,
     device: CUdevice,
     pub(super) raw: CUcontext,
-    /// Whether threads that wait sleep.
-    pub(super) blocking_waits: bool,
     /// The context's owner; `None` if it is the primary one, which is retained here.
     pub(super) given: Option<Arc<CudaContext>>,
     /// Primary contexts of other devices, by ordinal, retained.
@@ -35,11 +33,7 @@ unsafe impl Sync for Cuda {}
 
 impl Cuda {
     /// Makes a device's primary context, or adopts the one that is given.
-    pub(super) fn new(
-        id: DeviceId,
-        given: Option<Arc<CudaContext>>,
-        blocking_waits: bool,
-    ) -> Result<Self> {
+    pub(super) fn new(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Self> {
         let (driver, ordinal) = find::<Driver>(id)?;
         let device =
             device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
@@ -51,7 +45,7 @@ impl Cuda {
                 )));
             }
             Some(context) => context.cu_ctx(),
-            None => retain(driver, device).map_err(|Failed { call, code, .. }| {
+            None => retain(driver, device).map_err(|Failed { call, code }| {
                 // The failure may pass, so it does not say that there is no such device.
                 device_error(id, call, code, driver.text(code))
             })?,
@@ -62,7 +56,6 @@ impl Cuda {
             ordinal,
             device,
             raw,
-            blocking_waits,
             given,
             others: Mutex::new(Vec::new()),
         };
@@ -75,9 +68,9 @@ impl Cuda {
     /// Whether a device attribute is set. The driver may not know it: then it is not.
     pub(super) fn has(&self, attribute: CUdevice_attribute) -> bool {
         let mut value = 0;
-        let ask = self.driver.cuDeviceGetAttribute.function;
+        let ask = &self.driver.cuDeviceGetAttribute;
         // SAFETY: `value` is valid for the write of an int.
-        let code = unsafe { ask(&raw mut value, attribute, self.device) };
+        let code = unsafe { ask(&raw mut value, attribute as c_int, self.device) };
         code == 0 && value != 0
     }
 
@@ -119,7 +112,7 @@ impl Drop for Cuda {
             std::mem::forget(self.given.take());
             return;
         }
-        let release = self.driver.cuDevicePrimaryCtxRelease_v2.function;
+        let release = self.driver.cuDevicePrimaryCtxRelease.function;
         for (_, device, _) in lock(&self.others).drain(..) {
             // SAFETY: the context was retained in `primary_of`, and is released once.
             unsafe { release(device) };

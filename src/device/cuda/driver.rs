@@ -4,21 +4,16 @@
 //! function is missing, and read a return code that is newer than the bindings as a value of an
 //! enum, which is undefined behaviour. Here codes are integers, and what is missing is an error.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
-use std::mem::{ManuallyDrop, offset_of};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::CudaContext;
-use cudarc::driver::sys::{
-    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
-    CUmemAllocationType, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
-};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr};
 
 use crate::device::Process;
 use crate::device::gpu::{
-    self, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, Library, PoolProps, RawEvent,
-    RawPool, RawStream, called, check_alike, either, find_call, functions, load,
+    self, Api, CUDA, Call, Calls, Code, Library, RawStream, find_call, functions, load,
 };
 
 /// What the stub library returns from every function that is called. It has no texts.
@@ -36,108 +31,66 @@ fn is_lost(code: Code) -> bool {
     )
 }
 
-const _: () = check_alike(
-    [
-        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int,
-        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_int,
-        CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as c_int,
-        CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as c_int,
-        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int,
-    ],
-    [
-        size_of::<CUmemPoolProps>(),
-        align_of::<CUmemPoolProps>(),
-        offset_of!(CUmemPoolProps, location),
-    ],
-);
-
 functions! {
     /// The functions that only CUDA has, or that differ from HIP's.
-    pub(super) struct Functions: "Rust", Code as CUresult, "CUDA_ERROR_OUT_OF_MEMORY";
-    shared {
-        device_count = cuDeviceGetCount(count: *mut c_int);
-        version = cuDriverGetVersion(version: *mut c_int);
-        exchange_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut CUstreamCaptureMode);
-        synchronize = cuCtxSynchronize();
-        create_stream = cuStreamCreate(stream: *mut RawStream as *mut CUstream, flags: c_uint);
-        destroy_stream = cuStreamDestroy_v2(stream: RawStream as CUstream);
-        synchronize_stream = cuStreamSynchronize(stream: RawStream as CUstream);
-        query_stream = cuStreamQuery(stream: RawStream as CUstream);
-        is_capturing = cuStreamIsCapturing(stream: RawStream as CUstream, status: *mut c_int as *mut CUstreamCaptureStatus);
-        wait = cuStreamWaitEvent(stream: RawStream as CUstream, event: RawEvent as CUevent, flags: c_uint);
-        create_event = cuEventCreate(event: *mut RawEvent as *mut CUevent, flags: c_uint);
-        destroy_event = cuEventDestroy_v2(event: RawEvent as CUevent);
-        record = cuEventRecord(event: RawEvent as CUevent, stream: RawStream as CUstream);
-        query = cuEventQuery(event: RawEvent as CUevent);
-        wait_event = cuEventSynchronize(event: RawEvent as CUevent);
-        create_pool = cuMemPoolCreate(pool: *mut RawPool as *mut CUmemoryPool, props: *const PoolProps as *const CUmemPoolProps);
-        destroy_pool = cuMemPoolDestroy(pool: RawPool as CUmemoryPool);
-        set_pool = cuMemPoolSetAttribute(pool: RawPool as CUmemoryPool, attribute: c_int as CUmemPool_attribute, value: *mut c_void);
-        trim = cuMemPoolTrimTo(pool: RawPool as CUmemoryPool, bytes_to_keep: usize);
-        allocate_in_order = cuMemAllocFromPoolAsync(
-            address: *mut usize as *mut CUdeviceptr,
-            bytes: usize,
-            pool: RawPool as CUmemoryPool,
-            stream: RawStream as CUstream
-        );
-        free_in_order = cuMemFreeAsync(ptr: *mut c_void as CUdeviceptr, stream: RawStream as CUstream);
-        allocate_device = cuMemAlloc_v2 "cuMemAlloc" (address: *mut usize as *mut CUdeviceptr, bytes: usize);
-        free_device = cuMemFree_v2(ptr: *mut c_void as CUdeviceptr);
-        allocate_host = cuMemHostAlloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
-        free_host = cuMemFreeHost(ptr: *mut c_void);
-        fill = cuMemsetD8Async(dst: *mut c_void as CUdeviceptr, byte: c_uchar, count: usize, stream: RawStream as CUstream);
+    pub(super) struct Functions {
+        cuInit = ["cuInit"] (c_uint) -> Code;
+        cuDeviceGet = ["cuDeviceGet"] (*mut CUdevice, c_int) -> Code;
+        cuDeviceGetAttribute = ["cuDeviceGetAttribute"] (*mut c_int, c_int, CUdevice) -> Code;
+        cuDevicePrimaryCtxRetain = ["cuDevicePrimaryCtxRetain"] (*mut CUcontext, CUdevice) -> Code;
+        cuDevicePrimaryCtxRelease = ["cuDevicePrimaryCtxRelease_v2"] (CUdevice) -> Code;
+        cuCtxPushCurrent = ["cuCtxPushCurrent_v2"] (CUcontext) -> Code;
+        cuCtxPopCurrent = ["cuCtxPopCurrent_v2"] (*mut CUcontext) -> Code;
+        cuStreamGetCtx = ["cuStreamGetCtx"] (RawStream, *mut CUcontext) -> Code;
+        cuMemAllocManaged = ["cuMemAllocManaged"] (*mut usize, usize, c_uint) -> Code;
+        cuPointerGetAttributes = ["cuPointerGetAttributes"] (c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr) -> Code;
+        cuMemcpyAsync = ["cuMemcpyAsync"] (*mut c_void, *mut c_void, usize, RawStream) -> Code;
+        cuMemcpyPeerAsync = ["cuMemcpyPeerAsync"] (*mut c_void, CUcontext, *mut c_void, CUcontext, usize, RawStream) -> Code;
+        cuGetErrorName = ["cuGetErrorName"] (Code, *mut *const c_char) -> Code;
+        cuGetErrorString = ["cuGetErrorString"] (Code, *mut *const c_char) -> Code;
     }
-    required {
-        cuInit(flags: c_uint);
-        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
-        cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
-        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-        cuCtxPushCurrent_v2 "cuCtxPushCurrent" (context: CUcontext);
-        cuCtxPopCurrent_v2(context: *mut CUcontext);
-        cuStreamGetCtx(stream: RawStream as CUstream, context: *mut CUcontext);
-        cuMemAllocManaged(address: *mut usize as *mut CUdeviceptr, bytes: usize, flags: c_uint);
-        cuPointerGetAttributes(
-            count: c_uint,
-            attributes: *mut CUpointer_attribute,
-            data: *mut *mut c_void,
-            ptr: CUdeviceptr
-        );
-        cuMemcpyAsync(
-            dst: *mut c_void as CUdeviceptr,
-            src: *mut c_void as CUdeviceptr,
-            bytes: usize,
-            stream: RawStream as CUstream
-        );
-        cuMemcpyPeerAsync(
-            dst: *mut c_void as CUdeviceptr,
-            dst_context: CUcontext,
-            src: *mut c_void as CUdeviceptr,
-            src_context: CUcontext,
-            bytes: usize,
-            stream: RawStream as CUstream
-        );
-        cuLaunchHostFunc(stream: RawStream as CUstream, function: Option<HostFunction>, data: *mut c_void);
-        cuGetErrorName(code: Code as CUresult, text: *mut *const c_char);
-        cuGetErrorString(code: Code as CUresult, text: *mut *const c_char);
-    }
-    optional {}
 }
 
 // `CUdeviceptr` is an integer of the size of a pointer, which is passed as one.
 const _: () = assert!(size_of::<CUdeviceptr>() == size_of::<*mut c_void>());
 
-type StreamContexts = unsafe extern "C" fn(RawStream, *mut CUcontext, *mut *mut c_void) -> Code;
+/// `CUmemcpyAttributes`: how the copies of a list are to be made. Not all bindings have them.
+#[repr(C)]
+pub(super) struct CopyAttributes {
+    source_access_order: c_uint,
+    source_hint: [c_int; 2],
+    destination_hint: [c_int; 2],
+    flags: c_uint,
+}
+
+impl CopyAttributes {
+    /// Sources are read in the stream's order, not during the call.
+    pub(super) const IN_STREAM_ORDER: Self = Self {
+        source_access_order: 1,
+        source_hint: [0; 2],
+        destination_hint: [0; 2],
+        flags: 0,
+    };
+}
+
+/// Destinations, sources, bytes, how many; attributes, the first copy of each, how many; the stream.
+type CopyList = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *mut *mut c_void,
+    *mut usize,
+    usize,
+    *mut CopyAttributes,
+    *mut usize,
+    usize,
+    RawStream,
+) -> Code;
 
 /// The driver.
 pub(super) struct Driver {
     functions: Functions,
     api: Api,
-    /// Records an event after all work of a context. Since CUDA 12.5, which not all bindings are
-    /// of.
-    pub(super) record_context: Option<Call<unsafe extern "C" fn(CUcontext, RawEvent) -> Code>>,
-    /// Returns a stream's context and its green context, null if it is of none. As above.
-    pub(super) stream_contexts: Option<Call<StreamContexts>>,
+    /// Runs a list of copies. Since CUDA 13, which not all bindings are of.
+    pub(super) copy_list: Option<Call<CopyList>>,
     /// Stays loaded.
     _library: ManuallyDrop<libloading::Library>,
 }
@@ -188,22 +141,21 @@ impl Driver {
 
     /// Returns the driver, initialised, or why it cannot be used.
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded.
-        let functions = unsafe { Functions::find(&library) };
-        let (functions, calls) = functions
-            .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?;
-        // SAFETY: the library is the driver, and stays loaded; the types are those of its header.
-        let (record_context, stream_contexts) = unsafe {
+        // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded; `CopyList` is
+        // the type of the function in the header of CUDA 13.
+        let (functions, calls, copy_list) = unsafe {
             (
-                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuCtxRecordEvent),
-                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuStreamGetCtx_v2),
+                Functions::find(&library, CUDA),
+                Calls::find(&library, CUDA),
+                find_call(&library, "cuMemcpyBatchAsync_v2").ok(),
             )
         };
+        let missing = |name| format!("the driver has no {name}: it is too old, update it");
+        let (functions, calls) = (functions.map_err(missing)?, calls.map_err(missing)?);
         let driver = Self {
-            api: api(&functions, calls, &library),
+            api: api(&functions, calls),
             functions,
-            record_context: record_context.ok(),
-            stream_contexts: stream_contexts.ok(),
+            copy_list,
             _library: library,
         };
         // SAFETY: called before all other functions, with the only flags that there are.
@@ -230,7 +182,7 @@ impl Driver {
             return;
         }
         // SAFETY: `context` keeps the raw context alive.
-        let pushed = unsafe { (self.cuCtxPushCurrent_v2)(context.cu_ctx()) == 0 };
+        let pushed = unsafe { (self.cuCtxPushCurrent)(context.cu_ctx()) == 0 };
         last();
         // Destroying a context takes it off the stack by itself; releasing a primary one does not.
         match Arc::into_inner(context) {
@@ -241,51 +193,56 @@ impl Driver {
             let mut popped = std::ptr::null_mut();
             // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
             // or put in its place by cudarc.
-            unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
+            unsafe { (self.cuCtxPopCurrent)(&raw mut popped) };
         }
     }
 }
 
 /// The functions for the engine that CUDA and HIP share.
-fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
+fn api(driver: &Functions, calls: Calls) -> Api {
     const DISABLE_TIMING: c_uint = 2;
     const PORTABLE: c_uint = 1;
-    let call = |function| Call {
-        name: "cuMemcpyBatchAsync",
-        out_of_memory: "cuMemcpyBatchAsync (CUDA_ERROR_OUT_OF_MEMORY, code 2)",
-        function,
-    };
-    // SAFETY: the library is the driver; the types are those of its header, of the versions that
-    // `CopyList` names.
-    let copy_list = unsafe {
-        match library.get(b"cuMemcpyBatchAsync_v2\0") {
-            Ok(function) => Some(CopyList::Plain(*function)),
-            Err(_) => match library.get(b"cuMemcpyBatchAsync\0") {
-                Ok(function) => Some(CopyList::WithIndex(*function)),
-                Err(_) => None,
-            },
-        }
-    };
     Api {
         vendor: "CUDA",
         process: Process::this(),
         advice: super::ADVICE,
         is_lost,
-        stream_of: driver.cuStreamGetCtx.name,
-        pointer: driver.cuPointerGetAttributes.name,
-        copy: driver.cuMemcpyAsync.name,
         event_flags: DISABLE_TIMING,
         host_flags: PORTABLE,
         allocate_managed: Some(driver.cuMemAllocManaged),
-        copy_list: copy_list.map(call),
-        launch_host: Some(driver.cuLaunchHostFunc.map(LaunchHost::Function)),
         calls,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
+    use cudarc::driver::sys as theirs;
+
     use super::*;
+    use crate::device::gpu::{NOT_CAPTURED, PoolProps, RELAXED, RELEASE_THRESHOLD};
+
+    /// The engine's numbers and layouts are those of the driver's header.
+    #[test]
+    fn the_bindings_agree() {
+        let relaxed = theirs::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let none = theirs::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let threshold = theirs::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let pinned = theirs::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        let device = theirs::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        assert_eq!((relaxed as c_int, none as c_int), (RELAXED, NOT_CAPTURED));
+        assert_eq!(threshold as c_int, RELEASE_THRESHOLD);
+        assert_eq!(pinned as c_int, PoolProps::PINNED);
+        assert_eq!(device as c_int, PoolProps::ON_DEVICE);
+        assert_eq!(size_of::<theirs::CUmemPoolProps>(), size_of::<PoolProps>());
+        assert_eq!(
+            align_of::<theirs::CUmemPoolProps>(),
+            align_of::<PoolProps>()
+        );
+        let location = offset_of!(theirs::CUmemPoolProps, location);
+        assert_eq!(location, offset_of!(PoolProps, location_type));
+    }
 
     /// Of the codes of the Multi-Process Service (805 to 810) only the last says that the client was
     /// terminated. That it has too many clients (808) leaves a context as it is.

@@ -25,7 +25,7 @@ use self::driver::Driver;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{DevicePtr, EventPtr, RawQueue, device_error};
 use crate::device::gpu::{
-    self, EventCell, Gpu, GpuQueue, Library, PointerKind, RawEvent, RawStream, Shared, absent,
+    self, Context, EventCell, Gpu, GpuQueue, Library, PointerKind, RawEvent, RawStream, absent,
     number_of,
 };
 use crate::device::{DeviceId, Devices};
@@ -36,7 +36,7 @@ const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)
 
 /// A CUDA device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
 pub struct CudaDevice {
-    shared: Shared,
+    context: Arc<Context>,
     cuda: Arc<Cuda>,
     memory: CudaMemory,
     /// cudarc's handle of the primary context, once `cuda_context` has made it. Its stream makes
@@ -47,18 +47,13 @@ pub struct CudaDevice {
 /// Opens a device.
 fn open(config: &CudaConfig) -> Result<Gpu> {
     let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
-    let cuda = Arc::new(Cuda::new(
-        id,
-        config.context.clone(),
-        config.blocking_waits,
-    )?);
+    let cuda = Arc::new(Cuda::new(id, config.context.clone())?);
     if config.memory == CudaMemory::Managed && !cuda.has(Has::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) {
         return Err(absent(id, "the device has no managed memory"));
     }
-    let (kind, limit) = (config.memory.kind(), config.page_locked_limit);
-    Gpu::new(id, cuda.clone(), kind, limit, |shared| {
+    Gpu::new(id, cuda.clone(), config.memory.kind(), |context| {
         Box::new(CudaDevice {
-            shared,
+            context,
             cuda,
             memory: config.memory,
             cudarc: OnceLock::new(),
@@ -102,14 +97,11 @@ impl CudaDevice {
         if let Some((context, _)) = self.cudarc.get() {
             return Ok(context.clone());
         }
-        let id = self.shared.context.id;
+        let id = self.context.id;
         let failed =
             |operation, e: DriverError| device_error(id, operation, e.0 as i32, e.to_string());
         // cudarc makes the context current; the guard undoes that.
-        let _current = self
-            .shared
-            .context
-            .enter_apart("cuDevicePrimaryCtxRetain")?;
+        let _current = self.context.enter()?;
         let context =
             CudaContext::new(self.ordinal()).map_err(|e| failed("CudaContext::new", e))?;
         let stream = context
@@ -120,24 +112,20 @@ impl CudaDevice {
     }
 
     /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's
-    /// context as it was.
-    pub(crate) fn with_current<T>(
-        &self,
-        operation: &'static str,
-        calls: impl FnOnce() -> T,
-    ) -> Result<T> {
-        let _current = self.shared.context.enter_apart(operation)?;
+    /// context as it was. cudarc makes no other context current than this one.
+    pub(crate) fn with_current<T>(&self, calls: impl FnOnce() -> T) -> Result<T> {
+        let _current = self.context.enter()?;
         Ok(calls())
     }
 
     /// Forgets a block that belongs to cudarc from now on.
     pub(crate) fn forget(&self, base: DevicePtr) {
-        self.shared.blocks.forget(base);
+        self.context.blocks.forget(base);
     }
 
     /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(crate) fn give_up(&self, base: DevicePtr) {
-        self.shared.give_up(base);
+        self.context.give_up(base);
     }
 
     /// Makes a queue of a stream.
@@ -149,13 +137,14 @@ impl CudaDevice {
             given: Some(stream),
         });
         if !is_own {
-            let id = self.shared.context.id;
+            let id = self.context.id;
             return Err(Error::argument(format!(
                 "{id}: the stream belongs to another context{ADVICE}"
             )));
         }
         // SAFETY: the queue keeps cudarc's stream, which keeps the raw one alive.
-        Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
+        let queue = unsafe { GpuQueue::given(self.context.clone(), raw, queue) }?;
+        Ok(Arc::new(queue))
     }
 
     /// Makes a place for an event to which `sync_event` can point.
@@ -170,14 +159,12 @@ impl CudaDevice {
     /// # Errors
     /// Returns [`Error::Device`] with the driver's error.
     pub fn context_of(&self, address: DevicePtr) -> Result<Option<CUcontext>> {
-        let context = &self.shared.context;
-        let current = context.enter("cuPointerGetAttributes")?;
-        Ok(
-            match context.check(current.kind_of_byte(address.address()))? {
-                PointerKind::Device(_, of) => of.map(std::ptr::with_exposed_provenance_mut),
-                _ => None,
-            },
-        )
+        let current = self.context.enter()?;
+        let found = self.context.check(current.look_up(address.address()))?;
+        Ok(match found.kind {
+            PointerKind::Device(_, of) => of.map(std::ptr::with_exposed_provenance_mut),
+            _ => None,
+        })
     }
 }
 
@@ -191,9 +178,7 @@ impl Drop for CudaDevice {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CudaDevice")
-            .field(&self.shared.context)
-            .finish()
+        f.debug_tuple("CudaDevice").field(&self.context).finish()
     }
 }
 
@@ -210,7 +195,7 @@ unsafe impl Sync for CudaQueue {}
 
 impl CudaQueue {
     /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made
-    /// of: do not destroy it. The handle 2 stands for the calling thread's own stream.
+    /// of: do not destroy it.
     pub fn cu_stream(&self) -> CUstream {
         self.stream
     }

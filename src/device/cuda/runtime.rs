@@ -6,28 +6,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute as Attribute};
 
 use super::context::Cuda;
+use super::driver::CopyAttributes;
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::CopyOp;
-use crate::device::gpu::{
-    Answer, Before, Found, Library, Peer, PointerKind, RawEvent, RawStream, Runtime,
-};
-
-impl Cuda {
-    /// Whether a stream belongs to a green context, as far as the driver tells.
-    ///
-    /// # Safety
-    /// The stream is live, and not a default stream.
-    unsafe fn is_green(&self, stream: RawStream) -> bool {
-        let Some(call) = &self.driver.stream_contexts else {
-            return false;
-        };
-        let (mut of, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the caller guarantees a live stream (see `# Safety`); both are valid for the
-        // write of a handle.
-        let code = unsafe { call(stream, &raw mut of, &raw mut green) };
-        code == 0 && !green.is_null()
-    }
-}
+use crate::device::gpu::{Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime};
 
 // SAFETY: each method is the call of the driver that its name and its documentation ask for; the
 // driver aligns memory to 256 bytes and more.
@@ -46,10 +28,6 @@ unsafe impl Runtime for Cuda {
 
     fn supports_pools(&self) -> bool {
         self.has(super::Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
-    }
-
-    fn blocks_waits(&self) -> bool {
-        self.blocking_waits
     }
 
     fn owns(&self, kind: PointerKind) -> bool {
@@ -72,7 +50,7 @@ unsafe impl Runtime for Cuda {
     }
 
     fn enter(&self) -> Answer<Before> {
-        let push = &self.driver.cuCtxPushCurrent_v2;
+        let push = &self.driver.cuCtxPushCurrent;
         // SAFETY: the context lives as long as `self`.
         push.check(unsafe { push(self.raw) })?;
         Ok(Before::default())
@@ -82,30 +60,18 @@ unsafe impl Runtime for Cuda {
         let mut popped = std::ptr::null_mut();
         // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this
         // thread by `enter`, or put in its place by cudarc.
-        unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut popped) };
+        unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) };
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
-        const NOT_SUPPORTED: c_int = 801;
         let call = &self.driver.cuStreamGetCtx;
         let mut of = std::ptr::null_mut();
         // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
         // the write of a handle.
-        let code = unsafe { call(stream, &raw mut of) };
-        if code == 0 && of == self.raw {
-            return Ok(None);
-        }
-        // For a stream of a green context the driver returns a context that stands for that one,
-        // or the code for what it does not support.
-        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`).
-        if code == NOT_SUPPORTED || unsafe { self.is_green(stream) } {
-            let why = "the stream belongs to a green context, whose work this crate cannot order; \
-                       use a queue of the device, and make the stream wait for its events";
-            return Ok(Some(why.into()));
-        }
-        call.check(code)?;
-        let why = format!("the stream belongs to another context{}", super::ADVICE);
-        Ok(Some(why))
+        call.check(unsafe { call(stream, &raw mut of) })?;
+        // For a stream of a green context the driver returns a context that stands for that one.
+        let why = || format!("the stream belongs to another context{}", super::ADVICE);
+        Ok((of != self.raw).then(why))
     }
 
     fn look_up(&self, address: usize) -> Answer<Found> {
@@ -146,7 +112,7 @@ unsafe impl Runtime for Cuda {
         call.check(unsafe {
             call(
                 attributes.len() as c_uint,
-                attributes.as_mut_ptr(),
+                attributes.as_mut_ptr().cast(),
                 values.as_mut_ptr(),
                 address as CUdeviceptr,
             )
@@ -170,7 +136,6 @@ unsafe impl Runtime for Cuda {
         Ok(Found {
             kind,
             range: end.filter(|_| !is_mapped).map(|end| start..end),
-            is_exact: true,
         })
     }
 
@@ -183,13 +148,6 @@ unsafe impl Runtime for Cuda {
             }
             _ => Ok(None),
         }
-    }
-
-    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
-        let call = self.driver.record_context.as_ref()?;
-        // SAFETY: the context lives as long as `self`, and the caller guarantees a live event of it
-        // (see `Runtime::record_all`).
-        Some(call.check(unsafe { call(self.raw, event) }))
     }
 
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
@@ -208,5 +166,20 @@ unsafe impl Runtime for Cuda {
                 peer.check(unsafe { peer(dst, self.raw, src, of, bytes, stream) })
             }
         }
+    }
+    unsafe fn copy_list(&self, copies: &[CopyOp], stream: RawStream) -> Option<Answer> {
+        let call = self.driver.copy_list.as_ref()?;
+        let mut dst: Vec<_> = copies.iter().map(|copy| copy.dst.as_ptr()).collect();
+        let mut src: Vec<_> = copies.iter().map(|copy| copy.src.as_ptr()).collect();
+        let mut sizes: Vec<_> = copies.iter().map(|copy| copy.bytes).collect();
+        let (dst, src, bytes) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.as_mut_ptr());
+        // One set of attributes, from the first copy on.
+        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
+        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        // SAFETY: the three lists have a member for each copy, there is one set of attributes, and
+        // all live during the call; the caller guarantees that memory and stream are live (see
+        // `Runtime::copy_list`).
+        let code = unsafe { call(dst, src, bytes, copies.len(), attributes, first, 1, stream) };
+        Some(call.check(code))
     }
 }

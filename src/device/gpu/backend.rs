@@ -6,20 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::api::{Api, RawStream};
-use super::blocks::Blocks;
 use super::calls::Allocation;
-use super::context::{Context, EventCell, event_of};
-use super::page_locked::PageLocked;
+use super::context::{Context, End, EventCell, event_of};
 use super::queue::GpuQueue;
-use super::runtime::{Memory, PointerKind, Runtime};
-use super::shared::{End, Shared};
+use super::runtime::{Found, Memory, PointerKind, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
 
 /// A GPU, driven through its vendor's [`Runtime`].
 pub(crate) struct Gpu {
-    shared: Shared,
+    context: Arc<Context>,
     host_readable: bool,
     queue: Arc<GpuQueue>,
     /// What [`Backend::as_any`] returns: the vendor's type of device.
@@ -34,59 +31,39 @@ impl Gpu {
         id: DeviceId,
         runtime: Arc<dyn Runtime>,
         memory: Memory,
-        page_locked_limit: usize,
-        vendor: impl FnOnce(Shared) -> Box<dyn Any + Send + Sync>,
+        vendor: impl FnOnce(Arc<Context>) -> Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let context = Arc::new(Context::new(id, runtime, memory == Memory::Device)?);
+        let context = Arc::new(Context::new(id, runtime, memory)?);
         let host_readable = match memory {
             Memory::Device => false,
             Memory::Host => true,
             // Otherwise the host must not touch any managed memory while the device works.
             Memory::Managed => context.reads_managed,
         };
-        let shared = Shared {
-            blocks: Arc::new(Blocks::new(memory)),
-            page_locked: Arc::new(PageLocked::new(page_locked_limit)),
-            memory,
-            context,
-        };
         Ok(Self {
-            queue: GpuQueue::new(shared.clone())?,
-            vendor: vendor(shared.clone()),
-            _end: End(shared.clone()),
-            shared,
+            queue: Arc::new(GpuQueue::new(context.clone())?),
+            vendor: vendor(context.clone()),
+            _end: End(context.clone()),
+            context,
             host_readable,
         })
     }
 
-    fn context(&self) -> &Arc<Context> {
-        &self.shared.context
-    }
-
-    fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
-        let context = self.context();
-        let current = context.enter(context.api().pointer)?;
-        context.check(current.kind_of(address, bytes))
-    }
-
     fn allocation_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<Allocation>> {
-        let context = self.context();
-        let current = context.enter(context.api().pointer)?;
-        context.check(current.allocation_of(address, bytes))
+        let current = self.context.enter()?;
+        self.context.check(current.allocation_of(address, bytes))
     }
 
     fn class_of(&self, kind: PointerKind) -> AddressClass {
         use PointerKind as P;
-        match (self.shared.memory, kind) {
-            (Memory::Device, P::Device(..)) if self.context().runtime().owns(kind) => {
+        match (self.context.memory, kind) {
+            (Memory::Device, P::Device(..)) if self.context.runtime().owns(kind) => {
                 AddressClass::Device
             }
             // Kernels of this context cannot reach the memory, or the host could not read it.
             (_, P::Device(..)) => AddressClass::Inaccessible,
             // As host memory it would be read while the device works.
-            (Memory::Host, P::Managed) if !self.context().reads_managed => {
-                AddressClass::Inaccessible
-            }
+            (Memory::Host, P::Managed) if !self.context.reads_managed => AddressClass::Inaccessible,
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
             (Memory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
             (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
@@ -104,7 +81,7 @@ impl Gpu {
 // - `settle` returns when all work is done or the context is lost.
 unsafe impl Backend for Gpu {
     fn id(&self) -> DeviceId {
-        self.context().id
+        self.context.id
     }
 
     fn host_readable(&self) -> bool {
@@ -116,7 +93,7 @@ unsafe impl Backend for Gpu {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(GpuQueue::new(self.shared.clone())?)
+        Ok(Arc::new(GpuQueue::new(self.context.clone())?))
     }
 
     /// Checks that there is a handle. Whether it is an event's cannot be seen.
@@ -136,32 +113,28 @@ unsafe impl Backend for Gpu {
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        let context = self.context();
-        let current = context.enter(context.api().query.name)?;
+        let current = self.context.enter()?;
         // SAFETY: the caller of `query_event` guarantees that the event is live.
-        context.check(unsafe { current.query(event_of(event)) })
+        let done = unsafe { current.query(event_of(event)) };
+        self.context.check(done)
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        let context = self.context();
-        let current = context.enter(context.api().wait_event.name)?;
+        let current = self.context.enter()?;
         // SAFETY: the caller of `wait_event` guarantees that the event is live.
-        context.check(unsafe { current.wait_event(event_of(event)) })
+        let done = unsafe { current.wait_event(event_of(event)) };
+        self.context.check(done)
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
         // SAFETY: the caller of `release_event` guarantees an event that this backend made, with
         // `EventCell::into_ptr`, and that releases it once.
         let cell = unsafe { EventCell::from_ptr(event) };
-        self.context().recycle(cell);
+        self.context.recycle(cell);
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        match self.kind_of(address, bytes) {
-            Ok(Some(kind)) => self.class_of(kind),
-            // Memory that the library cannot identify must not be touched.
-            _ => AddressClass::Inaccessible,
-        }
+        self.classify_allocation(address, bytes).0
     }
 
     fn classify_allocation(
@@ -171,27 +144,28 @@ unsafe impl Backend for Gpu {
     ) -> (AddressClass, Range<usize>) {
         match self.allocation_of(address, bytes) {
             Ok(Some(found)) => (self.class_of(found.kind), found.range),
+            // Memory that the library cannot identify must not be touched.
             _ => (AddressClass::Inaccessible, address.range(bytes)),
         }
     }
 
     fn within(&self, work: &mut dyn FnMut()) {
-        let _scope = self.context().scope();
+        let _scope = self.context.scope();
         work();
     }
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         use PointerKind as P;
-        let Api { vendor, advice, .. } = self.context().api();
-        let kind = match self.kind_of(address, bytes) {
-            Ok(kind) => kind?,
+        let Api { vendor, advice, .. } = self.context.api();
+        let kind = match self.allocation_of(address, bytes) {
+            Ok(found) => found?.kind,
             Err(e) => return Some(e.to_string()),
         };
         let text = match kind {
-            P::Device(of, _) if self.shared.memory == Memory::Device => {
-                if of != self.context().ordinal() {
+            P::Device(of, _) if self.context.memory == Memory::Device => {
+                if of != self.context.ordinal() {
                     format!("it is memory of {vendor} device {of}")
-                } else if self.context().runtime().owns(kind) {
+                } else if self.context.runtime().owns(kind) {
                     return None;
                 } else {
                     format!("it is memory of another context{advice}")
@@ -202,7 +176,7 @@ unsafe impl Backend for Gpu {
             }
             P::Host { mapped: false } => "the device does not reach it at this address".into(),
             P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
-            P::Managed if !self.context().reads_managed => {
+            P::Managed if !self.context.reads_managed => {
                 "it is managed memory, which the host must not read while the device works".into()
             }
             P::Host { mapped: true } | P::Managed => return None,
@@ -214,73 +188,75 @@ unsafe impl Backend for Gpu {
         if bytes == 0 {
             return Err(Error::argument("host allocation of 0 bytes"));
         }
-        self.context().check_process()?;
+        self.context.check_process()?;
         // Page-locked memory needs no staging.
-        if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
+        if self.context.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
         }
-        self.shared.page_locked.allocate(self.context(), bytes)
+        self.context.allocate_staging(bytes)
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        if !self.context().is_forked() {
-            self.shared.page_locked.give_back(address, bytes);
+        if !self.context.is_forked() {
+            self.context.staging.give_back(address, bytes, 0, None);
         }
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        // The host itself copies to page-locked memory.
-        if self.shared.memory == Memory::Host {
-            return !address.is_null() && address.address().checked_add(bytes).is_some();
-        }
-        let ask = || match self.allocation_of(address, bytes) {
-            Ok(Some(found)) => {
-                let is_locked = matches!(found.kind, PointerKind::Host { .. }) && found.is_one;
-                (is_locked, found.range)
-            }
-            _ => (false, address.range(bytes)),
+        let Some(end) = address
+            .address()
+            .checked_add(bytes)
+            .filter(|_| !address.is_null())
+        else {
+            return false;
         };
-        self.shared.page_locked.has(address, bytes, ask)
+        // The library itself copies to page-locked memory with the host.
+        if self.context.memory == Memory::Host || self.context.staging.has(address, bytes) {
+            return true;
+        }
+        // A wrong answer costs only time: the library stages what is not page-locked by itself.
+        let found = self
+            .context
+            .enter()
+            .map(|current| current.look_up(address.address()));
+        let Ok(Ok(Found { kind, range })) = found else {
+            return false;
+        };
+        matches!(kind, PointerKind::Host { .. }) && range.is_none_or(|range| end <= range.end)
     }
 
     /// Devices of one library copy from each other without the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = self.context().runtime().ordinal_of(other.as_any());
+        let other = self.context.runtime().ordinal_of(other.as_any());
         // Host memory takes copies only from its own device: no call there names another's context.
         other.is_some_and(|other| {
-            self.shared.memory == Memory::Device || other == self.context().ordinal()
+            self.context.memory == Memory::Device || other == self.context.ordinal()
         })
     }
 
     /// A stream can wait for events of any device and context of the library.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let other = self.context().runtime().ordinal_of(other.as_any());
+        let other = self.context.runtime().ordinal_of(other.as_any());
         other.is_some()
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let stream = RawStream(std::ptr::with_exposed_provenance_mut(stream));
         // SAFETY: the caller of `stream_wait` guarantees that stream and event are live.
-        unsafe { GpuQueue::wait_on_stream(self.context(), stream, event) }?;
+        unsafe { GpuQueue::wait_on_stream(&self.context, stream, event) }?;
         Ok(true)
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.shared.synchronize(Context::synchronize)
+        self.context.synchronize()
     }
 
     fn settle(&self) -> Result<()> {
-        match self.shared.synchronize(Context::settle) {
-            // At the end of the process there is no work any more.
-            Err(_) if self.context().is_shut_down() => Ok(()),
-            done => done,
-        }
+        self.context.settle()
     }
 
     fn trim(&self) {
-        if !self.context().is_forked() {
-            self.shared.trim();
-        }
+        self.context.trim();
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -290,9 +266,8 @@ unsafe impl Backend for Gpu {
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.context().api().vendor)
-            .field(self.context())
-            .field(&self.shared.page_locked)
+        f.debug_tuple(self.context.api().vendor)
+            .field(&self.context)
             .finish()
     }
 }

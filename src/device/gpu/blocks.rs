@@ -1,10 +1,15 @@
 //! Reuse of memory that a library allocates slowly and frees only after waiting for the device:
 //! page-locked and managed memory, and device memory where there are no pools.
+//!
+//! Such a free may wait for the device with a lock of the library held, so that a host function that
+//! waits for another thread's call of the library never returns (reported for `cuMemFree` and
+//! `cuMemFreeHost`). So nothing is freed when it is dropped, but where the device is waited for
+//! anyway ([`Context::synchronize`]).
 
 use super::context::{Context, EventCell};
 use super::entry::Current;
 use super::runtime::Memory;
-use crate::device::backend::DevicePtr;
+use crate::device::backend::{AddressClass, DevicePtr};
 use crate::device::parts::{Block, Pool, Ranges};
 use crate::error::Result;
 
@@ -12,87 +17,70 @@ use crate::error::Result;
 /// device.
 const FAR: usize = 4;
 
-/// Allocates memory of one kind, without a retry.
-pub(super) fn allocate(
-    context: &Context,
-    memory: Memory,
-    bytes: usize,
-    current: &Current<'_>,
-) -> Result<DevicePtr> {
-    context.check_memory(current.allocate(memory, bytes), bytes)
-}
-
 /// Blocks of one kind of memory.
 pub(crate) struct Blocks {
-    memory: Memory,
+    pub(super) memory: Memory,
+    /// Most bytes, of those in use and idle ones together.
+    limit: usize,
     /// Those in use.
     live: Ranges<()>,
-    pool: Pool<Box<EventCell>>,
+    /// Idle ones, with an event after their last use, unless that was waited for.
+    idle: Pool<Option<Box<EventCell>>>,
 }
 
 impl Blocks {
-    pub(super) fn new(memory: Memory) -> Self {
+    pub(super) fn new(memory: Memory, limit: usize) -> Self {
         Self {
             memory,
+            limit,
             live: Ranges::new(),
-            pool: Pool::new(),
+            idle: Pool::new(),
         }
     }
 
-    /// Returns the number of bytes that are allocated for `bytes` bytes.
-    fn round(&self, context: &Context, bytes: usize) -> Result<usize> {
-        let rounded = Pool::<Box<EventCell>>::rounded(bytes);
-        rounded.ok_or_else(|| context.out_of_memory(context.api().allocate(self.memory), bytes))
-    }
-
-    /// Returns an idle block of at least `bytes` bytes, for work on `queue` from now on, if one
-    /// fits.
-    pub(super) fn reuse(
+    /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
+    pub(super) fn allocate(
         &self,
         context: &Context,
         queue: u64,
         bytes: usize,
         current: &Current<'_>,
-    ) -> Result<Option<DevicePtr>> {
-        let bytes = self.round(context, bytes)?;
-        let taken = self
-            .pool
-            .take(queue, bytes, |after| is_done(current, after));
-        Ok(taken.map(
-            |Block {
-                 base, bytes, after, ..
-             }| {
-                self.live.insert(base, bytes, ());
-                context.recycle(after);
-                base
-            },
-        ))
-    }
-
-    /// Allocates a block of at least `bytes` bytes.
-    pub(super) fn allocate(
-        &self,
-        context: &Context,
-        bytes: usize,
-        current: &Current<'_>,
     ) -> Result<DevicePtr> {
-        let bytes = self.round(context, bytes)?;
-        let base = allocate(context, self.memory, bytes, current)?;
-        self.live.insert(base, bytes, ());
+        let call = current.allocation_call(self.memory);
+        let rounded = Pool::<Option<Box<EventCell>>>::rounded(bytes);
+        let rounded = rounded.ok_or_else(|| context.out_of_memory(call, bytes))?;
+        let is_done = |after: &_| is_done(current, after);
+        if let Some(block) = self.idle.take(queue, rounded, is_done) {
+            self.live.insert(block.base, block.bytes, ());
+            context.recycle_some(block.after);
+            return Ok(block.base);
+        }
+        let is_full = || {
+            let held = self.live.bytes().saturating_add(self.idle.idle_bytes());
+            held.saturating_add(rounded) > self.limit
+        };
+        if self.idle.is_over(FAR) || (is_full() && !self.idle.is_empty()) {
+            context.synchronize()?;
+        }
+        if is_full() {
+            return Err(context.out_of_memory(call, bytes));
+        }
+        let base = context.check_memory(current.allocate(self.memory, rounded), bytes)?;
+        self.live.insert(base, rounded, ());
         Ok(base)
     }
 
-    /// Takes a block back after all work of a queue so far, which `after` stands for.
+    /// Takes a block back; `after` stands for all work of a queue so far.
     pub(super) fn give_back(
         &self,
         base: DevicePtr,
         bytes: usize,
         queue: u64,
-        after: Box<EventCell>,
+        after: Option<Box<EventCell>>,
     ) {
         // Adopted memory is not in the table.
         let bytes = self.live.remove(base).map_or(bytes, |(bytes, ())| bytes);
-        self.pool.give(Block {
+        self.idle.give(Block {
             base,
             bytes,
             queue,
@@ -105,45 +93,35 @@ impl Blocks {
         self.live.remove(base);
     }
 
+    /// Whether all of these bytes are of one block in use.
+    pub(super) fn has(&self, address: DevicePtr, bytes: usize) -> bool {
+        let class = AddressClass::HostAccessible;
+        self.live.classify(address, bytes, class) == Some(class)
+    }
+
     /// Whether there are no idle blocks.
     pub(super) fn is_empty(&self) -> bool {
-        self.pool.is_empty()
-    }
-
-    /// Whether there are more idle blocks than are kept for reuse.
-    pub(super) fn is_over(&self) -> bool {
-        self.pool.is_over(1)
-    }
-
-    /// Whether there are so many idle blocks that the device is waited for to free some.
-    pub(super) fn is_far_over(&self) -> bool {
-        self.pool.is_over(FAR)
+        self.idle.is_empty()
     }
 
     /// Frees idle blocks that nothing uses any more: the oldest, until the rest is within the
-    /// limits; or all.
-    pub(super) fn free_idle(&self, context: &Context, all: bool) {
-        let Ok(current) = context.enter_even_if_failed() else {
-            return;
-        };
-        let done = self.pool.take_done(all, |after| {
-            // Of a failed device nothing runs any more.
-            context.has_failed() || is_done(&current, after)
-        });
-        for block in done {
-            // SAFETY: the block is from `allocate` for this kind of memory, was taken out of the
-            // pool, and its event has completed.
-            if unsafe { current.try_free(self.memory, block.base) } {
-                context.recycle(block.after);
-            } else {
-                self.pool.give(block);
-            }
+    /// pool's limits; or all.
+    pub(super) fn free_idle(&self, context: &Context, all: bool, current: &Current<'_>) {
+        // Of a failed device nothing runs any more.
+        let is_done = |after: &_| context.has_failed() || is_done(current, after);
+        for block in self.idle.take_done(all, is_done) {
+            // SAFETY: the block is from `allocate` for this kind of memory, or of that kind and
+            // adopted; it was taken out of the pool, and its event has completed.
+            unsafe { current.free(self.memory, block.base) };
+            context.recycle_some(block.after);
         }
     }
 }
 
 /// Whether one of our own events has completed.
-fn is_done(current: &Current<'_>, event: &EventCell) -> bool {
+fn is_done(current: &Current<'_>, event: &Option<Box<EventCell>>) -> bool {
     // SAFETY: the cell owns its event, which is live while the cell is.
-    unsafe { current.query(event.raw()) == Ok(true) }
+    event
+        .as_ref()
+        .is_none_or(|event| unsafe { current.query(event.raw()) == Ok(true) })
 }

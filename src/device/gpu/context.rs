@@ -1,24 +1,27 @@
-//! A context, through which all work of a device goes: its events, its pool and its errors.
+//! What a device shares with its queues: its context, through which all its work goes, with its
+//! errors and events, and memory and streams that cannot be freed at once.
 
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
+use std::mem::take;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
+use super::api::{Answer, Api, Failed, RawEvent, RawPool, RawStream, code};
+use super::blocks::Blocks;
 use super::entry::{Current, Scope};
-use super::jobs::{self, FailureCode, Job};
-use super::leftovers::{Leftover, Leftovers};
-use super::runtime::{Meaning, Runtime};
-use crate::device::backend::{EventPtr, device_error};
-use crate::device::parts::FINAL;
+use super::runtime::{Memory, Runtime, is_shut_down};
+use crate::device::backend::{DevicePtr, EventPtr, device_error};
+use crate::device::parts::{Failure, Worker};
 use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
 const IDLE_EVENTS: usize = 4096;
+/// Most bytes of page-locked memory that a device takes for staging and for downloads.
+const PAGE_LOCKED_LIMIT: usize = 2 << 30;
 /// A context whose calls fail for this long is taken for lost.
 const LOST: Duration = Duration::from_secs(5);
 
@@ -26,15 +29,26 @@ const LOST: Duration = Duration::from_secs(5);
 /// caller's current context, or device, as it was.
 pub(crate) struct Context {
     runtime: Arc<dyn Runtime>,
+    /// Which memory the device allocates.
+    pub(super) memory: Memory,
     /// `None` if the device has no pools, or other memory than its own.
     pub(super) pool: Option<RawPool>,
     pub(super) reads_managed: bool,
     /// For errors.
     pub(crate) id: DeviceId,
-    failure: FailureCode,
+    failure: Failure,
     /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
-    pub(super) leftovers: Leftovers,
+    /// What the device allocates without a pool.
+    pub(crate) blocks: Blocks,
+    /// Page-locked memory for staging and downloads.
+    pub(super) staging: Blocks,
+    /// The device's memory that could not be freed in a queue's order: freed once all work has
+    /// ended.
+    given_up: Mutex<Vec<DevicePtr>>,
+    /// Our own streams whose queues were dropped while they had work: HIP would wait for it to
+    /// destroy them.
+    dropped: Mutex<Vec<RawStream>>,
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
@@ -85,27 +99,27 @@ pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
 }
 
 impl Context {
-    /// Makes the context of a device, with a pool of its own if `with_pool` is true and the device
-    /// has pools.
-    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, with_pool: bool) -> Result<Self> {
+    /// Makes the context of a device, with a pool of its own if the device allocates its own memory
+    /// and has pools.
+    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, memory: Memory) -> Result<Self> {
         let mut context = Self {
+            memory,
             reads_managed: runtime.reads_managed(),
             pool: None,
             runtime,
             id,
-            failure: FailureCode::default(),
+            failure: Failure::new(),
             no_lists: AtomicBool::new(false),
-            leftovers: Leftovers::default(),
-            events: Mutex::new(Vec::new()),
+            blocks: Blocks::new(memory, usize::MAX),
+            staging: Blocks::new(Memory::Host, PAGE_LOCKED_LIMIT),
+            given_up: Mutex::default(),
+            dropped: Mutex::default(),
+            events: Mutex::default(),
         };
-        if with_pool && context.runtime.supports_pools() {
-            let pool = {
-                let current = context.enter(context.api().create_pool.name)?;
-                current.create_pool()
-            };
+        if memory == Memory::Device && context.runtime.supports_pools() {
+            let pool = context.enter()?.create_pool();
             // That memory is short may have changed when the device is opened again.
-            let is_short = |failed: &Failed| context.meaning(failed.code) == Meaning::OutOfMemory;
-            let is_short = pool.as_ref().is_err_and(is_short);
+            let is_short = pool.is_err_and(|failed| failed.code == code::OUT_OF_MEMORY);
             context.pool = match context.check(pool) {
                 Err(e) if is_short || context.has_failed() => return Err(e),
                 // Some drivers refuse a pool although they say that there are pools: blocks of
@@ -132,89 +146,52 @@ impl Context {
     /// Begins a scope: until it is dropped, entries of this thread share one. Foreign code must not
     /// run inside it: it would find this context current.
     pub(super) fn scope(&self) -> Scope<'_> {
-        Scope::shared(self.runtime(), self.address())
+        Scope::new(self.runtime(), std::ptr::from_ref(self).addr())
     }
 
     /// Makes the context current for as long as the returned guard lives.
-    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
-        match self.failure() {
-            0 => self.enter_even_if_failed(),
-            code => Err(self.error(operation, code)),
-        }
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) fn enter(&self) -> Result<Current<'_>> {
+        self.failure.check()?;
+        self.enter_even_if_failed()
     }
 
     /// As [`enter`](Self::enter), to free what a failed device still has.
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
-        self.enter_by(self.scope())
-    }
-
-    /// As [`enter`](Self::enter), around calls of another library, which may leave another context
-    /// current: this entry is shared with no other one, and undoes that.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn enter_apart(&self, operation: &'static str) -> Result<Current<'_>> {
-        match self.failure() {
-            0 => self.enter_by(Scope::apart(self.runtime())),
-            code => Err(self.error(operation, code)),
-        }
-    }
-
-    fn enter_by<'a>(&self, scope: Scope<'a>) -> Result<Current<'a>> {
         self.check_process()?;
-        scope.enter().map_err(|Failed { call, code, .. }| {
-            // The context itself was refused.
-            self.mark(code);
-            self.error(call, code)
+        self.scope().enter().map_err(|failed| {
+            let e = self.error(failed);
+            match self.runtime.is_final(failed.code) {
+                // The context itself was refused.
+                true => self.fail(e),
+                false => e,
+            }
         })
     }
 
     /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
     pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
-        answer.map_err(|Failed { call, code, .. }| {
-            if self.is_final(code) {
-                self.confirm();
+        answer.map_err(|failed| {
+            let e = self.error(failed);
+            match self.runtime.is_final(failed.code) && self.is_lost() {
+                true => self.fail(e),
+                false => e,
             }
-            self.error(call, code)
         })
     }
 
     /// As [`check`](Self::check), for a call that allocates `bytes` bytes.
     pub(super) fn check_memory<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
         match answer {
-            Err(failed) if self.meaning(failed.code) == Meaning::OutOfMemory => {
-                Err(self.out_of_memory(failed.out_of_memory, bytes))
-            }
-            // Some drivers answer so for sizes that no device has. All else about the call is in
-            // order, so nothing but the size can be invalid.
-            Err(Failed { call, code, .. }) if code == code::INVALID_VALUE => {
-                Err(self.out_of_memory(call, bytes))
-            }
+            // Some drivers call a size invalid that no device has. All else about the call is in
+            // order, so nothing but the size can be.
+            Err(Failed {
+                call,
+                code: code::OUT_OF_MEMORY | code::INVALID_VALUE,
+            }) => Err(self.out_of_memory(call, bytes)),
             answer => self.check(answer),
-        }
-    }
-
-    pub(super) fn meaning(&self, code: Code) -> Meaning {
-        self.runtime.meaning(code)
-    }
-
-    fn is_final(&self, code: Code) -> bool {
-        matches!(self.meaning(code), Meaning::Lost | Meaning::ShutDown)
-    }
-
-    /// Asks this context itself whether it is lost: the code may be that of another context, whose
-    /// event or memory was named.
-    fn confirm(&self) {
-        if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: the legacy default stream always exists.
-            if let Err(failed) = unsafe { current.is_idle(RawStream::LEGACY) } {
-                self.mark(failed.code);
-            }
-        }
-    }
-
-    /// Marks the context as failed if a code of its own says so.
-    pub(super) fn mark(&self, code: Code) {
-        if self.is_final(code) {
-            self.failure.set(code);
         }
     }
 
@@ -226,27 +203,37 @@ impl Context {
         }
     }
 
-    pub(super) fn error(&self, operation: &'static str, code: Code) -> Error {
-        let mut text = self.runtime.library().text(code);
-        if self.has_failed() {
-            text.push_str(FINAL);
+    fn error(&self, Failed { call, code }: Failed) -> Error {
+        device_error(self.id, call, code, self.runtime.library().text(code))
+    }
+
+    /// Asks this context itself whether it is lost: the code may be that of another context, whose
+    /// event or memory was named.
+    fn is_lost(&self) -> bool {
+        match self.enter_even_if_failed() {
+            // SAFETY: the legacy default stream always exists.
+            Ok(current) => unsafe { current.is_idle(RawStream::LEGACY) }
+                .is_err_and(|failed| self.runtime.is_final(failed.code)),
+            Err(_) => self.has_failed(),
         }
-        device_error(self.id, operation, code, text)
+    }
+
+    /// Marks the context as failed, and returns the error with which it has failed first.
+    fn fail(&self, e: Error) -> Error {
+        self.failure.set(e.clone());
+        self.failure.check().err().unwrap_or(e)
     }
 
     /// Whether nothing works any more.
     pub(super) fn has_failed(&self) -> bool {
-        self.failure() != 0 || self.is_forked()
+        self.failure.is_set() || self.is_forked()
     }
 
-    /// Returns the code of the failure after which nothing works any more; 0 before.
-    pub(super) fn failure(&self) -> Code {
-        self.failure.code()
-    }
-
-    /// Whether the library has shut down, and so taken everything back.
-    pub(super) fn is_shut_down(&self) -> bool {
-        self.meaning(self.failure()) == Meaning::ShutDown || self.is_forked()
+    /// Whether the library has shut down, at the end of the process, or is the parent process's: there
+    /// is nothing to free or to wait for then.
+    pub(super) fn is_gone(&self) -> bool {
+        let gone = |e| matches!(e, Error::Device { code, .. } if is_shut_down(code));
+        self.is_forked() || self.failure.check().is_err_and(gone)
     }
 
     /// Whether this process is a child of the one that opened the device. It has nothing to free
@@ -258,16 +245,6 @@ impl Context {
     /// Refuses to work in a child of the process that opened the device.
     pub(super) fn check_process(&self) -> Result<()> {
         self.api().process.check(self.id, code::NOT_INITIALIZED)
-    }
-
-    /// Gives idle memory of the pool back to the library.
-    pub(super) fn trim_pool(&self) -> Result<()> {
-        let Some(pool) = self.pool else {
-            return Ok(());
-        };
-        let current = self.enter(self.api().trim.name)?;
-        // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
-        self.check(unsafe { current.trim(pool) })
     }
 
     /// Returns an event to be recorded.
@@ -291,10 +268,6 @@ impl Context {
             return;
         }
         drop(idle);
-        self.destroy_event(&cell);
-    }
-
-    fn destroy_event(&self, cell: &EventCell) {
         if let Ok(current) = self.enter_even_if_failed() {
             // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for
             // it stay.
@@ -302,138 +275,136 @@ impl Context {
         }
     }
 
-    /// Identifies this context while it lives. Several of these may share one of the library's.
-    pub(super) fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// Gives a stream work that the host does in its order.
-    ///
-    /// # Safety
-    /// The stream is live, or stands for a default stream. The job's memory is host memory, and
-    /// valid until the stream has run it; a copy's ranges do not overlap.
-    pub(super) unsafe fn queue_job(
-        &self,
-        current: &Current<'_>,
-        stream: RawStream,
-        job: Job,
-    ) -> Result<()> {
-        let number = jobs::add(&self.failure, job);
-        // SAFETY: the number is the job's, whose memory is valid until the stream has run it (see
-        // `# Safety`).
-        let launched = unsafe { current.launch_host(stream, number) };
-        self.check(launched).inspect_err(|_| jobs::forget(number))
-    }
-
-    /// Frees what may be freed of what was taken out of the leftovers, and keeps the rest.
-    /// `settled`: all work has ended since it was taken out.
-    pub(super) fn free_leftovers(&self, memory: Vec<Leftover>, settled: bool) {
-        if !memory.is_empty() {
-            let current = self.enter_even_if_failed().ok();
-            self.leftovers.free(memory, settled, current.as_ref());
+    /// As [`recycle`](Self::recycle).
+    pub(super) fn recycle_some(&self, cell: Option<Box<EventCell>>) {
+        if let Some(cell) = cell {
+            self.recycle(cell);
         }
     }
 
-    /// Tries again what a capture forbade. Called before work that allocates or frees.
-    pub(super) fn retry_leftovers(&self) {
-        // Another thread of the parent process may have held the lock.
-        if !self.is_forked() {
-            self.free_leftovers(self.leftovers.take(), false);
+    /// Allocates page-locked memory for staging. Returns `None` beyond the limit, or if the library
+    /// refuses it, which drivers do for many reasons that are none of the device's: ordinary memory
+    /// serves then, which is slower.
+    pub(super) fn allocate_staging(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        let current = self.enter()?;
+        match self.staging.allocate(self, 0, bytes, &current) {
+            Err(e) if self.has_failed() => Err(e),
+            done => Ok(done.ok()),
         }
     }
 
-    /// Whether all queues of this device, and its jobs, are known to have no work. Calls that might
-    /// wait for the device can be made then.
-    pub(super) fn is_quiet(&self) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        if self.has_failed() {
-            jobs::stop(&self.failure);
-            return true;
-        }
-        if jobs::are_under_way(&self.failure) {
-            return false;
-        }
-        let current = self.enter_even_if_failed();
-        current.is_ok_and(|current| self.leftovers.are_idle(&current))
+    /// Frees memory of the device's that could not be freed in a queue's order, and that queued work
+    /// may still use, once all work has ended.
+    pub(crate) fn give_up(&self, base: DevicePtr) {
+        self.blocks.forget(base);
+        lock(&self.given_up).push(base);
     }
 
-    /// Waits for the work of all queues of this device. Returns false if it cannot be waited for,
-    /// because a stream is being captured, for example. Work of a failed device has ended.
-    pub(super) fn wait_for_queues(&self) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let current = self.enter_even_if_failed();
-        let waited = current.is_ok_and(|current| self.leftovers.wait(&current));
-        if self.has_failed() {
-            jobs::stop(&self.failure);
-            return true;
-        }
-        waited
+    /// Destroys a stream of our own once it has no work.
+    pub(super) fn drop_stream(&self, stream: RawStream, current: &Current<'_>) {
+        lock(&self.dropped).push(stream);
+        self.sweep(current, false);
     }
 
-    /// Makes this thread wait for all work of the context. Asks the library even if the context has
-    /// failed.
+    /// Destroys streams whose queues were dropped and that have no work any more, or all.
+    fn sweep(&self, current: &Current<'_>, all: bool) {
+        lock(&self.dropped).retain(|stream| {
+            // SAFETY: the stream was created by its queue, whose drop handed it over.
+            let is_busy = !all && unsafe { current.is_idle(*stream) } == Ok(false);
+            if !is_busy {
+                // SAFETY: the stream was created by its queue, whose drop handed it over: nothing
+                // uses it any more.
+                unsafe { current.destroy_stream(*stream) };
+            }
+            is_busy
+        });
+    }
+
+    /// Makes this thread wait for all work of the context, even if it has failed, and frees what
+    /// nothing uses any more and is not kept for reuse.
     pub(super) fn synchronize(&self) -> Result<()> {
-        let answer = self.enter_even_if_failed()?.synchronize();
-        self.check(answer)?;
-        match self.failure() {
-            0 => Ok(()),
-            code => Err(self.error(self.api().synchronize.name, code)),
+        let current = self.enter_even_if_failed()?;
+        let given_up = take(&mut *lock(&self.given_up));
+        let done = self.check(current.synchronize());
+        let done = done.and_then(|()| self.failure.check());
+        if done.is_err() && !self.has_failed() {
+            lock(&self.given_up).extend(given_up);
+            return done;
         }
+        for base in given_up {
+            // SAFETY: the memory is of the device's kind, its owner has given it up, and all work
+            // that could use it has ended since.
+            unsafe { current.free(self.memory, base) };
+        }
+        self.blocks.free_idle(self, false, &current);
+        self.staging.free_idle(self, true, &current);
+        self.sweep(&current, false);
+        done
     }
 
     /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is
     /// lost: then nothing of it runs any more.
     pub(super) fn settle(&self) -> Result<()> {
-        self.check_process()?;
         let start = Instant::now();
-        let mut pause = Duration::from_millis(1);
         loop {
-            let done = self.synchronize();
-            let e = match done {
-                Err(e) if !self.has_failed() => e,
-                done => {
-                    if done.is_err() {
-                        jobs::stop(&self.failure);
+            match self.synchronize() {
+                Err(e) if !self.has_failed() => {
+                    // What another library's stream capture forbids now can be done later. That a
+                    // context is lost whose calls fail otherwise for so long is an assumption: no
+                    // library says so.
+                    let forbidden = matches!(
+                        e,
+                        Error::Device {
+                            code: 900..=908,
+                            ..
+                        }
+                    );
+                    if !forbidden && start.elapsed() > LOST {
+                        return Err(self.fail(e));
                     }
-                    return done;
                 }
-            };
-            // A call that is refused for now (a stream is being captured) can be made later. That a
-            // context is lost whose calls fail otherwise for so long is an assumption: no library
-            // says so.
-            if let Error::Device { code, .. } = e {
-                if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
-                    self.failure.set(code);
-                }
+                Err(_) if self.is_gone() => return Ok(()),
+                done => return done,
             }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Waits for all work, and frees all memory that is idle.
+    pub(super) fn trim(&self) {
+        // Memory whose event has completed can be freed all the same.
+        let _ = self.synchronize();
+        let Ok(current) = self.enter_even_if_failed() else {
+            return;
+        };
+        self.blocks.free_idle(self, true, &current);
+        self.staging.free_idle(self, true, &current);
+        if let Some(pool) = self.pool {
+            // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
+            let _ = self.check(unsafe { current.trim(pool) });
+        }
+    }
+
+    /// Whether nothing is left to be freed that may have to be waited for.
+    fn is_clear(&self) -> bool {
+        self.blocks.is_empty()
+            && self.staging.is_empty()
+            && lock(&self.given_up).is_empty()
+            && lock(&self.dropped).is_empty()
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.is_forked() {
+        let Ok(current) = self.enter_even_if_failed() else {
             return;
+        };
+        self.sweep(&current, true);
+        for cell in lock(&self.events).drain(..) {
+            // SAFETY: the event is from `event`, and no other cell has it.
+            unsafe { current.destroy_event(cell.raw) };
         }
-        if jobs::are_under_way(&self.failure) {
-            // Nothing has waited for them.
-            let _ = self.settle();
-        }
-        jobs::stop(&self.failure);
-        if let Ok(current) = self.enter_even_if_failed() {
-            self.leftovers.destroy_streams(&current);
-        }
-        let events = std::mem::take(&mut *lock(&self.events));
-        for cell in &events {
-            self.destroy_event(cell);
-        }
-        if let (Some(pool), Ok(current)) = (self.pool, self.enter_even_if_failed()) {
+        if let Some(pool) = self.pool {
             // SAFETY: created in `new`; nothing allocates from it any more.
             unsafe { current.destroy_pool(pool) };
         }
@@ -443,5 +414,23 @@ impl Drop for Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({} {:?})", self.id, self.runtime)
+    }
+}
+
+/// The end of a device: frees what it has kept.
+pub(super) struct End(pub(super) Arc<Context>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if self.0.is_forked() || self.0.is_clear() {
+            return;
+        }
+        // The drop of a device waits for nothing, unless the system starts no thread.
+        let context = self.0.clone();
+        Worker::new("arrow-device gpu free").push(move || {
+            // Even after an error nothing runs any more.
+            let _ = context.settle();
+            context.trim();
+        });
     }
 }

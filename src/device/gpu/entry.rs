@@ -5,42 +5,21 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use super::api::{Answer, Api, RELAXED, RawStream};
+use super::api::{Answer, Api, RELAXED};
 use super::runtime::{Before, Runtime};
 
 /// The state of a thread's innermost scope.
 #[derive(Clone, Copy)]
 struct Frame {
-    /// The address of the context whose entries share this one, or [`NOBODY`].
+    /// The address of the context whose entries share this one; 0 for none.
     context: usize,
-    /// What the thread had before the entry; `None` as long as no call has been made.
-    found: Option<Found>,
-    /// A stream of this crate's that was found not to be captured.
-    uncaptured: Option<RawStream>,
-}
-
-/// The address of no context.
-const NOBODY: usize = 0;
-
-#[derive(Clone, Copy)]
-struct Found {
-    before: Before,
-    /// The thread's own capture mode; `None` if it was not exchanged.
-    capture_mode: Option<c_int>,
-}
-
-impl Frame {
-    const fn of(context: usize) -> Self {
-        Self {
-            context,
-            found: None,
-            uncaptured: None,
-        }
-    }
+    /// What the thread had before the entry: that of the library, and the thread's own capture mode,
+    /// if it was exchanged. `None` as long as no call has been made.
+    before: Option<(Before, Option<c_int>)>,
 }
 
 thread_local! {
-    static FRAME: Cell<Frame> = const { Cell::new(Frame::of(NOBODY)) };
+    static FRAME: Cell<Frame> = const { Cell::new(Frame { context: 0, before: None }) };
 }
 
 /// While it lives, all entries of this thread into its context are one, which the first of them
@@ -54,13 +33,16 @@ pub(super) struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// Begins a scope of the context with this address: until it is dropped, entries of this thread
-    /// share one. Foreign code must not run inside it: it would find the context current.
-    pub(super) fn shared(runtime: &'a (dyn Runtime + 'static), context: usize) -> Self {
+    /// Begins a scope of the context with this address. Foreign code must not run inside it: it
+    /// would find the context current.
+    pub(super) fn new(runtime: &'a (dyn Runtime + 'static), context: usize) -> Self {
         let outer = FRAME.get();
         let is_inner = outer.context == context;
         if !is_inner {
-            FRAME.set(Frame::of(context));
+            FRAME.set(Frame {
+                context,
+                before: None,
+            });
         }
         Self {
             runtime,
@@ -69,37 +51,19 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Begins a scope whose entry is shared with no other one.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(super) fn apart(runtime: &'a (dyn Runtime + 'static)) -> Self {
-        let outer = Some(FRAME.replace(Frame::of(NOBODY)));
-        Self {
-            runtime,
-            outer,
-            not_send: PhantomData,
-        }
-    }
-
     /// Makes the context current, unless an entry of this scope has done so.
     pub(super) fn enter(self) -> Answer<Current<'a>> {
         let frame = FRAME.get();
-        if frame.found.is_some() {
-            return Ok(Current(self));
+        if frame.before.is_none() {
+            let before = self.runtime.enter()?;
+            // Other libraries' stream captures stay as they are: the streams of this crate are not
+            // captured, and it touches no others'.
+            let mut mode = RELAXED;
+            // SAFETY: the mode is valid for the exchange of an int.
+            let code = unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
+            let before = Some((before, (code == 0).then_some(mode)));
+            FRAME.set(Frame { before, ..frame });
         }
-        let before = self.runtime.enter()?;
-        // Calls that would spoil other libraries' stream captures are allowed: this crate refuses
-        // streams that are captured, and touches no others'.
-        let mut mode = RELAXED;
-        // SAFETY: the mode is valid for the exchange of an int.
-        let code = unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
-        let found = Found {
-            before,
-            capture_mode: (code == 0).then_some(mode),
-        };
-        FRAME.set(Frame {
-            found: Some(found),
-            ..frame
-        });
         Ok(Current(self))
     }
 
@@ -113,15 +77,14 @@ impl Drop for Scope<'_> {
         let Some(outer) = self.outer else {
             return;
         };
-        let Some(found) = FRAME.replace(outer).found else {
+        let Some((before, capture_mode)) = FRAME.replace(outer).before else {
             return;
         };
-        if let Some(mut mode) = found.capture_mode {
-            let exchange = self.api().exchange_capture_mode.function;
+        if let Some(mut mode) = capture_mode {
             // SAFETY: the mode is valid for the exchange of an int.
-            unsafe { exchange(&raw mut mode) };
+            unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
         }
-        self.runtime.leave(found.before);
+        self.runtime.leave(before);
     }
 }
 
@@ -140,18 +103,5 @@ impl Deref for Current<'_> {
 impl Current<'_> {
     pub(super) fn api(&self) -> &Api {
         self.0.api()
-    }
-
-    /// Whether [`keep_uncaptured`](Self::keep_uncaptured) was called for this stream in this scope.
-    pub(super) fn is_uncaptured(&self, stream: RawStream) -> bool {
-        FRAME.get().uncaptured == Some(stream)
-    }
-
-    /// Remembers until the end of the scope that a stream is not being captured.
-    pub(super) fn keep_uncaptured(&self, stream: RawStream) {
-        FRAME.set(Frame {
-            uncaptured: Some(stream),
-            ..FRAME.get()
-        });
     }
 }

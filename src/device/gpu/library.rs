@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
 
-use super::api::{Answer, Api, Code, Failed};
+use super::api::{Answer, Api, Call, Code, Failed};
 use crate::abi::ArrowDeviceType;
 use crate::device::{DeviceId, FORKED};
 use crate::error::{Error, Result};
@@ -96,114 +96,24 @@ pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
     }
 }
 
-/// The second type if there are two, else the first.
-macro_rules! either {
-    ($default:ty) => {
-        $default
-    };
-    ($default:ty, $given:ty) => {
-        $given
-    };
+/// Finds a function by its symbol; an error is the symbol.
+///
+/// # Safety
+/// `F` is the type of the library's function of that name, and the library stays loaded for as long
+/// as it is called.
+pub(crate) unsafe fn find_call<F: Copy>(
+    library: &libloading::Library,
+    symbol: &'static str,
+) -> Result<Call<F>, &'static str> {
+    // SAFETY: the caller guarantees that `F` is the function's type (see `# Safety`).
+    match unsafe { library.get::<F>(symbol.as_bytes()) } {
+        Ok(function) => Ok(Call {
+            name: symbol,
+            function: *function,
+        }),
+        Err(_) => Err(symbol),
+    }
 }
-pub(crate) use either;
-
-/// The name under which errors name a function: the symbol, or the one that is given.
-macro_rules! called {
-    ($symbol:ident) => {
-        stringify!($symbol)
-    };
-    ($symbol:ident $name:literal) => {
-        $name
-    };
-}
-pub(crate) use called;
-
-/// Makes a [`Call`](super::api::Call) of a library's function; `Err` if the library does not have
-/// it.
-macro_rules! find_call {
-    ($library:ident, $out_of_memory:literal, $symbol:ident $($name:literal)?) => {
-        $library
-            .get(concat!(stringify!($symbol), "\0").as_bytes())
-            .map(|function| $crate::device::gpu::Call {
-                name: called!($symbol $($name)?),
-                out_of_memory: concat!(called!($symbol $($name)?), " (", $out_of_memory, ", code 2)"),
-                function: *function,
-            })
-    };
-}
-pub(crate) use find_call;
-
-/// Finds a library's functions by their symbols: the `shared` ones are the members of
-/// [`Calls`](super::api::Calls), and for the others a struct is declared; the `optional` ones may
-/// be missing. The types are compared with those of `bindings`, a module in scope, whose functions
-/// have the ABI `$abi` and return `$their_code`: where a type differs from theirs, theirs stands
-/// after `as`. A literal is the name for errors, if that is not the symbol.
-macro_rules! functions {
-    (
-        $(#[$meta:meta])*
-        $vis:vis struct $functions:ident: $abi:tt, $code:ty as $their_code:ty, $out_of_memory:literal;
-        shared {
-            $($call:ident = $symbol:ident $($symbol_text:literal)? ($($shared_arg:ident: $shared_type:ty $(as $shared_theirs:ty)?),*);)*
-        }
-        required {
-            $($name:ident $($text:literal)? ($($arg:ident: $type:ty $(as $theirs:ty)?),*) $(-> $answer:ty)?;)*
-        }
-        optional {
-            $($maybe:ident($($maybe_arg:ident: $maybe_type:ty $(as $maybe_theirs:ty)?),*);)*
-        }
-    ) => {
-        $(#[$meta])*
-        #[allow(non_snake_case)]
-        $vis struct $functions {
-            $($vis $name: Call<unsafe extern "C" fn($($type),*) -> either!($code $(, $answer)?)>,)*
-            $($vis $maybe: Option<Call<unsafe extern "C" fn($($maybe_type),*) -> $code>>,)*
-        }
-
-        impl $functions {
-            /// Finds the functions; an error is the name of one that is missing.
-            ///
-            /// # Safety
-            /// `library` is the vendor's, and stays loaded for as long as the functions are called.
-            unsafe fn find(
-                library: &libloading::Library,
-            ) -> Result<(Self, $crate::device::gpu::Calls), &'static str> {
-                let calls = $crate::device::gpu::Calls {
-                    $($call: {
-                        type Function = unsafe extern "C" fn($($shared_type),*) -> $code;
-                        // SAFETY: the caller guarantees that the library is the vendor's (see
-                        // `# Safety`), so its functions have the types of the vendor's bindings,
-                        // with which these are compared below.
-                        let found = unsafe { find_call!(library, $out_of_memory, $symbol $($symbol_text)?) };
-                        let found: Result<Call<Function>, _> = found;
-                        found.map_err(|_| stringify!($symbol))?
-                    },)*
-                };
-                let own = Self {
-                    // SAFETY: the caller guarantees that the library is the vendor's (see
-                    // `# Safety`), so its functions have the types of the vendor's bindings, with
-                    // which these are compared below.
-                    $($name: unsafe { find_call!(library, $out_of_memory, $name $($text)?) }
-                        .map_err(|_| stringify!($name))?,)*
-                    // SAFETY: the caller guarantees that the library is the vendor's (see
-                    // `# Safety`), so its functions have the types of the vendor's bindings, with
-                    // which these are compared below.
-                    $($maybe: unsafe { find_call!(library, $out_of_memory, $maybe) }.ok(),)*
-                };
-                Ok((own, calls))
-            }
-        }
-
-        const _: () = {
-            $(let _: unsafe extern $abi fn($(either!($shared_type $(, $shared_theirs)?)),*)
-                -> $their_code = bindings::$symbol;)*
-            $(let _: unsafe extern $abi fn($(either!($type $(, $theirs)?)),*)
-                -> either!($their_code $(, $answer)?) = bindings::$name;)*
-            $(let _: unsafe extern $abi fn($(either!($maybe_type $(, $maybe_theirs)?)),*)
-                -> $their_code = bindings::$maybe;)*
-        };
-    };
-}
-pub(crate) use functions;
 
 /// Returns the first of these libraries that the process has loaded already, under this name or
 /// with this SONAME.

@@ -5,24 +5,9 @@ use std::ffi::c_int;
 use std::fmt;
 use std::ops::Range;
 
-use super::api::{Answer, Api, Code, RawEvent, RawStream, code};
+use super::api::{Answer, Code, RawStream, code};
 use super::library::Library;
 use crate::device::backend::{CopyOp, DevicePtr};
-
-/// What follows from a code.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Meaning {
-    OutOfMemory,
-    /// The call cannot be made now: during a stream capture, or in a host function.
-    Passing,
-    /// The context is lost, this one or another that the call named: nothing that was queued runs
-    /// any more, and every later call fails.
-    Lost,
-    /// The library has shut down and taken everything back.
-    ShutDown,
-    /// The call has failed, and no more.
-    Other,
-}
 
 /// Which memory a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,13 +42,11 @@ pub(crate) enum PointerKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Found {
     pub(crate) kind: PointerKind,
-    /// The range of the allocation, if the same call reports it.
+    /// The range of the allocation, all of which is memory; `None` if the library does not tell.
     pub(crate) range: Option<Range<usize>>,
-    /// Whether all of a reported range is memory. Otherwise some of it may not be mapped.
-    pub(crate) is_exact: bool,
 }
 
-/// What [`Runtime::enter`] found on the thread, for [`Runtime::leave`].
+/// What a thread had before the context became current, for [`Runtime::leave`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
     /// The device, where the library has a current one instead of a stack of contexts.
@@ -80,7 +63,7 @@ pub(crate) struct Before {
 /// The methods do what they say, and `library().api()` has the functions that its fields name.
 /// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
 /// `look_up` returns what the library reports. The methods of the second group are called
-/// between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
+/// between `enter` and `leave` only: [`Current`](super::entry::Current) sees to it.
 pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
     /// Returns the device's number in the library.
@@ -89,8 +72,6 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn reads_managed(&self) -> bool;
     /// Whether the device has memory pools.
     fn supports_pools(&self) -> bool;
-    /// Whether threads that wait sleep, instead of asking again and again.
-    fn blocks_waits(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
     fn owns(&self, kind: PointerKind) -> bool;
     /// Returns the device's number of a backend of the same vendor's, by what it returns from
@@ -110,15 +91,6 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
     /// Returns what lies at an address, which is looked up and not followed.
     fn look_up(&self, address: usize) -> Answer<Found>;
-    /// As [`look_up`](Self::look_up), for the kind alone.
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
-        self.look_up(address).map(|found| found.kind)
-    }
-    /// Returns the range of the allocation at an address, if that takes a call of its own.
-    fn range_of(&self, address: usize) -> Option<Range<usize>> {
-        let _ = address;
-        None
-    }
     /// Returns what the library must be told to copy out of such memory; `None` if it finds it by
     /// the address.
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>>;
@@ -128,41 +100,29 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
     /// the source; the stream is live, or stands for a default stream.
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
-    /// Records an event after all work of the context; `None` if the library cannot.
+    /// Queues a list of copies, whose sources are read in the stream's order, in one call; `None` if
+    /// the library has no such call.
     ///
     /// # Safety
-    /// The event is live and of this context.
-    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
-        let _ = event;
+    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, and no default
+    /// stream.
+    unsafe fn copy_list(&self, copies: &[CopyOp], stream: RawStream) -> Option<Answer> {
+        let _ = (copies, stream);
         None
     }
 }
 
-/// The name for errors where there is no call for managed memory.
-pub(super) const MANAGED: &str = "managed memory";
-
-impl Api {
-    /// Returns the name of the call that allocates memory, in no stream's order.
-    pub(super) fn allocate(&self, memory: Memory) -> &'static str {
-        match memory {
-            Memory::Device => self.allocate_device.name,
-            Memory::Host => self.allocate_host.name,
-            Memory::Managed => self.allocate_managed.map_or(MANAGED, |call| call.name),
-        }
-    }
+/// Whether a code says that the library has shut down and taken everything back: a device was opened
+/// before, so it was initialised.
+pub(super) fn is_shut_down(code: Code) -> bool {
+    matches!(code, code::DEINITIALIZED | code::NOT_INITIALIZED)
 }
 
 impl dyn Runtime {
-    pub(super) fn meaning(&self, code: Code) -> Meaning {
-        match code {
-            code::OUT_OF_MEMORY => Meaning::OutOfMemory,
-            // A device was opened before: a library that is not initialised any more has gone.
-            code::DEINITIALIZED | code::NOT_INITIALIZED => Meaning::ShutDown,
-            // Calls that cannot be made during a stream capture, or in a host function (CUDA only).
-            800 | 900..=908 => Meaning::Passing,
-            code if (self.library().api().is_lost)(code) => Meaning::Lost,
-            _ => Meaning::Other,
-        }
+    /// Whether a code says that a context, this one or another that the call named, is lost: nothing
+    /// that was queued runs any more, and every later call fails.
+    pub(super) fn is_final(&self, code: Code) -> bool {
+        is_shut_down(code) || (self.library().api().is_lost)(code)
     }
 }
 

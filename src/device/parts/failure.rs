@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::error::{Error, Result};
 
 /// What every error after a failure ends with.
-pub(crate) const FINAL: &str = "; the device cannot be used any more in this process";
+const FINAL: &str = "; the device cannot be used any more in this process";
 
 /// The failure after which a device cannot be used: the first one is remembered, and reported by every operation from then on,
 /// as by a CUDA context.

@@ -11,8 +11,8 @@
 //! | [`Process`] | refusing work in a forked child | backends of all runtimes with threads of their own |
 //! | [`exit`] | leaving the runtime alone while the process ends | backends of runtimes whose libraries are unloaded then |
 //!
-//! CUDA and ROCm use all but `Reserved`, `exit` and `Failure`, since their contexts remember a code that each operation reports under its own
-//! name. The simulated device keeps its own table of allocations, which it changes in place while they are freed.
+//! CUDA and ROCm use all but `Reserved` and `exit`. The simulated device keeps its own table of allocations, which it changes in place
+//! while they are freed.
 //!
 //! All may be used on any thread, wait for nothing unless they say so, and call no runtime by themselves. A queue is named by a
 //! [`queue_number`] that it gets when it is made.
@@ -122,8 +122,6 @@ mod reserved;
 mod worker;
 
 pub use super::process::Process;
-#[cfg(any(feature = "cuda", feature = "rocm"))]
-pub(crate) use failure::FINAL;
 pub use failure::Failure;
 pub use pool::{Block, Pool, queue_number};
 pub use ranges::{Found, Ranges};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::RocmDevice;
 use crate::abi::ArrowDeviceType;
 use crate::device::Device;
-use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
+use crate::device::gpu::Memory;
 use crate::error::Result;
 
 /// Which memory a [`RocmDevice`] allocates. The specification has no device type for managed memory
@@ -50,8 +50,6 @@ impl RocmMemory {
 pub struct RocmConfig {
     pub(super) ordinal: usize,
     pub(super) memory: RocmMemory,
-    pub(super) page_locked_limit: usize,
-    pub(super) blocking_waits: bool,
 }
 
 impl RocmConfig {
@@ -60,8 +58,6 @@ impl RocmConfig {
         Self {
             ordinal,
             memory: RocmMemory::default(),
-            page_locked_limit: PAGE_LOCKED_LIMIT,
-            blocking_waits: false,
         }
     }
 
@@ -69,31 +65,6 @@ impl RocmConfig {
     #[must_use]
     pub fn with_memory(mut self, memory: RocmMemory) -> Self {
         self.memory = memory;
-        self
-    }
-
-    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2
-    /// GiB by default. Beyond that they use ordinary memory, which is slower; pieces of up to 64
-    /// KiB may take 1 MiB more. Idle pieces are kept for reuse
-    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
-    #[must_use]
-    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
-        self.page_locked_limit = bytes;
-        self
-    }
-
-    /// Sets whether a thread that waits for the device sleeps until the device wakes it, instead of
-    /// asking again and again. The default is to ask, which keeps a core busy and returns sooner:
-    /// most waits are short, because this crate waits for copies that are already under way.
-    ///
-    /// It applies to waits of the program's threads ([`SyncEvent::wait`](crate::SyncEvent::wait),
-    /// downloads, host reads) and to those of this crate's own threads, which wait only after an
-    /// error: otherwise they poll at intervals of up to a millisecond. Whoever waits for an event
-    /// that this device exports sleeps too.
-    /// [`Device::synchronize`] waits as the device's flags in HIP say (`hipSetDeviceFlags`).
-    #[must_use]
-    pub fn with_blocking_waits(mut self, blocking: bool) -> Self {
-        self.blocking_waits = blocking;
         self
     }
 

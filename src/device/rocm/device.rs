@@ -7,7 +7,7 @@ use hip_runtime_sys::hipDeviceAttribute_t;
 
 use super::library::Hip;
 use crate::device::DeviceId;
-use crate::device::gpu::{Library, Memory, absent, find};
+use crate::device::gpu::{Library, absent, find};
 use crate::error::Result;
 
 /// A device.
@@ -17,28 +17,18 @@ pub(super) struct Rocm {
     pub(super) ordinal: c_int,
     /// The runtime's version.
     pub(super) version: c_int,
-    /// Whether threads that wait sleep.
-    pub(super) blocking_waits: bool,
 }
 
 impl Rocm {
-    pub(super) fn new(id: DeviceId, memory: Memory, blocking_waits: bool) -> Result<Self> {
+    pub(super) fn new(id: DeviceId) -> Result<Self> {
         let (hip, ordinal) = find::<Hip>(id)?;
         let version = hip.quietly(|| hip.api().version());
         let version =
             version.ok_or_else(|| absent(id, "the HIP runtime does not say its version"))?;
-        if memory == Memory::Host && hip.api().launch_host.is_none() {
-            return Err(absent(
-                id,
-                "the HIP runtime has neither hipLaunchHostFunc nor hipStreamAddCallback, one of \
-                 which copies between page-locked memory need; update ROCm",
-            ));
-        }
         Ok(Self {
             hip,
             ordinal,
             version,
-            blocking_waits,
         })
     }
 
@@ -48,7 +38,7 @@ impl Rocm {
         let mut value = 0;
         let ask = self.hip.hipDeviceGetAttribute.function;
         // SAFETY: `value` is valid for the write of an int.
-        let ask = || unsafe { ask(&raw mut value, attribute, self.ordinal) };
+        let ask = || unsafe { ask(&raw mut value, attribute as c_int, self.ordinal) };
         self.hip.quietly(ask) == 0 && value != 0
     }
 }

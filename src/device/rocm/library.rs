@@ -1,26 +1,18 @@
 //! The HIP runtime's library, loaded at run time.
 //!
-//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and
-//! of the memory type. A code that is newer than the bindings would be no value of the enum, which
-//! is undefined behaviour, and HIP 6 has given its memory types other numbers. Here both are
-//! integers.
+//! Constants are hip-runtime-sys's; its enums are integers here. A code that is newer than the
+//! bindings would be no value of the enum, which is undefined behaviour, and HIP 6 has given its
+//! memory types other numbers.
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
-use std::mem::{ManuallyDrop, offset_of};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
-use hip_runtime_sys::{
-    self as bindings, hipDeviceAttribute_t, hipDeviceptr_t, hipError_t, hipEvent_t,
-    hipMemAllocationType, hipMemLocationType, hipMemPool_t, hipMemPoolAttr, hipMemPoolProps,
-    hipMemcpyKind, hipPointerAttribute_t, hipStream_t, hipStreamCallback_t, hipStreamCaptureMode,
-    hipStreamCaptureStatus,
-};
+use hip_runtime_sys as bindings;
 
 use crate::device::Process;
 use crate::device::gpu::{
-    self, Answer, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, Library, PoolProps,
-    RawEvent, RawPool, RawStream, StreamCallback, called, check_alike, either, find_call,
-    functions, load, newer_hip,
+    self, Answer, Api, Call, Calls, Code, HIP, Library, RawStream, find_call, functions, load,
 };
 
 /// Whether nothing that was queued before runs any more, and every later call fails. Some codes
@@ -30,21 +22,6 @@ fn is_lost(code: Code) -> bool {
     // assert; launch failure; HSA's own errors.
     matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
 }
-
-const _: () = check_alike(
-    [
-        hipStreamCaptureMode::hipStreamCaptureModeRelaxed as c_int,
-        hipStreamCaptureStatus::hipStreamCaptureStatusNone as c_int,
-        hipMemPoolAttr::hipMemPoolAttrReleaseThreshold as c_int,
-        hipMemAllocationType::hipMemAllocationTypePinned as c_int,
-        hipMemLocationType::hipMemLocationTypeDevice as c_int,
-    ],
-    [
-        size_of::<hipMemPoolProps>(),
-        align_of::<hipMemPoolProps>(),
-        offset_of!(hipMemPoolProps, location),
-    ],
-);
 
 /// `hipPointerAttribute_t`, with its memory type as an integer.
 #[repr(C)]
@@ -69,116 +46,31 @@ impl PointerAttributes {
     };
 }
 
-const _: () = {
-    assert!(size_of::<PointerAttributes>() == size_of::<hipPointerAttribute_t>());
-    assert!(align_of::<PointerAttributes>() == align_of::<hipPointerAttribute_t>());
-    macro_rules! same {
-        ($($ours:ident $theirs:ident)*) => {
-            $(assert!(offset_of!(PointerAttributes, $ours) == offset_of!(hipPointerAttribute_t, $theirs));)*
-        };
-    }
-    same!(memory_type memoryType device device device_pointer devicePointer host_pointer hostPointer);
-    same!(is_managed isManaged allocation_flags allocationFlags);
-    assert!(size_of::<bindings::hipMemoryType>() == size_of::<c_uint>());
-    assert!(size_of::<hipError_t>() == size_of::<Code>());
-    assert!(size_of::<hipStreamCaptureStatus>() == size_of::<c_int>());
-    assert!(size_of::<hipStreamCaptureMode>() == size_of::<c_int>());
-};
-
 functions! {
-    /// The functions that only HIP has, or that differ from CUDA's. All required ones are in HIP
-    /// 5.2.
-    pub(super) struct Functions: "C", Code as hipError_t, "hipErrorOutOfMemory";
-    shared {
-        device_count = hipGetDeviceCount(count: *mut c_int);
-        version = hipRuntimeGetVersion(version: *mut c_int);
-        exchange_capture_mode = hipThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut hipStreamCaptureMode);
-        synchronize = hipDeviceSynchronize();
-        create_stream = hipStreamCreateWithFlags(stream: *mut RawStream as *mut hipStream_t, flags: c_uint);
-        destroy_stream = hipStreamDestroy(stream: RawStream as hipStream_t);
-        synchronize_stream = hipStreamSynchronize(stream: RawStream as hipStream_t);
-        query_stream = hipStreamQuery(stream: RawStream as hipStream_t);
-        is_capturing = hipStreamIsCapturing(stream: RawStream as hipStream_t, status: *mut c_int as *mut hipStreamCaptureStatus);
-        wait = hipStreamWaitEvent(stream: RawStream as hipStream_t, event: RawEvent as hipEvent_t, flags: c_uint);
-        create_event = hipEventCreateWithFlags(event: *mut RawEvent as *mut hipEvent_t, flags: c_uint);
-        destroy_event = hipEventDestroy(event: RawEvent as hipEvent_t);
-        record = hipEventRecord(event: RawEvent as hipEvent_t, stream: RawStream as hipStream_t);
-        query = hipEventQuery(event: RawEvent as hipEvent_t);
-        wait_event = hipEventSynchronize(event: RawEvent as hipEvent_t);
-        create_pool = hipMemPoolCreate(pool: *mut RawPool as *mut hipMemPool_t, props: *const PoolProps as *const hipMemPoolProps);
-        destroy_pool = hipMemPoolDestroy(pool: RawPool as hipMemPool_t);
-        set_pool = hipMemPoolSetAttribute(pool: RawPool as hipMemPool_t, attribute: c_int as hipMemPoolAttr, value: *mut c_void);
-        trim = hipMemPoolTrimTo(pool: RawPool as hipMemPool_t, bytes_to_keep: usize);
-        allocate_in_order = hipMallocFromPoolAsync(
-            address: *mut usize as *mut *mut c_void,
-            bytes: usize,
-            pool: RawPool as hipMemPool_t,
-            stream: RawStream as hipStream_t
-        );
-        free_in_order = hipFreeAsync(ptr: *mut c_void, stream: RawStream as hipStream_t);
-        allocate_device = hipMalloc(address: *mut usize as *mut *mut c_void, bytes: usize);
-        free_device = hipFree(ptr: *mut c_void);
-        allocate_host = hipHostMalloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
-        free_host = hipHostFree(ptr: *mut c_void);
-        fill = hipMemsetD8Async(
-            dst: *mut c_void as hipDeviceptr_t,
-            byte: c_uchar,
-            count: usize,
-            stream: RawStream as hipStream_t
-        );
-    }
-    required {
-        hipGetDevice(ordinal: *mut c_int);
-        hipSetDevice(ordinal: c_int);
-        hipDeviceGetAttribute(value: *mut c_int, attribute: hipDeviceAttribute_t, ordinal: c_int);
-        hipPointerGetAttributes(
-            attributes: *mut PointerAttributes as *mut hipPointerAttribute_t,
-            ptr: *const c_void
-        );
-        hipMemcpyAsync(
-            dst: *mut c_void,
-            src: *const c_void,
-            bytes: usize,
-            kind: hipMemcpyKind,
-            stream: RawStream as hipStream_t
-        );
-        hipMemcpyPeerAsync(
-            dst: *mut c_void,
-            dst_ordinal: c_int,
-            src: *const c_void,
-            src_ordinal: c_int,
-            bytes: usize,
-            stream: RawStream as hipStream_t
-        );
-        hipGetErrorName(code: Code as hipError_t) -> *const c_char;
-        hipGetErrorString(code: Code as hipError_t) -> *const c_char;
-        hipGetLastError();
-        hipPeekAtLastError();
-    }
-    optional {
-        // Not in Debian's 5.2.3.
-        hipLaunchHostFunc(stream: RawStream as hipStream_t, function: Option<HostFunction>, data: *mut c_void);
-        // In all versions. The code is passed as an integer, and the stream as a handle.
-        hipStreamAddCallback(
-            stream: RawStream as hipStream_t,
-            callback: Option<StreamCallback> as hipStreamCallback_t,
-            data: *mut c_void,
-            flags: c_uint
-        );
-        hipMemGetAddressRange(
-            start: *mut *mut c_void as *mut hipDeviceptr_t,
-            bytes: *mut usize,
-            ptr: *mut c_void as hipDeviceptr_t
-        );
+    /// The functions that only HIP has, or that differ from CUDA's. All are in HIP 5.2.
+    pub(super) struct Functions {
+        hipGetDevice = ["hipGetDevice"] (*mut c_int) -> Code;
+        hipSetDevice = ["hipSetDevice"] (c_int) -> Code;
+        hipDeviceGetAttribute = ["hipDeviceGetAttribute"] (*mut c_int, c_int, c_int) -> Code;
+        hipPointerGetAttributes = ["hipPointerGetAttributes"] (*mut PointerAttributes, *const c_void) -> Code;
+        hipMemGetAddressRange = ["hipMemGetAddressRange"] (*mut *mut c_void, *mut usize, *mut c_void) -> Code;
+        hipMemcpyAsync = ["hipMemcpyAsync"] (*mut c_void, *const c_void, usize, c_int, RawStream) -> Code;
+        hipMemcpyPeerAsync = ["hipMemcpyPeerAsync"] (*mut c_void, c_int, *const c_void, c_int, usize, RawStream) -> Code;
+        hipGetErrorName = ["hipGetErrorName"] (Code) -> *const c_char;
+        hipGetErrorString = ["hipGetErrorString"] (Code) -> *const c_char;
+        hipGetLastError = ["hipGetLastError"] () -> Code;
+        hipPeekAtLastError = ["hipPeekAtLastError"] () -> Code;
     }
 }
+
+type StreamDevice = unsafe extern "C" fn(RawStream, *mut c_int) -> Code;
 
 /// The runtime.
 pub(super) struct Hip {
     functions: Functions,
     api: Api,
     /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
-    pub(super) stream_device: Option<Call<newer_hip::StreamDevice<RawStream, Code>>>,
+    pub(super) stream_device: Option<Call<StreamDevice>>,
     /// Stays loaded.
     _library: ManuallyDrop<libloading::Library>,
 }
@@ -232,18 +124,22 @@ impl Hip {
     /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
     /// `hipInit` of 5.2 returns "invalid device".
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded.
-        let (functions, calls) = unsafe { Functions::find(&library) }.map_err(|name| {
-            format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
-        })?;
-        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header
-        // of 7.14.
-        let stream_device =
-            unsafe { find_call!(library, "hipErrorOutOfMemory", hipStreamGetDevice) };
+        // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded;
+        // `StreamDevice` is the type of the function in the header of 7.14.
+        let (functions, calls, stream_device) = unsafe {
+            (
+                Functions::find(&library, 0),
+                Calls::find(&library, HIP),
+                find_call(&library, "hipStreamGetDevice").ok(),
+            )
+        };
+        let missing =
+            |name| format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm");
+        let (functions, calls) = (functions.map_err(missing)?, calls.map_err(missing)?);
         Ok(Self {
-            api: api(&functions, calls, &library),
+            api: api(calls),
             functions,
-            stream_device: stream_device.ok(),
+            stream_device,
             _library: library,
         })
     }
@@ -270,46 +166,65 @@ impl Hip {
     }
 }
 
-/// Returns the runtime's version; 0 if it does not say.
-fn version(calls: &Calls) -> c_int {
-    let mut version = 0;
-    // SAFETY: `version` is valid for the write of an int.
-    unsafe { (calls.version)(&raw mut version) };
-    version
-}
-
 /// The functions for the engine that CUDA and HIP share.
-fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
-    // The function's parameters are expected to change (as CUDA's did in 13), under the same name:
-    // only versions are trusted whose bindings have these.
-    let known = (70_100_000..80_000_000).contains(&version(&calls));
-    // SAFETY: the library is the HIP runtime; the type is that of the versions above.
-    let copy_list: Option<Call<newer_hip::CopyList<RawStream, Code>>> =
-        unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) }.ok();
-    let copy_list = copy_list.filter(|_| known);
-    let function = hip
-        .hipLaunchHostFunc
-        .map(|call| call.map(LaunchHost::Function));
-    let callback = || {
-        let call = hip.hipStreamAddCallback;
-        call.map(|call| call.map(LaunchHost::Callback))
-    };
+fn api(calls: Calls) -> Api {
     Api {
         vendor: "ROCm",
         process: Process::this(),
         advice: "",
         is_lost,
-        stream_of: "hipStreamGetDevice",
-        pointer: hip.hipPointerGetAttributes.name,
-        copy: hip.hipMemcpyAsync.name,
         // Host memory that is not coherent is visible to the host after an event only if the event
         // says so.
         event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
         // Visible to the host without an event.
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
         allocate_managed: None,
-        copy_list: copy_list.map(|call| call.map(CopyList::WithoutAttributes)),
-        launch_host: function.or_else(callback),
         calls,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use bindings::{hipMemPoolProps, hipPointerAttribute_t};
+
+    use super::*;
+    use crate::device::gpu::{NOT_CAPTURED, PoolProps, RELAXED, RELEASE_THRESHOLD};
+
+    /// The engine's numbers and layouts are those of the runtime's header.
+    #[test]
+    fn the_bindings_agree() {
+        let relaxed = bindings::hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
+        let none = bindings::hipStreamCaptureStatus::hipStreamCaptureStatusNone;
+        let threshold = bindings::hipMemPoolAttr::hipMemPoolAttrReleaseThreshold;
+        let pinned = bindings::hipMemAllocationType::hipMemAllocationTypePinned;
+        let device = bindings::hipMemLocationType::hipMemLocationTypeDevice;
+        assert_eq!((relaxed as c_int, none as c_int), (RELAXED, NOT_CAPTURED));
+        assert_eq!(threshold as c_int, RELEASE_THRESHOLD);
+        assert_eq!(pinned as c_int, PoolProps::PINNED);
+        assert_eq!(device as c_int, PoolProps::ON_DEVICE);
+        assert_eq!(size_of::<hipMemPoolProps>(), size_of::<PoolProps>());
+        assert_eq!(align_of::<hipMemPoolProps>(), align_of::<PoolProps>());
+        let location = offset_of!(hipMemPoolProps, location);
+        assert_eq!(location, offset_of!(PoolProps, location_type));
+    }
+
+    #[test]
+    fn the_attributes_of_pointers_agree() {
+        macro_rules! same {
+            ($($ours:ident $theirs:ident)*) => {
+                $(assert_eq!(offset_of!(PointerAttributes, $ours), offset_of!(hipPointerAttribute_t, $theirs));)*
+            };
+        }
+        same!(memory_type memoryType device device device_pointer devicePointer);
+        same!(host_pointer hostPointer is_managed isManaged allocation_flags allocationFlags);
+        let [ours, theirs] = [
+            size_of::<PointerAttributes>(),
+            size_of::<hipPointerAttribute_t>(),
+        ];
+        assert_eq!(ours, theirs);
+        assert_eq!(size_of::<bindings::hipError_t>(), size_of::<Code>());
+        assert_eq!(size_of::<bindings::hipMemoryType>(), size_of::<c_uint>());
     }
 }

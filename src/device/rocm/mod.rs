@@ -27,14 +27,14 @@ use self::library::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{EventPtr, RawQueue};
 use crate::device::gpu::{
-    self, EventCell, Gpu, GpuQueue, Library, RawEvent, RawStream, Shared, number_of,
+    self, Context, EventCell, Gpu, GpuQueue, Library, RawEvent, RawStream, number_of,
 };
 use crate::device::{DeviceId, Devices};
 use crate::error::Result;
 
 /// A ROCm device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
 pub struct RocmDevice {
-    shared: Shared,
+    context: Arc<Context>,
     rocm: Arc<Rocm>,
     memory: RocmMemory,
 }
@@ -42,11 +42,10 @@ pub struct RocmDevice {
 /// Opens a device.
 fn open(config: &RocmConfig) -> Result<Gpu> {
     let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
-    let (kind, limit) = (config.memory.kind(), config.page_locked_limit);
-    let rocm = Arc::new(Rocm::new(id, kind, config.blocking_waits)?);
-    Gpu::new(id, rocm.clone(), kind, limit, |shared| {
+    let rocm = Arc::new(Rocm::new(id)?);
+    Gpu::new(id, rocm.clone(), config.memory.kind(), |context| {
         Box::new(RocmDevice {
-            shared,
+            context,
             rocm,
             memory: config.memory,
         })
@@ -86,7 +85,8 @@ impl RocmDevice {
         });
         // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
         // `# Safety`), which the queue keeps.
-        Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
+        let queue = unsafe { GpuQueue::given(self.context.clone(), raw, queue) }?;
+        Ok(Arc::new(queue))
     }
 
     /// Makes a place for an event to which `sync_event` can point.
@@ -104,9 +104,7 @@ impl RocmDevice {
 
 impl fmt::Debug for RocmDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RocmDevice")
-            .field(&self.shared.context)
-            .finish()
+        f.debug_tuple("RocmDevice").field(&self.context).finish()
     }
 }
 
@@ -118,8 +116,7 @@ pub struct RocmQueue {
 }
 
 impl RocmQueue {
-    /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it. The
-    /// handle 2 stands for the calling thread's own stream.
+    /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it.
     pub fn hip_stream(&self) -> hipStream_t {
         self.stream.0.cast()
     }

@@ -2,7 +2,6 @@
 
 use super::library::PointerAttributes;
 use crate::device::gpu::PointerKind;
-use crate::device::gpu::newer_hip::memory_type as newer;
 
 /// Whose memory an address is, by attributes that a runtime of this version wrote.
 pub(super) fn kind(version: i32, address: usize, found: &PointerAttributes) -> PointerKind {
@@ -18,10 +17,10 @@ pub(super) fn kind(version: i32, address: usize, found: &PointerAttributes) -> P
         (..=5, 0) => host,
         (..=5, 1) => device,
         (..=5, 4) => PointerKind::Managed,
-        (6.., newer::UNREGISTERED) => return PointerKind::Unknown,
-        (6.., newer::HOST) => host,
-        (6.., newer::DEVICE) => device,
-        (6.., newer::MANAGED) => PointerKind::Managed,
+        (6.., 0) => return PointerKind::Unknown,
+        (6.., 1) => host,
+        (6.., 2) => device,
+        (6.., 3) => PointerKind::Managed,
         _ => return NOBODYS,
     };
     // Some versions report managed memory as the host's or the device's.

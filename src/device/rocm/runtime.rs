@@ -26,6 +26,33 @@ impl Rocm {
         }
         Ok(before)
     }
+
+    fn kind_of(&self, address: usize) -> Answer<PointerKind> {
+        const INVALID_VALUE: c_int = 1;
+        let call = &self.hip.hipPointerGetAttributes;
+        let mut found = PointerAttributes::NONE;
+        // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
+        // up and does not follow it.
+        match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
+            // What HIP 5, and some later ones, return for memory that is not theirs.
+            INVALID_VALUE => Ok(PointerKind::Unknown),
+            code => {
+                call.check(code)?;
+                Ok(pointer::kind(self.version, address, &found))
+            }
+        }
+    }
+
+    /// Returns the range of the allocation at an address.
+    fn range_of(&self, address: usize) -> Option<Range<usize>> {
+        let (mut start, mut bytes) = (std::ptr::null_mut::<c_void>(), 0);
+        let ptr = std::ptr::without_provenance_mut(address);
+        // SAFETY: both results are valid for the write of their types. The runtime looks the
+        // address up and does not follow it.
+        let code = unsafe { (self.hip.hipMemGetAddressRange)(&raw mut start, &raw mut bytes, ptr) };
+        let range = start.addr()..start.addr().checked_add(bytes)?;
+        (code == 0 && range.contains(&address)).then_some(range)
+    }
 }
 
 // SAFETY: each method is the call of the runtime that its name and its documentation ask for; the
@@ -45,10 +72,6 @@ unsafe impl Runtime for Rocm {
 
     fn supports_pools(&self) -> bool {
         self.has(Has::hipDeviceAttributeMemoryPoolsSupported)
-    }
-
-    fn blocks_waits(&self) -> bool {
-        self.blocking_waits
     }
 
     fn owns(&self, kind: PointerKind) -> bool {
@@ -100,36 +123,12 @@ unsafe impl Runtime for Rocm {
     }
 
     fn look_up(&self, address: usize) -> Answer<Found> {
-        const INVALID_VALUE: c_int = 1;
-        let call = &self.hip.hipPointerGetAttributes;
-        let mut found = PointerAttributes::NONE;
-        // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
-        // up and does not follow it.
-        let kind = match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
-            // What HIP 5, and some later ones, return for memory that is not theirs.
-            INVALID_VALUE => PointerKind::Unknown,
-            code => {
-                call.check(code)?;
-                pointer::kind(self.version, address, &found)
-            }
-        };
-        Ok(Found {
-            kind,
-            range: None,
-            is_exact: false,
-        })
-    }
-
-    fn range_of(&self, address: usize) -> Option<Range<usize>> {
-        let call = self.hip.hipMemGetAddressRange.as_ref()?;
-        let (mut start, mut bytes) = (std::ptr::null_mut::<c_void>(), 0);
-        let ptr = std::ptr::without_provenance_mut(address);
-        // SAFETY: both results are valid for the write of their types. The runtime looks the
-        // address up and does not follow it.
-        call.check(unsafe { call(&raw mut start, &raw mut bytes, ptr) })
-            .ok()?;
-        let start = start.addr();
-        Some(start..start.checked_add(bytes)?)
+        let kind = self.kind_of(address)?;
+        // The runtime may report more than is memory where a program has mapped some by itself.
+        let range = self.range_of(address).filter(|range| {
+            kind != PointerKind::Unknown && self.kind_of(range.end - 1) == Ok(kind)
+        });
+        Ok(Found { kind, range })
     }
 
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>> {
@@ -143,12 +142,12 @@ unsafe impl Runtime for Rocm {
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
         let (plain, peer) = (&self.hip.hipMemcpyAsync, &self.hip.hipMemcpyPeerAsync);
-        let kind = hipMemcpyKind::hipMemcpyDefault;
+        const DEFAULT: c_int = hipMemcpyKind::hipMemcpyDefault as c_int;
         match from {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Runtime::copy`). All memory is in one address space, in which the runtime finds the
             // direction.
-            None => plain.check(unsafe { plain(dst, src, bytes, kind, stream) }),
+            None => plain.check(unsafe { plain(dst, src, bytes, DEFAULT, stream) }),
             Some(Peer(of)) => {
                 let of = of as c_int;
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
