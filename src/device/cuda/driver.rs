@@ -34,20 +34,22 @@ fn is_lost(code: Code) -> bool {
 functions! {
     /// The functions that only CUDA has, or that differ from HIP's.
     pub(super) struct Functions {
-        cuInit = ["cuInit"] (c_uint) -> Code;
-        cuDeviceGet = ["cuDeviceGet"] (*mut CUdevice, c_int) -> Code;
-        cuDeviceGetAttribute = ["cuDeviceGetAttribute"] (*mut c_int, c_int, CUdevice) -> Code;
-        cuDevicePrimaryCtxRetain = ["cuDevicePrimaryCtxRetain"] (*mut CUcontext, CUdevice) -> Code;
-        cuDevicePrimaryCtxRelease = ["cuDevicePrimaryCtxRelease_v2"] (CUdevice) -> Code;
-        cuCtxPushCurrent = ["cuCtxPushCurrent_v2"] (CUcontext) -> Code;
-        cuCtxPopCurrent = ["cuCtxPopCurrent_v2"] (*mut CUcontext) -> Code;
-        cuStreamGetCtx = ["cuStreamGetCtx"] (RawStream, *mut CUcontext) -> Code;
-        cuMemAllocManaged = ["cuMemAllocManaged"] (*mut usize, usize, c_uint) -> Code;
-        cuPointerGetAttributes = ["cuPointerGetAttributes"] (c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr) -> Code;
-        cuMemcpyAsync = ["cuMemcpyAsync"] (*mut c_void, *mut c_void, usize, RawStream) -> Code;
-        cuMemcpyPeerAsync = ["cuMemcpyPeerAsync"] (*mut c_void, CUcontext, *mut c_void, CUcontext, usize, RawStream) -> Code;
-        cuGetErrorName = ["cuGetErrorName"] (Code, *mut *const c_char) -> Code;
-        cuGetErrorString = ["cuGetErrorString"] (Code, *mut *const c_char) -> Code;
+        init = ["cuInit"] (flags: c_uint);
+        get_device = ["cuDeviceGet"] (device: *mut CUdevice, ordinal: c_int);
+        device_attribute = ["cuDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, device: CUdevice);
+        retain_primary = ["cuDevicePrimaryCtxRetain"] (context: *mut CUcontext, device: CUdevice);
+        release_primary = ["cuDevicePrimaryCtxRelease_v2"] (device: CUdevice);
+        push_context = ["cuCtxPushCurrent_v2"] (context: CUcontext);
+        pop_context = ["cuCtxPopCurrent_v2"] (context: *mut CUcontext);
+        stream_context = ["cuStreamGetCtx"] (stream: RawStream, context: *mut CUcontext);
+        allocate_managed = ["cuMemAllocManaged"] (address: *mut usize, bytes: usize, flags: c_uint);
+        pointer_attributes = ["cuPointerGetAttributes"]
+            (count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, address: CUdeviceptr);
+        copy = ["cuMemcpyAsync"] (dst: *mut c_void, src: *mut c_void, bytes: usize, stream: RawStream);
+        copy_peer = ["cuMemcpyPeerAsync"]
+            (dst: *mut c_void, to: CUcontext, src: *mut c_void, from: CUcontext, bytes: usize, stream: RawStream);
+        error_name = ["cuGetErrorName"] (code: Code, text: *mut *const c_char);
+        error_text = ["cuGetErrorString"] (code: Code, text: *mut *const c_char);
     }
 }
 
@@ -119,8 +121,8 @@ impl Library for Driver {
         // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for
         // an unknown code.
         unsafe {
-            (self.cuGetErrorName)(code, &raw mut name);
-            (self.cuGetErrorString)(code, &raw mut text);
+            let _ = self.error_name(code, &raw mut name);
+            let _ = self.error_text(code, &raw mut text);
             gpu::text(name, text)
         }
     }
@@ -159,14 +161,14 @@ impl Driver {
             _library: library,
         };
         // SAFETY: called before all other functions, with the only flags that there are.
-        match unsafe { (driver.cuInit)(0) } {
-            0 => Ok(driver),
-            STUB_LIBRARY => Err(
+        match unsafe { driver.init(0) }.map_err(|failed| failed.code) {
+            Ok(()) => Ok(driver),
+            Err(STUB_LIBRARY) => Err(
                 "cuInit failed: the CUDA toolkit's stub library was loaded instead of the driver \
                  (code 34); remove the toolkit's folder `stubs` from the library path"
                     .into(),
             ),
-            code => {
+            Err(code) => {
                 let text = driver.text(code);
                 Err(format!("cuInit failed: {text} (code {code})"))
             }
@@ -182,7 +184,7 @@ impl Driver {
             return;
         }
         // SAFETY: `context` keeps the raw context alive.
-        let pushed = unsafe { (self.cuCtxPushCurrent)(context.cu_ctx()) == 0 };
+        let pushed = unsafe { self.push_context(context.cu_ctx()) }.is_ok();
         last();
         // Destroying a context takes it off the stack by itself; releasing a primary one does not.
         match Arc::into_inner(context) {
@@ -193,7 +195,7 @@ impl Driver {
             let mut popped = std::ptr::null_mut();
             // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
             // or put in its place by cudarc.
-            unsafe { (self.cuCtxPopCurrent)(&raw mut popped) };
+            let _ = unsafe { self.pop_context(&raw mut popped) };
         }
     }
 }
@@ -209,7 +211,7 @@ fn api(driver: &Functions, calls: Calls) -> Api {
         is_lost,
         event_flags: DISABLE_TIMING,
         host_flags: PORTABLE,
-        allocate_managed: Some(driver.cuMemAllocManaged),
+        allocate_managed: Some(driver.allocate_managed),
         calls,
     }
 }

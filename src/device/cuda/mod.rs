@@ -5,11 +5,9 @@
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
-//! | `context.rs` | a device's context |
-//! | `runtime.rs` | what CUDA does differently from HIP, for [`gpu`] |
+//! | `runtime.rs` | a device's context, and what CUDA does differently from HIP, for [`gpu`] |
 
 mod config;
-mod context;
 mod driver;
 mod runtime;
 
@@ -20,8 +18,8 @@ use cudarc::driver::sys::{CUcontext, CUdevice_attribute as Has, CUstream};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 pub use self::config::{CudaConfig, CudaMemory};
-use self::context::Cuda;
 use self::driver::Driver;
+use self::runtime::Cuda;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{DevicePtr, EventPtr, RawQueue, device_error};
 use crate::device::gpu::{
@@ -130,10 +128,10 @@ impl CudaDevice {
 
     /// Makes a queue of a stream.
     pub(crate) fn adopt_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn RawQueue>> {
-        let raw = RawStream(stream.cu_stream().cast());
+        let raw = RawStream(stream.cu_stream().expose_provenance());
         let is_own = !raw.is_default() || stream.context().cu_ctx() == self.cu_context();
         let queue = Box::new(CudaQueue {
-            stream: stream.cu_stream(),
+            stream: raw,
             given: Some(stream),
         });
         if !is_own {
@@ -149,7 +147,7 @@ impl CudaDevice {
 
     /// Makes a place for an event to which `sync_event` can point.
     pub(crate) fn adopt_event(&self, event: CudaEvent) -> Option<EventPtr> {
-        let raw = RawEvent(event.cu_event().cast());
+        let raw = RawEvent(event.cu_event().expose_provenance());
         EventCell::given(raw, Box::new(GivenEvent(Some(event)))).into_ptr()
     }
 
@@ -184,20 +182,15 @@ impl fmt::Debug for CudaDevice {
 
 /// A queue of a CUDA device: what [`RawQueue::as_any`] returns.
 pub struct CudaQueue {
-    stream: CUstream,
+    stream: RawStream,
     given: Option<Arc<CudaStream>>,
 }
-
-// SAFETY: the driver accepts a stream's handle on any thread.
-unsafe impl Send for CudaQueue {}
-// SAFETY: the driver accepts a stream's handle on several threads at once.
-unsafe impl Sync for CudaQueue {}
 
 impl CudaQueue {
     /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made
     /// of: do not destroy it.
     pub fn cu_stream(&self) -> CUstream {
-        self.stream
+        std::ptr::with_exposed_provenance_mut(self.stream.0)
     }
 
     /// Returns the cudarc stream that the queue was made of, if it was made of one.
@@ -217,7 +210,7 @@ impl Drop for CudaQueue {
 
 impl fmt::Debug for CudaQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaQueue({:p})", self.stream)
+        write!(f, "CudaQueue({:p})", self.cu_stream())
     }
 }
 

@@ -1,15 +1,142 @@
-//! What CUDA does differently from HIP: contexts, kinds of memory, copies.
+//! A device's context: how it is retained and released, and what CUDA does differently from HIP.
 
 use std::any::Any;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute as Attribute};
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUpointer_attribute as Is,
+};
 
-use super::context::Cuda;
-use super::driver::CopyAttributes;
+use super::driver::{CopyAttributes, Driver};
 use super::{CudaDevice, CudaQueue};
-use crate::device::backend::CopyOp;
-use crate::device::gpu::{Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime};
+use crate::device::backend::{CopyOp, device_error};
+use crate::device::gpu::{
+    Answer, Before, Failed, Found, Library, Peer, PointerKind, RawStream, Runtime, absent,
+    absent_after, find,
+};
+use crate::device::{DeviceId, lock};
+use crate::error::{Error, Result};
+
+/// A context.
+pub(super) struct Cuda {
+    pub(super) driver: &'static Driver,
+    /// The device's number in the driver.
+    pub(super) ordinal: c_int,
+    device: CUdevice,
+    pub(super) raw: CUcontext,
+    /// The context's owner; `None` if it is the primary one, which is retained here.
+    pub(super) given: Option<Arc<CudaContext>>,
+    /// Primary contexts of other devices, by ordinal, retained.
+    others: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
+}
+
+// SAFETY: the driver accepts the handles on any thread; each call makes the context current there.
+unsafe impl Send for Cuda {}
+// SAFETY: the driver accepts the handles on several threads at once, and `others` is locked.
+unsafe impl Sync for Cuda {}
+
+impl Cuda {
+    /// Makes a device's primary context, or adopts the one that is given.
+    pub(super) fn new(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Self> {
+        let (driver, ordinal) = find::<Driver>(id)?;
+        let device =
+            device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
+        let raw = match &given {
+            Some(context) if context.ordinal() as i64 != id.id => {
+                let ordinal = context.ordinal();
+                return Err(Error::argument(format!(
+                    "a context of CUDA device {ordinal} for {id}"
+                )));
+            }
+            Some(context) => context.cu_ctx(),
+            None => retain(driver, device).map_err(|Failed { call, code }| {
+                // The failure may pass, so it does not say that there is no such device.
+                device_error(id, call, code, driver.text(code))
+            })?,
+        };
+        // From here on `drop` releases the context.
+        let cuda = Self {
+            driver,
+            ordinal,
+            device,
+            raw,
+            given,
+            others: Mutex::new(Vec::new()),
+        };
+        if !cuda.has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) {
+            return Err(absent(id, "the device has no unified addressing"));
+        }
+        Ok(cuda)
+    }
+
+    /// Whether a device attribute is set. The driver may not know it: then it is not.
+    pub(super) fn has(&self, attribute: CUdevice_attribute) -> bool {
+        let mut value = 0;
+        let driver = self.driver;
+        // SAFETY: `value` is valid for the write of an int.
+        let asked =
+            unsafe { driver.device_attribute(&raw mut value, attribute as c_int, self.device) };
+        asked.is_ok() && value != 0
+    }
+
+    /// Returns the primary context of another device, for copies out of its memory. It is kept as
+    /// long as this one.
+    pub(super) fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
+        let mut others = lock(&self.others);
+        if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {
+            return Ok(*raw);
+        }
+        let device = device_of(self.driver, ordinal)?;
+        let raw = retain(self.driver, device)?;
+        others.push((ordinal, device, raw));
+        Ok(raw)
+    }
+}
+
+fn device_of(driver: &Driver, ordinal: c_int) -> Answer<CUdevice> {
+    let mut device: CUdevice = 0;
+    // SAFETY: `device` is valid for the write of a handle.
+    unsafe { driver.get_device(&raw mut device, ordinal) }?;
+    Ok(device)
+}
+
+/// Retains a device's primary context, which whoever calls releases.
+fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: `raw` is valid for the write of a handle.
+    unsafe { driver.retain_primary(&raw mut raw, device) }?;
+    Ok(raw)
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        if !self.driver.api().process.is_this() {
+            // Its drop would call the driver.
+            std::mem::forget(self.given.take());
+            return;
+        }
+        for (_, device, _) in lock(&self.others).drain(..) {
+            // SAFETY: the context was retained in `primary_of`, and is released once.
+            let _ = unsafe { self.driver.release_primary(device) };
+        }
+        match self.given.take() {
+            Some(context) => self.driver.let_go(context, || ()),
+            None => {
+                // SAFETY: the context was retained in `new`, and is released once.
+                let _ = unsafe { self.driver.release_primary(self.device) };
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:p}", self.raw)
+    }
+}
 
 // SAFETY: each method is the call of the driver that its name and its documentation ask for; the
 // driver aligns memory to 256 bytes and more.
@@ -44,15 +171,14 @@ unsafe impl Runtime for Cuda {
 
     fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {
         Box::new(CudaQueue {
-            stream: raw.0.cast(),
+            stream: raw,
             given: None,
         })
     }
 
     fn enter(&self) -> Answer<Before> {
-        let push = &self.driver.cuCtxPushCurrent;
         // SAFETY: the context lives as long as `self`.
-        push.check(unsafe { push(self.raw) })?;
+        unsafe { self.driver.push_context(self.raw) }?;
         Ok(Before::default())
     }
 
@@ -60,79 +186,71 @@ unsafe impl Runtime for Cuda {
         let mut popped = std::ptr::null_mut();
         // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this
         // thread by `enter`, or put in its place by cudarc.
-        unsafe { (self.driver.cuCtxPopCurrent)(&raw mut popped) };
+        let _ = unsafe { self.driver.pop_context(&raw mut popped) };
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
-        let call = &self.driver.cuStreamGetCtx;
         let mut of = std::ptr::null_mut();
         // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
         // the write of a handle.
-        call.check(unsafe { call(stream, &raw mut of) })?;
+        unsafe { self.driver.stream_context(stream, &raw mut of) }?;
         // For a stream of a green context the driver returns a context that stands for that one.
         let why = || format!("the stream belongs to another context{}", super::ADVICE);
         Ok((of != self.raw).then(why))
     }
 
     fn look_up(&self, address: usize) -> Answer<Found> {
-        let mut memory_type: c_uint = 0;
-        let mut managed: c_uint = 0;
-        let mut ordinal: c_int = -1;
-        let mut device_pointer: CUdeviceptr = 0;
-        let mut of: CUcontext = std::ptr::null_mut();
-        let mut start: CUdeviceptr = 0;
-        let mut bytes: usize = 0;
-        let mut is_legacy: c_uint = 0;
-        let mut pool: CUmemoryPool = std::ptr::null_mut();
+        const HOST: u64 = 1;
+        const DEVICE: u64 = 2;
         let mut attributes = [
-            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
-            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-        ];
-        let mut values: [*mut c_void; 9] = [
-            (&raw mut memory_type).cast(),
-            (&raw mut managed).cast(),
-            (&raw mut ordinal).cast(),
-            (&raw mut device_pointer).cast(),
-            (&raw mut of).cast(),
-            (&raw mut start).cast(),
-            (&raw mut bytes).cast(),
-            (&raw mut is_legacy).cast(),
-            (&raw mut pool).cast(),
-        ];
-        let call = &self.driver.cuPointerGetAttributes;
-        // SAFETY: both lists have the length that is given, and each value has its attribute's
-        // type. The driver looks the address up and does not follow it.
-        call.check(unsafe {
-            call(
-                attributes.len() as c_uint,
-                attributes.as_mut_ptr().cast(),
-                values.as_mut_ptr(),
-                address as CUdeviceptr,
-            )
-        })?;
-        const HOST: c_uint = 1;
-        const DEVICE: c_uint = 2;
+            Is::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            Is::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            Is::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            Is::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+            Is::CU_POINTER_ATTRIBUTE_CONTEXT,
+            Is::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            Is::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            Is::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            Is::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+        ]
+        .map(|attribute| attribute as c_int);
+        // Numbers of 4 and of 8 bytes. All of CUDA's systems are little-endian.
+        let mut found = [0u64; 9];
+        let mut values = found
+            .each_mut()
+            .map(|value| std::ptr::from_mut(value).cast());
+        let (names, values) = (attributes.as_mut_ptr(), values.as_mut_ptr());
+        // SAFETY: both lists have 9 members, and each value has room for its attribute's type. The
+        // driver looks the address up and does not follow it.
+        unsafe {
+            self.driver
+                .pointer_attributes(9, names, values, address as CUdeviceptr)
+        }?;
+        let [
+            memory_type,
+            managed,
+            ordinal,
+            device_pointer,
+            of,
+            start,
+            bytes,
+            is_legacy,
+            pool,
+        ] = found;
         let kind = match memory_type {
             _ if managed != 0 => PointerKind::Managed,
             HOST => PointerKind::Host {
-                mapped: device_pointer == address as CUdeviceptr,
+                mapped: device_pointer == address as u64,
             },
-            DEVICE => PointerKind::Device(ordinal, (!of.is_null()).then(|| of.expose_provenance())),
+            DEVICE => PointerKind::Device(ordinal as c_int, (of != 0).then_some(of as usize)),
             _ => PointerKind::Unknown,
         };
         let start = start as usize;
-        let end = start.checked_add(bytes).filter(|end| start < *end);
+        let end = start.checked_add(bytes as usize).filter(|end| start < *end);
         // Device memory that is neither of a pool nor of an ordinary allocation, whose handle other
         // processes could open, is mapped by the program itself. The driver then reports all the
         // addresses that were reserved for it, of which some may be mapped to nothing.
-        let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool.is_null();
+        let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool == 0;
         Ok(Found {
             kind,
             range: end.filter(|_| !is_mapped).map(|end| start..end),
@@ -152,18 +270,17 @@ unsafe impl Runtime for Cuda {
 
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
-        let (plain, peer) = (&self.driver.cuMemcpyAsync, &self.driver.cuMemcpyPeerAsync);
         match from {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Runtime::copy`). All memory is in one address space, in which the driver finds the
             // direction.
-            None => plain.check(unsafe { plain(dst, src, bytes, stream) }),
+            None => unsafe { self.driver.copy(dst, src, bytes, stream) },
             Some(Peer(of)) => {
                 let of = std::ptr::with_exposed_provenance_mut(of);
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
                 // `of` is what `peer_of` returned: the context of the source, which lives as long
                 // as the source (see `Runtime::copy`).
-                peer.check(unsafe { peer(dst, self.raw, src, of, bytes, stream) })
+                unsafe { self.driver.copy_peer(dst, self.raw, src, of, bytes, stream) }
             }
         }
     }
@@ -179,7 +296,8 @@ unsafe impl Runtime for Cuda {
         // SAFETY: the three lists have a member for each copy, there is one set of attributes, and
         // all live during the call; the caller guarantees that memory and stream are live (see
         // `Runtime::copy_list`).
-        let code = unsafe { call(dst, src, bytes, copies.len(), attributes, first, 1, stream) };
+        let code =
+            unsafe { (call.function)(dst, src, bytes, copies.len(), attributes, first, 1, stream) };
         Some(call.check(code))
     }
 }

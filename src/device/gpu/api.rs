@@ -57,69 +57,46 @@ impl<F> Call<F> {
             }),
         }
     }
+}
 
-    /// As [`check`](Self::check), for a function that queries whether work has completed.
-    pub(super) fn check_done(&self, code: Code) -> Answer<bool> {
-        match code {
-            code::NOT_READY => Ok(false),
-            code => self.check(code).map(|()| true),
-        }
+/// Makes the answer of a query: whether work has completed.
+pub(super) fn is_done(answer: Answer) -> Answer<bool> {
+    match answer {
+        Err(failed) if failed.code == code::NOT_READY => Ok(false),
+        answer => answer.map(|()| true),
     }
 }
 
-impl<F> Deref for Call<F> {
-    type Target = F;
-
-    fn deref(&self) -> &F {
-        &self.function
-    }
-}
-
-/// A stream's handle.
+/// A stream's handle, as a number: it is not followed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawStream(pub(in crate::device) *mut c_void);
-
-// SAFETY: the handle is not followed here, and both libraries accept it on any thread.
-unsafe impl Send for RawStream {}
-// SAFETY: the handle is not followed here, and both libraries accept it on several threads at once.
-unsafe impl Sync for RawStream {}
+pub(crate) struct RawStream(pub(in crate::device) usize);
 
 impl RawStream {
     /// The default stream that all threads share, of whichever context is current.
-    pub(crate) const LEGACY: Self = Self(std::ptr::null_mut());
+    pub(crate) const LEGACY: Self = Self(0);
 
     /// Whether it stands for a default stream (0 and 1: the legacy one, 2: the calling thread's) of
     /// whichever context is current.
     pub(crate) fn is_default(self) -> bool {
-        self.0.addr() <= 2
+        self.0 <= 2
     }
 
     /// Whether it stands for the calling thread's own stream, in CUDA and HIP alike.
     pub(crate) fn is_per_thread(self) -> bool {
-        self.0.addr() == 2
+        self.0 == 2
     }
 }
 
-/// An event's handle.
+/// An event's handle, as a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawEvent(pub(in crate::device) *mut c_void);
+pub(crate) struct RawEvent(pub(in crate::device) usize);
 
-// SAFETY: the handle is not followed here, and both libraries accept it on any thread.
-unsafe impl Send for RawEvent {}
-// SAFETY: the handle is not followed here, and both libraries accept it on several threads at once.
-unsafe impl Sync for RawEvent {}
-
-/// A memory pool's handle.
+/// A memory pool's handle, as a number.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawPool(pub(in crate::device) *mut c_void);
-
-// SAFETY: the handle is not followed here, and both libraries accept it on any thread.
-unsafe impl Send for RawPool {}
-// SAFETY: the handle is not followed here, and both libraries accept it on several threads at once.
-unsafe impl Sync for RawPool {}
+pub(crate) struct RawPool(pub(in crate::device) usize);
 
 /// `CUmemPoolProps` and `hipMemPoolProps`, whose later members depend on the version.
 #[repr(C)]
@@ -147,21 +124,23 @@ impl PoolProps {
     }
 }
 
-/// Declares a table of functions: each with its symbols, one for each vendor that the table is of,
-/// and its type in the vendors' headers, with handles as this module has them and enums as integers.
+/// Declares a table of functions, and a method for each of them that makes the call: with its
+/// symbols, one for each vendor that the table is of, and its arguments in the vendors' headers, with
+/// handles as this module has them and enums as integers.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
         $vis:vis struct $functions:ident {
-            $($name:ident = [$($symbol:literal),+] ($($arg:ty),*) -> $answer:ty;)*
+            $($name:ident = [$($symbol:literal),+] ($($arg:ident: $type:ty),*);)*
         }
     ) => {
         $(#[$meta])*
         #[allow(non_snake_case)]
         $vis struct $functions {
-            $($vis $name: $crate::device::gpu::Call<unsafe extern "C" fn($($arg),*) -> $answer>,)*
+            $($vis $name: $crate::device::gpu::Call<unsafe extern "C" fn($($type),*) -> Code>,)*
         }
 
+        #[allow(non_snake_case, dead_code, clippy::too_many_arguments)]
         impl $functions {
             /// Finds the functions by their symbols of a vendor, which has this number in the table;
             /// an error is the symbol of one that is missing.
@@ -180,6 +159,18 @@ macro_rules! functions {
                     }?,)*
                 })
             }
+
+            $(
+                /// Makes the call.
+                ///
+                /// # Safety
+                /// The arguments are what the vendor's documentation of the function asks for: live
+                /// handles and memory, and pointers that are valid for what is written.
+                $vis unsafe fn $name(&self, $($arg: $type),*) -> $crate::device::gpu::Answer {
+                    // SAFETY: the caller guarantees what the function asks for (see `# Safety`).
+                    self.$name.check(unsafe { (self.$name.function)($($arg),*) })
+                }
+            )*
         }
     };
 }
@@ -224,32 +215,33 @@ pub(crate) const HIP: usize = 1;
 functions! {
     /// The functions that both libraries have.
     pub(crate) struct Calls {
-        device_count = ["cuDeviceGetCount", "hipGetDeviceCount"] (*mut c_int) -> Code;
-        version = ["cuDriverGetVersion", "hipRuntimeGetVersion"] (*mut c_int) -> Code;
-        exchange_capture_mode = ["cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"] (*mut c_int) -> Code;
-        synchronize = ["cuCtxSynchronize", "hipDeviceSynchronize"] () -> Code;
-        create_stream = ["cuStreamCreate", "hipStreamCreateWithFlags"] (*mut RawStream, c_uint) -> Code;
-        destroy_stream = ["cuStreamDestroy_v2", "hipStreamDestroy"] (RawStream) -> Code;
-        synchronize_stream = ["cuStreamSynchronize", "hipStreamSynchronize"] (RawStream) -> Code;
-        query_stream = ["cuStreamQuery", "hipStreamQuery"] (RawStream) -> Code;
-        is_capturing = ["cuStreamIsCapturing", "hipStreamIsCapturing"] (RawStream, *mut c_int) -> Code;
-        wait = ["cuStreamWaitEvent", "hipStreamWaitEvent"] (RawStream, RawEvent, c_uint) -> Code;
-        create_event = ["cuEventCreate", "hipEventCreateWithFlags"] (*mut RawEvent, c_uint) -> Code;
-        destroy_event = ["cuEventDestroy_v2", "hipEventDestroy"] (RawEvent) -> Code;
-        record = ["cuEventRecord", "hipEventRecord"] (RawEvent, RawStream) -> Code;
-        query = ["cuEventQuery", "hipEventQuery"] (RawEvent) -> Code;
-        wait_event = ["cuEventSynchronize", "hipEventSynchronize"] (RawEvent) -> Code;
-        create_pool = ["cuMemPoolCreate", "hipMemPoolCreate"] (*mut RawPool, *const PoolProps) -> Code;
-        destroy_pool = ["cuMemPoolDestroy", "hipMemPoolDestroy"] (RawPool) -> Code;
-        set_pool = ["cuMemPoolSetAttribute", "hipMemPoolSetAttribute"] (RawPool, c_int, *mut c_void) -> Code;
-        trim = ["cuMemPoolTrimTo", "hipMemPoolTrimTo"] (RawPool, usize) -> Code;
-        allocate_in_order = ["cuMemAllocFromPoolAsync", "hipMallocFromPoolAsync"] (*mut usize, usize, RawPool, RawStream) -> Code;
-        free_in_order = ["cuMemFreeAsync", "hipFreeAsync"] (*mut c_void, RawStream) -> Code;
-        allocate_device = ["cuMemAlloc_v2", "hipMalloc"] (*mut usize, usize) -> Code;
-        free_device = ["cuMemFree_v2", "hipFree"] (*mut c_void) -> Code;
-        allocate_host = ["cuMemHostAlloc", "hipHostMalloc"] (*mut usize, usize, c_uint) -> Code;
-        free_host = ["cuMemFreeHost", "hipHostFree"] (*mut c_void) -> Code;
-        fill = ["cuMemsetD8Async", "hipMemsetD8Async"] (*mut c_void, c_uchar, usize, RawStream) -> Code;
+        count_devices = ["cuDeviceGetCount", "hipGetDeviceCount"] (count: *mut c_int);
+        get_version = ["cuDriverGetVersion", "hipRuntimeGetVersion"] (version: *mut c_int);
+        exchange_capture_mode = ["cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"] (mode: *mut c_int);
+        synchronize = ["cuCtxSynchronize", "hipDeviceSynchronize"] ();
+        create_stream = ["cuStreamCreate", "hipStreamCreateWithFlags"] (stream: *mut RawStream, flags: c_uint);
+        destroy_stream = ["cuStreamDestroy_v2", "hipStreamDestroy"] (stream: RawStream);
+        synchronize_stream = ["cuStreamSynchronize", "hipStreamSynchronize"] (stream: RawStream);
+        query_stream = ["cuStreamQuery", "hipStreamQuery"] (stream: RawStream);
+        is_capturing = ["cuStreamIsCapturing", "hipStreamIsCapturing"] (stream: RawStream, status: *mut c_int);
+        wait = ["cuStreamWaitEvent", "hipStreamWaitEvent"] (stream: RawStream, event: RawEvent, flags: c_uint);
+        create_event = ["cuEventCreate", "hipEventCreateWithFlags"] (event: *mut RawEvent, flags: c_uint);
+        destroy_event = ["cuEventDestroy_v2", "hipEventDestroy"] (event: RawEvent);
+        record = ["cuEventRecord", "hipEventRecord"] (event: RawEvent, stream: RawStream);
+        query_event = ["cuEventQuery", "hipEventQuery"] (event: RawEvent);
+        wait_event = ["cuEventSynchronize", "hipEventSynchronize"] (event: RawEvent);
+        create_pool = ["cuMemPoolCreate", "hipMemPoolCreate"] (pool: *mut RawPool, props: *const PoolProps);
+        destroy_pool = ["cuMemPoolDestroy", "hipMemPoolDestroy"] (pool: RawPool);
+        set_pool = ["cuMemPoolSetAttribute", "hipMemPoolSetAttribute"] (pool: RawPool, attribute: c_int, value: *mut c_void);
+        trim = ["cuMemPoolTrimTo", "hipMemPoolTrimTo"] (pool: RawPool, bytes_to_keep: usize);
+        allocate_in_order = ["cuMemAllocFromPoolAsync", "hipMallocFromPoolAsync"]
+            (address: *mut usize, bytes: usize, pool: RawPool, stream: RawStream);
+        free_in_order = ["cuMemFreeAsync", "hipFreeAsync"] (ptr: *mut c_void, stream: RawStream);
+        allocate_device = ["cuMemAlloc_v2", "hipMalloc"] (address: *mut usize, bytes: usize);
+        free_device = ["cuMemFree_v2", "hipFree"] (ptr: *mut c_void);
+        allocate_host = ["cuMemHostAlloc", "hipHostMalloc"] (address: *mut usize, bytes: usize, flags: c_uint);
+        free_host = ["cuMemFreeHost", "hipHostFree"] (ptr: *mut c_void);
+        fill = ["cuMemsetD8Async", "hipMemsetD8Async"] (dst: *mut c_void, byte: c_uchar, count: usize, stream: RawStream);
     }
 }
 
@@ -258,15 +250,15 @@ impl Api {
     pub(crate) fn device_count(&self) -> Answer<c_int> {
         let mut count = 0;
         // SAFETY: `count` is valid for the write of an int.
-        let code = unsafe { (self.device_count)(&raw mut count) };
-        self.device_count.check(code).map(|()| count)
+        unsafe { self.count_devices(&raw mut count) }?;
+        Ok(count)
     }
 
     /// Returns the version, in the vendor's numbers; `None` if the library does not say.
     pub(crate) fn version(&self) -> Option<c_int> {
         let mut version = 0;
         // SAFETY: `version` is valid for the write of an int.
-        let code = unsafe { (self.version)(&raw mut version) };
-        (code == 0).then_some(version)
+        let answer = unsafe { self.get_version(&raw mut version) };
+        answer.is_ok().then_some(version)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::api::{Api, RawStream};
+use super::api::{Api, RawStream, is_done};
 use super::calls::Allocation;
 use super::context::{Context, End, EventCell, event_of};
 use super::queue::GpuQueue;
@@ -106,7 +106,7 @@ unsafe impl Backend for Gpu {
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be
         // read there (contract of `check_event`); any bits are a `RawEvent`, which is not followed.
-        if unsafe { event_of(event) }.0.is_null() {
+        if unsafe { event_of(event) }.0 == 0 {
             return Err(Error::argument("the event is a null handle"));
         }
         Ok(())
@@ -115,14 +115,14 @@ unsafe impl Backend for Gpu {
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let current = self.context.enter()?;
         // SAFETY: the caller of `query_event` guarantees that the event is live.
-        let done = unsafe { current.query(event_of(event)) };
-        self.context.check(done)
+        let done = unsafe { current.api().query_event(event_of(event)) };
+        self.context.check(is_done(done))
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let current = self.context.enter()?;
         // SAFETY: the caller of `wait_event` guarantees that the event is live.
-        let done = unsafe { current.wait_event(event_of(event)) };
+        let done = unsafe { current.api().wait_event(event_of(event)) };
         self.context.check(done)
     }
 
@@ -241,7 +241,7 @@ unsafe impl Backend for Gpu {
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
-        let stream = RawStream(std::ptr::with_exposed_provenance_mut(stream));
+        let stream = RawStream(stream);
         // SAFETY: the caller of `stream_wait` guarantees that stream and event are live.
         unsafe { GpuQueue::wait_on_stream(&self.context, stream, event) }?;
         Ok(true)

@@ -121,7 +121,6 @@ impl Blocks {
 /// Whether one of our own events has completed.
 fn is_done(current: &Current<'_>, event: &Option<Box<EventCell>>) -> bool {
     // SAFETY: the cell owns its event, which is live while the cell is.
-    event
-        .as_ref()
-        .is_none_or(|event| unsafe { current.query(event.raw()) == Ok(true) })
+    let query = |event: &EventCell| unsafe { current.api().query_event(event.raw()) };
+    event.as_deref().is_none_or(|event| query(event).is_ok())
 }

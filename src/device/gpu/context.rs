@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::api::{Answer, Api, Failed, RawEvent, RawPool, RawStream, code};
+use super::api::{Answer, Api, Failed, RawEvent, RawPool, RawStream, code, is_done};
 use super::blocks::Blocks;
 use super::entry::{Current, Scope};
 use super::runtime::{Memory, Runtime, is_shut_down};
@@ -117,7 +117,7 @@ impl Context {
             events: Mutex::default(),
         };
         if memory == Memory::Device && context.runtime.supports_pools() {
-            let pool = context.enter()?.create_pool();
+            let pool = context.enter()?.new_pool();
             // That memory is short may have changed when the device is opened again.
             let is_short = pool.is_err_and(|failed| failed.code == code::OUT_OF_MEMORY);
             context.pool = match context.check(pool) {
@@ -212,7 +212,7 @@ impl Context {
     fn is_lost(&self) -> bool {
         match self.enter_even_if_failed() {
             // SAFETY: the legacy default stream always exists.
-            Ok(current) => unsafe { current.is_idle(RawStream::LEGACY) }
+            Ok(current) => unsafe { current.api().query_stream(RawStream::LEGACY) }
                 .is_err_and(|failed| self.runtime.is_final(failed.code)),
             Err(_) => self.has_failed(),
         }
@@ -253,7 +253,7 @@ impl Context {
         if let Some(cell) = idle {
             return Ok(cell);
         }
-        let raw = self.check(current.create_event())?;
+        let raw = self.check(current.new_event())?;
         Ok(Box::new(EventCell { raw, given: None }))
     }
 
@@ -268,10 +268,10 @@ impl Context {
             return;
         }
         drop(idle);
-        if let Ok(current) = self.enter_even_if_failed() {
+        if let Ok(_current) = self.enter_even_if_failed() {
             // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for
             // it stay.
-            unsafe { current.destroy_event(cell.raw) };
+            let _ = unsafe { self.api().destroy_event(cell.raw) };
         }
     }
 
@@ -301,20 +301,24 @@ impl Context {
     }
 
     /// Destroys a stream of our own once it has no work.
-    pub(super) fn drop_stream(&self, stream: RawStream, current: &Current<'_>) {
-        lock(&self.dropped).push(stream);
-        self.sweep(current, false);
+    pub(super) fn drop_stream(&self, stream: RawStream) {
+        if let Ok(_current) = self.enter_even_if_failed() {
+            lock(&self.dropped).push(stream);
+            self.sweep(false);
+        }
     }
 
-    /// Destroys streams whose queues were dropped and that have no work any more, or all.
-    fn sweep(&self, current: &Current<'_>, all: bool) {
+    /// Destroys streams whose queues were dropped and that have no work any more, or all. The context
+    /// is current.
+    fn sweep(&self, all: bool) {
         lock(&self.dropped).retain(|stream| {
             // SAFETY: the stream was created by its queue, whose drop handed it over.
-            let is_busy = !all && unsafe { current.is_idle(*stream) } == Ok(false);
+            let query = || is_done(unsafe { self.api().query_stream(*stream) });
+            let is_busy = !all && query() == Ok(false);
             if !is_busy {
                 // SAFETY: the stream was created by its queue, whose drop handed it over: nothing
                 // uses it any more.
-                unsafe { current.destroy_stream(*stream) };
+                let _ = unsafe { self.api().destroy_stream(*stream) };
             }
             is_busy
         });
@@ -325,7 +329,8 @@ impl Context {
     pub(super) fn synchronize(&self) -> Result<()> {
         let current = self.enter_even_if_failed()?;
         let given_up = take(&mut *lock(&self.given_up));
-        let done = self.check(current.synchronize());
+        // SAFETY: the call has no arguments, and the context is current.
+        let done = self.check(unsafe { self.api().synchronize() });
         let done = done.and_then(|()| self.failure.check());
         if done.is_err() && !self.has_failed() {
             lock(&self.given_up).extend(given_up);
@@ -338,7 +343,7 @@ impl Context {
         }
         self.blocks.free_idle(self, false, &current);
         self.staging.free_idle(self, true, &current);
-        self.sweep(&current, false);
+        self.sweep(false);
         done
     }
 
@@ -381,7 +386,7 @@ impl Context {
         self.staging.free_idle(self, true, &current);
         if let Some(pool) = self.pool {
             // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
-            let _ = self.check(unsafe { current.trim(pool) });
+            let _ = self.check(unsafe { self.api().trim(pool, 0) });
         }
     }
 
@@ -396,17 +401,17 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let Ok(current) = self.enter_even_if_failed() else {
+        let Ok(_current) = self.enter_even_if_failed() else {
             return;
         };
-        self.sweep(&current, true);
+        self.sweep(true);
         for cell in lock(&self.events).drain(..) {
             // SAFETY: the event is from `event`, and no other cell has it.
-            unsafe { current.destroy_event(cell.raw) };
+            let _ = unsafe { self.api().destroy_event(cell.raw) };
         }
         if let Some(pool) = self.pool {
             // SAFETY: created in `new`; nothing allocates from it any more.
-            unsafe { current.destroy_pool(pool) };
+            let _ = unsafe { self.api().destroy_pool(pool) };
         }
     }
 }

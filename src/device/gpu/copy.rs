@@ -94,7 +94,7 @@ fn peers(context: &Context, copies: &[CopyOp], current: &Current<'_>) -> Result<
 /// done.
 fn wait_for(context: &Context, current: &Current<'_>, stream: RawStream) {
     // SAFETY: the stream belongs to the queue that runs the list, which keeps it alive.
-    let answer = unsafe { current.synchronize_stream(stream) };
+    let answer = unsafe { current.api().synchronize_stream(stream) };
     if context.check(answer).is_err() {
         // An error of this is final: nothing runs any more.
         let _ = context.settle();

@@ -60,8 +60,8 @@ impl<'a> Scope<'a> {
             // captured, and it touches no others'.
             let mut mode = RELAXED;
             // SAFETY: the mode is valid for the exchange of an int.
-            let code = unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
-            let before = Some((before, (code == 0).then_some(mode)));
+            let exchanged = unsafe { self.api().exchange_capture_mode(&raw mut mode) };
+            let before = Some((before, exchanged.is_ok().then_some(mode)));
             FRAME.set(Frame { before, ..frame });
         }
         Ok(Current(self))
@@ -82,7 +82,7 @@ impl Drop for Scope<'_> {
         };
         if let Some(mut mode) = capture_mode {
             // SAFETY: the mode is valid for the exchange of an int.
-            unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
+            let _ = unsafe { self.api().exchange_capture_mode(&raw mut mode) };
         }
         self.runtime.leave(before);
     }

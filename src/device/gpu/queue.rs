@@ -28,7 +28,7 @@ pub(crate) struct GpuQueue {
 impl GpuQueue {
     /// Makes a queue of a new stream, which does not wait for the legacy default stream.
     pub(super) fn new(context: Arc<Context>) -> Result<Self> {
-        let stream = context.check(context.enter()?.create_stream())?;
+        let stream = context.check(context.enter()?.new_stream())?;
         let vendor = context.runtime().queue(stream);
         Ok(Self {
             context,
@@ -85,7 +85,7 @@ impl GpuQueue {
         unsafe { check_stream(context, &current, stream) }?;
         // SAFETY: the caller guarantees that stream and event are live (see `# Safety`). The event
         // may be of any context.
-        context.check(unsafe { current.wait(stream, event_of(event)) })
+        context.check(unsafe { current.api().wait(stream, event_of(event), 0) })
     }
 
     /// Allocates memory if there is enough now.
@@ -95,7 +95,7 @@ impl GpuQueue {
         match context.pool {
             Some(pool) => {
                 // SAFETY: the queue keeps its stream and its context, which has the pool.
-                let answer = unsafe { current.allocate_in_order(bytes, pool, self.stream) };
+                let answer = unsafe { current.allocate_from(pool, bytes, self.stream) };
                 context.check_memory(answer, bytes)
             }
             None => context.blocks.allocate(context, self.id, bytes, &current),
@@ -113,7 +113,8 @@ impl GpuQueue {
             // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees
             // that the memory is from it, is freed once, and that the queue waited for its uses
             // (see `# Safety`). The queue keeps its stream alive.
-            return context.check(unsafe { current.free_in_order(base, self.stream) });
+            return context
+                .check(unsafe { context.api().free_in_order(base.as_ptr(), self.stream) });
         }
         let after = self.record_event(&current)?;
         context.blocks.give_back(base, bytes, self.id, Some(after));
@@ -126,7 +127,7 @@ impl GpuQueue {
         let event = context.event(current)?;
         // SAFETY: the event is from this context; the queue keeps its stream alive, which is of
         // this context.
-        match context.check(unsafe { current.record(event.raw(), self.stream) }) {
+        match context.check(unsafe { current.api().record(event.raw(), self.stream) }) {
             Ok(()) => Ok(event),
             Err(e) => {
                 context.recycle(event);
@@ -205,7 +206,7 @@ unsafe impl RawQueue for GpuQueue {
         let current = self.context.enter()?;
         // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are valid
         // until the fill has completed; the queue's stream is live.
-        let filled = unsafe { current.fill(dst, byte, bytes, self.stream) };
+        let filled = unsafe { current.api().fill(dst.as_ptr(), byte, bytes, self.stream) };
         self.context.check(filled)
     }
 
@@ -220,12 +221,12 @@ unsafe impl RawQueue for GpuQueue {
         let current = self.context.enter()?;
         // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of
         // any context. The queue's stream is live.
-        let waited = unsafe { current.wait(self.stream, event_of(event)) };
+        let waited = unsafe { current.api().wait(self.stream, event_of(event), 0) };
         self.context.check(waited)
     }
 
     fn stream_handle(&self) -> Option<usize> {
-        Some(self.stream.0.expose_provenance())
+        Some(self.stream.0)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -235,17 +236,14 @@ unsafe impl RawQueue for GpuQueue {
 
 impl Drop for GpuQueue {
     fn drop(&mut self) {
-        if !self.is_own {
-            return;
-        }
-        if let Ok(current) = self.context.enter_even_if_failed() {
-            self.context.drop_stream(self.stream, &current);
+        if self.is_own {
+            self.context.drop_stream(self.stream);
         }
     }
 }
 
 impl fmt::Debug for GpuQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Queue({} {:p})", self.context.id, self.stream.0)
+        write!(f, "Queue({} {:#x})", self.context.id, self.stream.0)
     }
 }

@@ -49,26 +49,28 @@ impl PointerAttributes {
 functions! {
     /// The functions that only HIP has, or that differ from CUDA's. All are in HIP 5.2.
     pub(super) struct Functions {
-        hipGetDevice = ["hipGetDevice"] (*mut c_int) -> Code;
-        hipSetDevice = ["hipSetDevice"] (c_int) -> Code;
-        hipDeviceGetAttribute = ["hipDeviceGetAttribute"] (*mut c_int, c_int, c_int) -> Code;
-        hipPointerGetAttributes = ["hipPointerGetAttributes"] (*mut PointerAttributes, *const c_void) -> Code;
-        hipMemGetAddressRange = ["hipMemGetAddressRange"] (*mut *mut c_void, *mut usize, *mut c_void) -> Code;
-        hipMemcpyAsync = ["hipMemcpyAsync"] (*mut c_void, *const c_void, usize, c_int, RawStream) -> Code;
-        hipMemcpyPeerAsync = ["hipMemcpyPeerAsync"] (*mut c_void, c_int, *const c_void, c_int, usize, RawStream) -> Code;
-        hipGetErrorName = ["hipGetErrorName"] (Code) -> *const c_char;
-        hipGetErrorString = ["hipGetErrorString"] (Code) -> *const c_char;
-        hipGetLastError = ["hipGetLastError"] () -> Code;
-        hipPeekAtLastError = ["hipPeekAtLastError"] () -> Code;
+        get_device = ["hipGetDevice"] (ordinal: *mut c_int);
+        set_device = ["hipSetDevice"] (ordinal: c_int);
+        device_attribute = ["hipDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, ordinal: c_int);
+        pointer_attributes = ["hipPointerGetAttributes"] (attributes: *mut PointerAttributes, ptr: *const c_void);
+        address_range = ["hipMemGetAddressRange"] (start: *mut *mut c_void, bytes: *mut usize, ptr: *mut c_void);
+        copy = ["hipMemcpyAsync"] (dst: *mut c_void, src: *const c_void, bytes: usize, kind: c_int, stream: RawStream);
+        copy_peer = ["hipMemcpyPeerAsync"]
+            (dst: *mut c_void, to: c_int, src: *const c_void, from: c_int, bytes: usize, stream: RawStream);
+        get_last_error = ["hipGetLastError"] ();
+        peek_at_last_error = ["hipPeekAtLastError"] ();
     }
 }
 
+type Text = unsafe extern "C" fn(Code) -> *const c_char;
 type StreamDevice = unsafe extern "C" fn(RawStream, *mut c_int) -> Code;
 
 /// The runtime.
 pub(super) struct Hip {
     functions: Functions,
     api: Api,
+    error_name: Call<Text>,
+    error_text: Call<Text>,
     /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
     pub(super) stream_device: Option<Call<StreamDevice>>,
     /// Stays loaded.
@@ -107,7 +109,12 @@ impl Library for Hip {
 
     fn text(&self, code: Code) -> String {
         // SAFETY: the functions accept any code, and return null or a static text.
-        unsafe { gpu::text((self.hipGetErrorName)(code), (self.hipGetErrorString)(code)) }
+        unsafe {
+            gpu::text(
+                (self.error_name.function)(code),
+                (self.error_text.function)(code),
+            )
+        }
     }
 
     fn device_count(&self) -> Answer<c_int> {
@@ -124,21 +131,27 @@ impl Hip {
     /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
     /// `hipInit` of 5.2 returns "invalid device".
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded;
-        // `StreamDevice` is the type of the function in the header of 7.14.
-        let (functions, calls, stream_device) = unsafe {
-            (
-                Functions::find(&library, 0),
-                Calls::find(&library, HIP),
-                find_call(&library, "hipStreamGetDevice").ok(),
-            )
+        let found = || {
+            // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded; the
+            // types are those of its headers, of 7.14 for the last.
+            unsafe {
+                let functions = Functions::find(&library, 0)?;
+                let calls = Calls::find(&library, HIP)?;
+                let error_name = find_call(&library, "hipGetErrorName")?;
+                let error_text = find_call(&library, "hipGetErrorString")?;
+                let stream_device = find_call(&library, "hipStreamGetDevice").ok();
+                Ok((functions, calls, error_name, error_text, stream_device))
+            }
         };
-        let missing =
-            |name| format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm");
-        let (functions, calls) = (functions.map_err(missing)?, calls.map_err(missing)?);
+        let missing = |name: &str| {
+            format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
+        };
+        let (functions, calls, error_name, error_text, stream_device) = found().map_err(missing)?;
         Ok(Self {
             api: api(calls),
             functions,
+            error_name,
+            error_text,
             stream_device,
             _library: library,
         })
@@ -148,18 +161,21 @@ impl Hip {
     /// none `before` them. Their errors are returned otherwise, and the program would take the last
     /// error for its own.
     pub(super) fn forget_error(&self, before: Code) {
-        // SAFETY: the functions have no arguments.
-        unsafe {
-            if before == 0 && (self.hipPeekAtLastError)() != 0 {
-                (self.hipGetLastError)();
-            }
+        if before == 0 && self.last_error() != 0 {
+            // SAFETY: the function has no arguments.
+            let _ = unsafe { self.get_last_error() };
         }
+    }
+
+    /// Returns the thread's last error, which stays.
+    pub(super) fn last_error(&self) -> Code {
+        // SAFETY: the function has no arguments.
+        unsafe { (self.peek_at_last_error.function)() }
     }
 
     /// Makes calls without a current device, which leave no last error.
     pub(super) fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
-        // SAFETY: the function has no arguments.
-        let before = unsafe { (self.hipPeekAtLastError)() };
+        let before = self.last_error();
         let done = calls();
         self.forget_error(before);
         done

@@ -5,12 +5,10 @@
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `library.rs` | the runtime's library, loaded at run time |
-//! | `device.rs` | a device |
 //! | `pointer.rs` | what the runtime reports about an address, in its version's numbers |
-//! | `runtime.rs` | what HIP does differently from CUDA, for [`gpu`] |
+//! | `runtime.rs` | a device, and what HIP does differently from CUDA, for [`gpu`] |
 
 mod config;
-mod device;
 mod library;
 mod pointer;
 mod runtime;
@@ -22,8 +20,8 @@ use std::sync::Arc;
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
 pub use self::config::{RocmConfig, RocmMemory};
-use self::device::Rocm;
 use self::library::Hip;
+use self::runtime::Rocm;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{EventPtr, RawQueue};
 use crate::device::gpu::{
@@ -78,7 +76,7 @@ impl RocmDevice {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Arc<dyn RawQueue>> {
-        let raw = RawStream(stream.cast());
+        let raw = RawStream(stream.expose_provenance());
         let queue = Box::new(RocmQueue {
             stream: raw,
             _owner: Some(owner),
@@ -96,7 +94,7 @@ impl RocmDevice {
     pub(crate) unsafe fn adopt_event(&self, event: hipEvent_t) -> Option<EventPtr> {
         let owner = GivenEvent {
             hip: self.rocm.hip,
-            event: RawEvent(event.cast()),
+            event: RawEvent(event.expose_provenance()),
         };
         EventCell::given(owner.event, Box::new(owner)).into_ptr()
     }
@@ -118,13 +116,13 @@ pub struct RocmQueue {
 impl RocmQueue {
     /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it.
     pub fn hip_stream(&self) -> hipStream_t {
-        self.stream.0.cast()
+        std::ptr::with_exposed_provenance_mut(self.stream.0)
     }
 }
 
 impl fmt::Debug for RocmQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RocmQueue({:p})", self.stream.0)
+        write!(f, "RocmQueue({:p})", self.hip_stream())
     }
 }
 
@@ -142,8 +140,8 @@ impl Drop for GivenEvent {
         // HIP destroys events whatever device is current; an error has no place to go.
         // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any
         // more.
-        let destroy = || unsafe { (self.hip.api().destroy_event)(self.event) };
-        self.hip.quietly(destroy);
+        let destroy = || unsafe { self.hip.api().destroy_event(self.event) };
+        let _ = self.hip.quietly(destroy);
     }
 }
 

@@ -1,45 +1,77 @@
-//! What HIP does differently from CUDA: the current device, the thread's last error, kinds of
-//! memory, copies.
+//! A device, and what HIP does differently from CUDA: the current device, the thread's last error,
+//! kinds of memory, copies.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::ops::Range;
 
 use hip_runtime_sys::{hipDeviceAttribute_t as Has, hipMemcpyKind};
 
-use super::device::Rocm;
-use super::library::PointerAttributes;
+use super::library::{Hip, PointerAttributes};
 use super::{RocmDevice, RocmQueue, pointer};
+use crate::device::DeviceId;
 use crate::device::backend::CopyOp;
-use crate::device::gpu::{Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime};
+use crate::device::gpu::{
+    Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime, absent, find,
+};
+use crate::error::Result;
+
+/// A device.
+pub(super) struct Rocm {
+    pub(super) hip: &'static Hip,
+    /// The device's number in the runtime.
+    pub(super) ordinal: c_int,
+    /// The runtime's version.
+    pub(super) version: c_int,
+}
 
 impl Rocm {
+    pub(super) fn new(id: DeviceId) -> Result<Self> {
+        let (hip, ordinal) = find::<Hip>(id)?;
+        let version = hip.quietly(|| hip.api().version());
+        let version =
+            version.ok_or_else(|| absent(id, "the HIP runtime does not say its version"))?;
+        Ok(Self {
+            hip,
+            ordinal,
+            version,
+        })
+    }
+
+    /// Whether a device attribute is set. The runtime may not know it: then it is not. The
+    /// attributes that this crate asks for have the same numbers from HIP 5.2 to 7.14.
+    pub(super) fn has(&self, attribute: Has) -> bool {
+        let mut value = 0;
+        let (hip, attribute) = (self.hip, attribute as c_int);
+        // SAFETY: `value` is valid for the write of an int.
+        let ask = || unsafe { hip.device_attribute(&raw mut value, attribute, self.ordinal) };
+        hip.quietly(ask).is_ok() && value != 0
+    }
+
     /// Makes the device current; returns the number of the one before it.
     fn set_current(&self) -> Answer<c_int> {
-        let (get, set) = (&self.hip.hipGetDevice, &self.hip.hipSetDevice);
         let mut before = -1;
         // SAFETY: `before` is valid for the write of an int.
-        get.check(unsafe { get(&raw mut before) })?;
+        unsafe { self.hip.get_device(&raw mut before) }?;
         if before != self.ordinal {
             // SAFETY: the runtime checks the number.
-            set.check(unsafe { set(self.ordinal) })?;
+            unsafe { self.hip.set_device(self.ordinal) }?;
         }
         Ok(before)
     }
 
     fn kind_of(&self, address: usize) -> Answer<PointerKind> {
         const INVALID_VALUE: c_int = 1;
-        let call = &self.hip.hipPointerGetAttributes;
         let mut found = PointerAttributes::NONE;
+        let ptr = std::ptr::without_provenance(address);
         // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
         // up and does not follow it.
-        match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
+        match unsafe { self.hip.pointer_attributes(&raw mut found, ptr) } {
+            Ok(()) => Ok(pointer::kind(self.version, address, &found)),
             // What HIP 5, and some later ones, return for memory that is not theirs.
-            INVALID_VALUE => Ok(PointerKind::Unknown),
-            code => {
-                call.check(code)?;
-                Ok(pointer::kind(self.version, address, &found))
-            }
+            Err(failed) if failed.code == INVALID_VALUE => Ok(PointerKind::Unknown),
+            Err(failed) => Err(failed),
         }
     }
 
@@ -49,9 +81,9 @@ impl Rocm {
         let ptr = std::ptr::without_provenance_mut(address);
         // SAFETY: both results are valid for the write of their types. The runtime looks the
         // address up and does not follow it.
-        let code = unsafe { (self.hip.hipMemGetAddressRange)(&raw mut start, &raw mut bytes, ptr) };
+        let found = unsafe { self.hip.address_range(&raw mut start, &raw mut bytes, ptr) };
         let range = start.addr()..start.addr().checked_add(bytes)?;
-        (code == 0 && range.contains(&address)).then_some(range)
+        (found.is_ok() && range.contains(&address)).then_some(range)
     }
 }
 
@@ -91,8 +123,7 @@ unsafe impl Runtime for Rocm {
     }
 
     fn enter(&self) -> Answer<Before> {
-        // SAFETY: the function has no arguments.
-        let last_error = unsafe { (self.hip.hipPeekAtLastError)() };
+        let last_error = self.hip.last_error();
         let before = self.set_current();
         let ordinal = before.inspect_err(|_| self.hip.forget_error(last_error))?;
         Ok(Before {
@@ -104,7 +135,7 @@ unsafe impl Runtime for Rocm {
     fn leave(&self, before: Before) {
         if before.ordinal != self.ordinal {
             // SAFETY: the runtime checks the number, which is the thread's own device as it was.
-            unsafe { (self.hip.hipSetDevice)(before.ordinal) };
+            let _ = unsafe { self.hip.set_device(before.ordinal) };
         }
         self.hip.forget_error(before.last_error);
     }
@@ -117,7 +148,7 @@ unsafe impl Runtime for Rocm {
         let mut of = -1;
         // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
         // the write of an int.
-        call.check(unsafe { call(stream, &raw mut of) })?;
+        call.check(unsafe { (call.function)(stream, &raw mut of) })?;
         let other = || format!("the stream belongs to ROCm device {of}; use that device");
         Ok((of != self.ordinal).then(other))
     }
@@ -141,20 +172,28 @@ unsafe impl Runtime for Rocm {
 
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
-        let (plain, peer) = (&self.hip.hipMemcpyAsync, &self.hip.hipMemcpyPeerAsync);
         const DEFAULT: c_int = hipMemcpyKind::hipMemcpyDefault as c_int;
         match from {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Runtime::copy`). All memory is in one address space, in which the runtime finds the
             // direction.
-            None => plain.check(unsafe { plain(dst, src, bytes, DEFAULT, stream) }),
+            None => unsafe { self.hip.copy(dst, src, bytes, DEFAULT, stream) },
             Some(Peer(of)) => {
                 let of = of as c_int;
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
                 // `of` is what `peer_of` returned: the number of the source's device (see
                 // `Runtime::copy`).
-                peer.check(unsafe { peer(dst, self.ordinal, src, of, bytes, stream) })
+                unsafe {
+                    self.hip
+                        .copy_peer(dst, self.ordinal, src, of, bytes, stream)
+                }
             }
         }
+    }
+}
+
+impl fmt::Debug for Rocm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HIP device {}", self.ordinal)
     }
 }
