@@ -56,41 +56,34 @@ impl DeviceBuffer {
                 return DeviceBufferMut::allocate(&other?.1, 0)?.freeze();
             }
         };
-        let mut slice = Some(slice);
-        let leaked = cuda.with_current(|| {
-            let slice = slice.take()?;
-            // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that
-            // for later, together with those of the program's own calls, which are put back.
-            let earlier = context.check_err();
-            let address = slice.leak();
-            let own = context.check_err();
-            context.record_err(earlier);
-            Some((address, own.is_ok()))
-        });
-        let (address, ordered) = match leaked {
-            Ok(Some(leaked)) => leaked,
-            failed => {
-                if let Some(slice) = slice {
-                    discard(slice);
-                }
-                let_go(context, || ());
-                return Err(failed.err().unwrap_or(Error::Released("the slice")));
+        let leaked = match cuda.context.enter() {
+            Ok(_current) => {
+                // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of
+                // that for later, together with those of the program's own calls, which are put
+                // back.
+                let earlier = context.check_err();
+                let address = slice.leak();
+                let own = context.check_err();
+                context.record_err(earlier);
+                Ok((address as usize, own.is_ok()))
+            }
+            Err(e) => {
+                discard(slice);
+                Err(e)
             }
         };
         let_go(context, || ());
-        let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address as usize));
-        let ordered = match ordered {
-            true => queue.record(),
-            false => device.synchronize().and_then(|()| queue.record()),
+        let (address, ordered) = leaked?;
+        let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address));
+        let waited = if ordered {
+            Ok(())
+        } else {
+            device.synchronize()
         };
-        let ready = match ordered {
-            Ok(event) => event.map_or(Ready::Now, Ready::Event),
-            Err(e) => {
-                // Other streams may still use the memory.
-                cuda.give_up(base);
-                return Err(e);
-            }
-        };
+        let event = waited.and_then(|()| queue.record());
+        // Other streams may still use the memory.
+        let event = event.inspect_err(|_| cuda.context.give_up(base))?;
+        let ready = event.map_or(Ready::Now, Ready::Event);
         let memory = Memory::Device {
             queue,
             base,
@@ -126,7 +119,7 @@ impl DeviceBuffer {
         let device = self.device().clone();
         let (base, bytes) = self.into_raw(&queue)?;
         if let Ok(cuda) = plain_device(&device) {
-            cuda.forget(base);
+            cuda.context.blocks.forget(base);
         }
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
@@ -144,7 +137,10 @@ impl DeviceBuffer {
             guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
                 .map_err(|_| Error::argument("cudarc could not create the slice's events"))
         };
-        let slice = plain_device(&device).and_then(|cuda| cuda.with_current(upgrade)?);
+        let slice = plain_device(&device).and_then(|cuda| {
+            let _current = cuda.context.enter()?;
+            upgrade()
+        });
         match slice {
             // It frees the memory.
             Ok(slice) => Ok(slice),

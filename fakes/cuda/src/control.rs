@@ -136,15 +136,6 @@ pub(crate) unsafe extern "C" fn fake_cuda_live(ordinal: c_int, what: In<c_char>)
             "streams" => objects("stream"),
             "events" => objects("event"),
             "pools" => objects("memory pool"),
-            "blocking events" => {
-                let own = |handle| {
-                    let owner = registry.owner(handle);
-                    owner.is_some_and(|owner| Arc::ptr_eq(&owner, &engine))
-                };
-                let events = registry.events.iter();
-                let blocking = events.filter(|(h, event)| event.flags & 1 != 0 && own(*h));
-                Some(blocking.count() as u64)
-            }
             "pending" => Some(engine.sim.report().pending_operations as u64),
             _ => None,
         }

@@ -26,7 +26,7 @@
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
 //! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. |
-//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `blocking events` (whose waits sleep), `streams`, `pools`, `contexts`, `pending` (queued operations). |
+//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations). |
 //! | `i32 fake_cuda_green_stream(CUstream *stream)` | Makes a stream that belongs to a green context of the current context's device. |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!

@@ -33,7 +33,6 @@ pub(crate) struct Stream {
 
 pub(crate) struct Event {
     pub(crate) context: usize,
-    pub(crate) flags: u32,
     /// The last record.
     pub(crate) recorded: Option<Arc<Recorded>>,
 }

@@ -77,6 +77,7 @@ functions! {
     cuMemAlloc_v2(pointer: *mut Address, bytes: usize);
     cuMemFree_v2(pointer: Address);
     cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemAllocManaged(pointer: *mut Address, bytes: usize, flags: c_uint);
     cuMemFreeHost(pointer: *mut c_void);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemGetAddressRange_v2(start: *mut Address, bytes: *mut usize, pointer: Address);
@@ -91,12 +92,6 @@ functions! {
     cuMemcpyAsync(target: Address, source: Address, bytes: usize, stream: Handle);
     cuMemcpyPeerAsync(target: Address, target_context: Handle, source: Address,
         source_context: Handle, bytes: usize, stream: Handle);
-    cuMemcpyBatchAsync(targets: *const Address, sources: *const Address, sizes: *const usize,
-        count: usize, attributes: *const c_void, starts: *const usize, attribute_count: usize,
-        failed: *mut usize, stream: Handle);
-    cuMemcpyBatchAsync_v2(targets: *const Address, sources: *const Address, sizes: *const usize,
-        count: usize, attributes: *const c_void, starts: *const usize, attribute_count: usize,
-        stream: Handle);
     cuMemsetD8Async(target: Address, value: u8, bytes: usize, stream: Handle);
     cuModuleLoadData(module: *mut Handle, image: *const c_void);
     cuModuleUnload(module: Handle);
@@ -104,13 +99,6 @@ functions! {
     cuLaunchKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
         block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle,
         parameters: *mut *mut c_void, extra: *mut *mut c_void);
-}
-
-impl Driver {
-    /// Whether the driver has the second form of the batch copy.
-    pub(crate) fn has_batch_v2(&self) -> bool {
-        self.cuMemcpyBatchAsync_v2.is_some()
-    }
 }
 
 /// For `dlopen` of Linux: only what is loaded already.

@@ -34,7 +34,7 @@
 //! another. Below 60000000 the numbers are those of HIP 5, and for an unknown address
 //! `hipPointerGetAttributes` returns `hipErrorInvalidValue`; from there on it reports
 //! `hipMemoryTypeUnregistered`. Below 70000000 each call sets the thread's last error, even a
-//! success; from there on only errors do. Below 70300000 `hipMemcpyBatchAsync` refuses attributes.
+//! success; from there on only errors do.
 //!
 //! # Codes
 //!
@@ -54,11 +54,8 @@
 //!   leaks.
 //! - Flags about the reach of caches (coherent memory, events that release to the device or the
 //!   system) are checked and dropped.
-//! - `hipStreamAddCallback` does not call after a failure; HIP does, with the code.
 //! - `hipStreamDestroy` always waits for the stream's work; HIP may.
 //! - `hipFree` and `hipHostFree` wait only if the driver's own functions do; the stand-in's do not.
-//! - `hipMemcpyBatchAsync` does not say which copy has failed if the driver has the second form of
-//!   the call.
 //! - The members of `hipPointerAttribute_t` other than the type are CUDA's, without allocation
 //!   flags.
 #![allow(non_snake_case)] // the names of the functions

@@ -52,6 +52,7 @@ STUB(hipMemPoolCreate) STUB(hipMemPoolDestroy) STUB(hipMemPoolSetAttribute) STUB
 STUB(hipFree) STUB(hipHostMalloc) STUB(hipHostFree)
 STUB(hipPointerGetAttributes) STUB(hipMemcpyAsync) STUB(hipMemcpyPeerAsync) STUB(hipMemsetD8Async)
 STUB(hipGetLastError) STUB(hipPeekAtLastError) STUB(hipMemGetAddressRange)
+STUB(hipMallocManaged)
 #ifndef OLDER
 STUB(hipFreeAsync)
 #endif

@@ -42,7 +42,6 @@ functions! {
         push_context = ["cuCtxPushCurrent_v2"] (context: CUcontext);
         pop_context = ["cuCtxPopCurrent_v2"] (context: *mut CUcontext);
         stream_context = ["cuStreamGetCtx"] (stream: RawStream, context: *mut CUcontext);
-        allocate_managed = ["cuMemAllocManaged"] (address: *mut usize, bytes: usize, flags: c_uint);
         pointer_attributes = ["cuPointerGetAttributes"]
             (count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, address: CUdeviceptr);
         copy = ["cuMemcpyAsync"] (dst: *mut c_void, src: *mut c_void, bytes: usize, stream: RawStream);
@@ -56,24 +55,12 @@ functions! {
 // `CUdeviceptr` is an integer of the size of a pointer, which is passed as one.
 const _: () = assert!(size_of::<CUdeviceptr>() == size_of::<*mut c_void>());
 
-/// `CUmemcpyAttributes`: how the copies of a list are to be made. Not all bindings have them.
-#[repr(C)]
-pub(super) struct CopyAttributes {
-    source_access_order: c_uint,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
+/// `CUmemcpyAttributes`, which not all bindings have: the order in which sources are read, hints of
+/// places (two numbers each) and flags.
+pub(super) type CopyAttributes = [c_uint; 6];
 
-impl CopyAttributes {
-    /// Sources are read in the stream's order, not during the call.
-    pub(super) const IN_STREAM_ORDER: Self = Self {
-        source_access_order: 1,
-        source_hint: [0; 2],
-        destination_hint: [0; 2],
-        flags: 0,
-    };
-}
+/// Sources are read in the stream's order, not during the call.
+pub(super) const IN_STREAM_ORDER: CopyAttributes = [1, 0, 0, 0, 0, 0];
 
 /// Destinations, sources, bytes, how many; attributes, the first copy of each, how many; the stream.
 type CopyList = unsafe extern "C" fn(
@@ -155,7 +142,7 @@ impl Driver {
         let missing = |name| format!("the driver has no {name}: it is too old, update it");
         let (functions, calls) = (functions.map_err(missing)?, calls.map_err(missing)?);
         let driver = Self {
-            api: api(&functions, calls),
+            api: api(calls),
             functions,
             copy_list,
             _library: library,
@@ -201,7 +188,7 @@ impl Driver {
 }
 
 /// The functions for the engine that CUDA and HIP share.
-fn api(driver: &Functions, calls: Calls) -> Api {
+fn api(calls: Calls) -> Api {
     const DISABLE_TIMING: c_uint = 2;
     const PORTABLE: c_uint = 1;
     Api {
@@ -211,7 +198,6 @@ fn api(driver: &Functions, calls: Calls) -> Api {
         is_lost,
         event_flags: DISABLE_TIMING,
         host_flags: PORTABLE,
-        allocate_managed: Some(driver.allocate_managed),
         calls,
     }
 }

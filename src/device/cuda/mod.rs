@@ -34,7 +34,8 @@ const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)
 
 /// A CUDA device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
 pub struct CudaDevice {
-    context: Arc<Context>,
+    /// Calls of cudarc are made between its `enter` and the drop of what that returns.
+    pub(crate) context: Arc<Context>,
     cuda: Arc<Cuda>,
     memory: CudaMemory,
     /// cudarc's handle of the primary context, once `cuda_context` has made it. Its stream makes
@@ -107,23 +108,6 @@ impl CudaDevice {
             .map_err(|e| failed("CudaContext::new_stream", e))?;
         // A handle that another thread made meanwhile is of the same primary context.
         Ok(self.cudarc.get_or_init(|| (context, stream)).0.clone())
-    }
-
-    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's
-    /// context as it was. cudarc makes no other context current than this one.
-    pub(crate) fn with_current<T>(&self, calls: impl FnOnce() -> T) -> Result<T> {
-        let _current = self.context.enter()?;
-        Ok(calls())
-    }
-
-    /// Forgets a block that belongs to cudarc from now on.
-    pub(crate) fn forget(&self, base: DevicePtr) {
-        self.context.blocks.forget(base);
-    }
-
-    /// Frees memory that queued work may still use, once all work of the device has ended.
-    pub(crate) fn give_up(&self, base: DevicePtr) {
-        self.context.give_up(base);
     }
 
     /// Makes a queue of a stream.

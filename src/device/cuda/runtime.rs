@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUpointer_attribute as Is,
 };
 
-use super::driver::{CopyAttributes, Driver};
+use super::driver::{Driver, IN_STREAM_ORDER};
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::{CopyOp, device_error};
 use crate::device::gpu::{
@@ -291,7 +291,7 @@ unsafe impl Runtime for Cuda {
         let mut sizes: Vec<_> = copies.iter().map(|copy| copy.bytes).collect();
         let (dst, src, bytes) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.as_mut_ptr());
         // One set of attributes, from the first copy on.
-        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
+        let (mut attributes, mut first) = (IN_STREAM_ORDER, 0usize);
         let (attributes, first) = (&raw mut attributes, &raw mut first);
         // SAFETY: the three lists have a member for each copy, there is one set of attributes, and
         // all live during the call; the caller guarantees that memory and stream are live (see

@@ -176,8 +176,6 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-pub(crate) type AllocateManaged = Call<unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code>;
-
 /// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`]
 /// work in the current context.
 pub(crate) struct Api {
@@ -193,8 +191,6 @@ pub(crate) struct Api {
     /// The flags of page-locked memory that serves all devices, and is not write-combined, since
     /// the host reads it.
     pub(crate) host_flags: c_uint,
-    /// `None` for HIP, which has no device type for managed memory.
-    pub(crate) allocate_managed: Option<AllocateManaged>,
     pub(crate) calls: Calls,
 }
 
@@ -241,6 +237,7 @@ functions! {
         free_device = ["cuMemFree_v2", "hipFree"] (ptr: *mut c_void);
         allocate_host = ["cuMemHostAlloc", "hipHostMalloc"] (address: *mut usize, bytes: usize, flags: c_uint);
         free_host = ["cuMemFreeHost", "hipHostFree"] (ptr: *mut c_void);
+        allocate_managed = ["cuMemAllocManaged", "hipMallocManaged"] (address: *mut usize, bytes: usize, flags: c_uint);
         fill = ["cuMemsetD8Async", "hipMemsetD8Async"] (dst: *mut c_void, byte: c_uchar, count: usize, stream: RawStream);
     }
 }

@@ -54,19 +54,35 @@ impl Gpu {
         self.context.check(current.allocation_of(address, bytes))
     }
 
-    fn class_of(&self, kind: PointerKind) -> AddressClass {
+    /// Returns the class of memory of a kind, and why it is not accepted.
+    fn judge(&self, kind: PointerKind) -> (AddressClass, Option<String>) {
         use PointerKind as P;
-        match (self.context.memory, kind) {
-            (Memory::Device, P::Device(..)) if self.context.runtime().owns(kind) => {
-                AddressClass::Device
+        let (context, memory) = (&self.context, self.context.memory);
+        let Api { vendor, advice, .. } = context.api();
+        let inaccessible = |why: String| (AddressClass::Inaccessible, Some(why));
+        match kind {
+            P::Device(of, _) if memory != Memory::Device => inaccessible(format!(
+                "it is memory of {vendor} device {of}, which the host cannot read"
+            )),
+            P::Device(of, _) if of != context.ordinal() => {
+                inaccessible(format!("it is memory of {vendor} device {of}"))
             }
-            // Kernels of this context cannot reach the memory, or the host could not read it.
-            (_, P::Device(..)) => AddressClass::Inaccessible,
-            // As host memory it would be read while the device works.
-            (Memory::Host, P::Managed) if !self.context.reads_managed => AddressClass::Inaccessible,
-            (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
-            (Memory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
-            (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
+            P::Device(..) if context.runtime().owns(kind) => (AddressClass::Device, None),
+            // Kernels of this context cannot reach the memory.
+            P::Device(..) => inaccessible(format!("it is memory of another context{advice}")),
+            P::Managed if memory == Memory::Host && !context.reads_managed => inaccessible(
+                "it is managed memory, which the host must not read while the device works".into(),
+            ),
+            P::Managed | P::Host { mapped: true } => (AddressClass::HostAccessible, None),
+            P::Host { .. } if memory == Memory::Host => (AddressClass::HostAccessible, None),
+            P::Host { .. } => {
+                let why = "the device does not reach it at this address";
+                (AddressClass::Host, Some(why.into()))
+            }
+            P::Unknown => {
+                let why = "the driver does not know it: it is ordinary host memory, or none";
+                (AddressClass::Host, Some(why.into()))
+            }
         }
     }
 }
@@ -143,7 +159,7 @@ unsafe impl Backend for Gpu {
         bytes: usize,
     ) -> (AddressClass, Range<usize>) {
         match self.allocation_of(address, bytes) {
-            Ok(Some(found)) => (self.class_of(found.kind), found.range),
+            Ok(Some(found)) => (self.judge(found.kind).0, found.range),
             // Memory that the library cannot identify must not be touched.
             _ => (AddressClass::Inaccessible, address.range(bytes)),
         }
@@ -155,33 +171,10 @@ unsafe impl Backend for Gpu {
     }
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
-        use PointerKind as P;
-        let Api { vendor, advice, .. } = self.context.api();
-        let kind = match self.allocation_of(address, bytes) {
-            Ok(found) => found?.kind,
-            Err(e) => return Some(e.to_string()),
-        };
-        let text = match kind {
-            P::Device(of, _) if self.context.memory == Memory::Device => {
-                if of != self.context.ordinal() {
-                    format!("it is memory of {vendor} device {of}")
-                } else if self.context.runtime().owns(kind) {
-                    return None;
-                } else {
-                    format!("it is memory of another context{advice}")
-                }
-            }
-            P::Device(of, _) => {
-                format!("it is memory of {vendor} device {of}, which the host cannot read")
-            }
-            P::Host { mapped: false } => "the device does not reach it at this address".into(),
-            P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
-            P::Managed if !self.context.reads_managed => {
-                "it is managed memory, which the host must not read while the device works".into()
-            }
-            P::Host { mapped: true } | P::Managed => return None,
-        };
-        Some(text)
+        match self.allocation_of(address, bytes) {
+            Ok(found) => self.judge(found?.kind).1,
+            Err(e) => Some(e.to_string()),
+        }
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

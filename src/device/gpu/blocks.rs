@@ -52,7 +52,7 @@ impl Blocks {
         let is_done = |after: &_| is_done(current, after);
         if let Some(block) = self.idle.take(queue, rounded, is_done) {
             self.live.insert(block.base, block.bytes, ());
-            context.recycle_some(block.after);
+            context.recycle(block.after);
             return Ok(block.base);
         }
         let is_full = || {
@@ -113,7 +113,7 @@ impl Blocks {
             // SAFETY: the block is from `allocate` for this kind of memory, or of that kind and
             // adopted; it was taken out of the pool, and its event has completed.
             unsafe { current.free(self.memory, block.base) };
-            context.recycle_some(block.after);
+            context.recycle(block.after);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use std::ops::Range;
 
 use super::api::{
-    Answer, Failed, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool, RawStream, code,
+    Answer, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool, RawStream, code,
 };
 use super::entry::Current;
 use super::runtime::{Found, Memory, PointerKind, to_ptr};
@@ -99,9 +99,7 @@ impl Current<'_> {
         match memory {
             Memory::Device => api.allocate_device.name,
             Memory::Host => api.allocate_host.name,
-            Memory::Managed => api
-                .allocate_managed
-                .map_or("managed memory", |call| call.name),
+            Memory::Managed => api.allocate_managed.name,
         }
     }
 
@@ -112,16 +110,10 @@ impl Current<'_> {
         let at = &raw mut address;
         // SAFETY: `at` is valid for the write of an address.
         unsafe {
-            match (memory, api.allocate_managed) {
-                (Memory::Device, _) => api.allocate_device(at, bytes),
-                (Memory::Host, _) => api.allocate_host(at, bytes, api.host_flags),
-                (Memory::Managed, Some(call)) => {
-                    call.check((call.function)(at, bytes, ATTACH_GLOBAL))
-                }
-                (Memory::Managed, None) => Err(Failed {
-                    call: self.allocation_call(memory),
-                    code: code::NOT_SUPPORTED,
-                }),
+            match memory {
+                Memory::Device => api.allocate_device(at, bytes),
+                Memory::Host => api.allocate_host(at, bytes, api.host_flags),
+                Memory::Managed => api.allocate_managed(at, bytes, ATTACH_GLOBAL),
             }
         }?;
         Ok(to_ptr(address))

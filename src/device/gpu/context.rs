@@ -18,8 +18,6 @@ use crate::device::parts::{Failure, Worker};
 use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
-/// More idle events than this are destroyed.
-const IDLE_EVENTS: usize = 4096;
 /// Most bytes of page-locked memory that a device takes for staging and for downloads.
 const PAGE_LOCKED_LIMIT: usize = 2 << 30;
 /// A context whose calls fail for this long is taken for lost.
@@ -258,27 +256,10 @@ impl Context {
     }
 
     /// Keeps an event for reuse.
-    pub(super) fn recycle(&self, cell: Box<EventCell>) {
-        if cell.given.is_some() || self.is_forked() {
-            return;
-        }
-        let mut idle = lock(&self.events);
-        if idle.len() < IDLE_EVENTS {
-            idle.push(cell);
-            return;
-        }
-        drop(idle);
-        if let Ok(_current) = self.enter_even_if_failed() {
-            // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for
-            // it stay.
-            let _ = unsafe { self.api().destroy_event(cell.raw) };
-        }
-    }
-
-    /// As [`recycle`](Self::recycle).
-    pub(super) fn recycle_some(&self, cell: Option<Box<EventCell>>) {
-        if let Some(cell) = cell {
-            self.recycle(cell);
+    pub(super) fn recycle(&self, cell: impl Into<Option<Box<EventCell>>>) {
+        let own = cell.into().filter(|cell| cell.given.is_none());
+        if let Some(cell) = own.filter(|_| !self.is_forked()) {
+            lock(&self.events).push(cell);
         }
     }
 

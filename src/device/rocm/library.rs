@@ -194,7 +194,6 @@ fn api(calls: Calls) -> Api {
         event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
         // Visible to the host without an event.
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
-        allocate_managed: None,
         calls,
     }
 }

@@ -23,7 +23,6 @@ pub(crate) unsafe extern "C" fn cuEventCreate(phEvent: Out<Handle>, flags: c_uin
         }
         let event = Event {
             context,
-            flags,
             recorded: None,
         };
         phEvent.put(registry.insert(|r| &mut r.events, &engine, event))
@@ -51,29 +50,6 @@ pub(crate) unsafe extern "C" fn cuEventRecord(hEvent: Handle, hStream: Handle) -
             return Err(INVALID_HANDLE);
         }
         let recorded = lane.engine.record(&lane.queue)?;
-        Registry::change(&mut registry.events, found, |event| {
-            event.recorded = Some(recorded);
-        });
-        Ok(())
-    })
-}
-
-/// Records an event after all work of a context.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuCtxRecordEvent(hCtx: Handle, hEvent: Handle) -> Code {
-    call("cuCtxRecordEvent", WORK, Of::Handle(hEvent), || {
-        let mut registry = registry();
-        let (context, _) = registry.find(&registry.contexts, hCtx)?;
-        let (found, event) = registry.find(&registry.events, hEvent)?;
-        if event.context != context {
-            return Err(INVALID_HANDLE);
-        }
-        let engine = registry.owner(context).ok_or(INVALID_HANDLE)?;
-        let all = engine.new_queue()?;
-        for queue in registry.busy_queues(context) {
-            engine.record(&queue)?.order(&all)?;
-        }
-        let recorded = engine.record(&all)?;
         Registry::change(&mut registry.events, found, |event| {
             event.recorded = Some(recorded);
         });

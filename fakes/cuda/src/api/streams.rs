@@ -67,19 +67,6 @@ fn green(hStream: Handle) -> usize {
     stream.map_or(0, |stream| stream.green)
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuStreamGetCtx_v2(
-    hStream: Handle,
-    pCtx: Out<Handle>,
-    pGreenCtx: Out<Handle>,
-) -> Code {
-    call("cuStreamGetCtx_v2", WORK, Of::Handle(hStream), || {
-        let lane = registry().lane(hStream)?;
-        pCtx.put(handle(lane.context))?;
-        pGreenCtx.put(handle(green(hStream)))
-    })
-}
-
 /// Makes a stream of a green context of the current context's device. It is otherwise as others:
 /// what a driver does with it is not known well enough to be played.
 #[unsafe(no_mangle)]

@@ -10,6 +10,8 @@ forward! {
     hipMemGetInfo(free: *mut usize, total: *mut usize) => cuMemGetInfo_v2(free, total);
     hipMemGetAddressRange(pbase: *mut *mut c_void, psize: *mut usize, dptr: *mut c_void) =>
         cuMemGetAddressRange_v2(pbase.cast(), psize, address(dptr));
+    hipMallocManaged(dev_ptr: *mut *mut c_void, size: usize, flags: c_uint) =>
+        cuMemAllocManaged(dev_ptr.cast(), size, flags);
 
     // `hipMemPoolProps` and `CUmemPoolProps` are laid out alike and have the same numbers.
     hipMemPoolCreate(mem_pool: *mut Handle, pool_props: *const c_void) =>

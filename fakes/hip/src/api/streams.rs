@@ -28,53 +28,6 @@ forward! {
     hipEventSynchronize(event: Handle) => cuEventSynchronize(event);
 }
 
-/// What `hipStreamAddCallback` calls.
-type Callback = unsafe extern "C" fn(Handle, Code, *mut c_void);
-
-/// A callback, and what it is called with.
-struct Added {
-    callback: Callback,
-    stream: Handle,
-    data: *mut c_void,
-}
-
-/// Runs a callback.
-///
-/// # Safety
-/// `added` is a box that this function takes.
-unsafe extern "C" fn run_added(added: *mut c_void) {
-    // SAFETY: the caller guarantees a box of this type, taken once (see `# Safety`).
-    let added = unsafe { Box::from_raw(added.cast::<Added>()) };
-    // SAFETY: whoever added the callback guarantees that it may be called with its data.
-    unsafe { (added.callback)(added.stream, 0, added.data) };
-}
-
-/// As `hipLaunchHostFunc`: after a failure the driver calls nothing, where HIP calls the callback
-/// with the code.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn hipStreamAddCallback(
-    stream: Handle,
-    callback: Option<Callback>,
-    userData: *mut c_void,
-    flags: c_uint,
-) -> Code {
-    on_device(|driver| {
-        let (Some(callback), 0) = (callback, flags) else {
-            return Err(INVALID_VALUE);
-        };
-        let added = Box::into_raw(Box::new(Added {
-            callback,
-            stream,
-            data: userData,
-        }));
-        // SAFETY: the function takes the box once, if it is called at all; the caller guarantees a
-        // live stream.
-        let launched = unsafe { driver.cuLaunchHostFunc(stream, Some(run_added), added.cast()) };
-        // SAFETY: nobody has taken the box.
-        launched.inspect_err(|_| drop(unsafe { Box::from_raw(added) }))
-    })
-}
-
 /// Waits for the stream's work, as HIP may.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
