@@ -124,6 +124,25 @@ impl PoolProps {
     }
 }
 
+/// Finds a function by its symbol; an error is the symbol.
+///
+/// # Safety
+/// `F` is the type of the library's function of that name, and the library stays loaded for as long
+/// as it is called.
+pub(crate) unsafe fn find_call<F: Copy>(
+    library: &libloading::Library,
+    symbol: &'static str,
+) -> Result<Call<F>, &'static str> {
+    // SAFETY: the caller guarantees that `F` is the function's type (see `# Safety`).
+    match unsafe { library.get::<F>(symbol.as_bytes()) } {
+        Ok(function) => Ok(Call {
+            name: symbol,
+            function: *function,
+        }),
+        Err(_) => Err(symbol),
+    }
+}
+
 /// Declares a table of functions, and a method for each of them that makes the call: with its
 /// symbols, one for each vendor that the table is of, and its arguments in the vendors' headers, with
 /// handles as this module has them and enums as integers.

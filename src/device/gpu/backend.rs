@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::api::{Api, RawStream, is_done};
 use super::calls::Allocation;
-use super::context::{Context, End, EventCell, event_of};
+use super::context::{Context, End};
+use super::event::{EventCell, event_of};
 use super::queue::GpuQueue;
 use super::runtime::{Found, Memory, PointerKind, Runtime};
 use crate::device::DeviceId;

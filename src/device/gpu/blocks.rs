@@ -4,18 +4,20 @@
 //! Such a free may wait for the device with a lock of the library held, so that a host function that
 //! waits for another thread's call of the library never returns (reported for `cuMemFree` and
 //! `cuMemFreeHost`). So nothing is freed when it is dropped, but where the device is waited for
-//! anyway ([`Context::synchronize`]).
+//! anyway ([`Backend::synchronize`](crate::device::Backend::synchronize)).
 
-use super::context::{Context, EventCell};
 use super::entry::Current;
+use super::event::EventCell;
 use super::runtime::Memory;
 use crate::device::backend::{AddressClass, DevicePtr};
 use crate::device::parts::{Block, Pool, Ranges};
-use crate::error::Result;
 
 /// From this multiple of the pool's limits on, a new block is allocated only after a wait for the
 /// device.
 const FAR: usize = 4;
+
+/// A block with an event after its last use, unless that was waited for.
+type Idle = Block<Option<Box<EventCell>>>;
 
 /// Blocks of one kind of memory.
 pub(crate) struct Blocks {
@@ -24,7 +26,7 @@ pub(crate) struct Blocks {
     limit: usize,
     /// Those in use.
     live: Ranges<()>,
-    /// Idle ones, with an event after their last use, unless that was waited for.
+    /// Idle ones.
     idle: Pool<Option<Box<EventCell>>>,
 }
 
@@ -38,36 +40,34 @@ impl Blocks {
         }
     }
 
-    /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
-    pub(super) fn allocate(
-        &self,
-        context: &Context,
-        queue: u64,
-        bytes: usize,
-        current: &Current<'_>,
-    ) -> Result<DevicePtr> {
-        let call = current.allocation_call(self.memory);
-        let rounded = Pool::<Option<Box<EventCell>>>::rounded(bytes);
-        let rounded = rounded.ok_or_else(|| context.out_of_memory(call, bytes))?;
+    /// Returns the number of bytes that are allocated for `bytes` bytes.
+    pub(super) fn rounded(bytes: usize) -> Option<usize> {
+        Pool::<Option<Box<EventCell>>>::rounded(bytes)
+    }
+
+    /// Takes out an idle block of at least `bytes` bytes, for work on `queue` from now on.
+    pub(super) fn reuse(&self, queue: u64, bytes: usize, current: &Current<'_>) -> Option<Idle> {
         let is_done = |after: &_| is_done(current, after);
-        if let Some(block) = self.idle.take(queue, rounded, is_done) {
-            self.live.insert(block.base, block.bytes, ());
-            context.recycle(block.after);
-            return Ok(block.base);
-        }
-        let is_full = || {
-            let held = self.live.bytes().saturating_add(self.idle.idle_bytes());
-            held.saturating_add(rounded) > self.limit
-        };
-        if self.idle.is_over(FAR) || (is_full() && !self.idle.is_empty()) {
-            context.synchronize()?;
-        }
-        if is_full() {
-            return Err(context.out_of_memory(call, bytes));
-        }
-        let base = context.check_memory(current.allocate(self.memory, rounded), bytes)?;
-        self.live.insert(base, rounded, ());
-        Ok(base)
+        let block = self.idle.take(queue, bytes, is_done)?;
+        self.live.insert(block.base, block.bytes, ());
+        Some(block)
+    }
+
+    /// Whether another `bytes` bytes are too many beside all that there is.
+    pub(super) fn is_full(&self, bytes: usize) -> bool {
+        let held = self.live.bytes().saturating_add(self.idle.idle_bytes());
+        held.saturating_add(bytes) > self.limit
+    }
+
+    /// Whether so much is idle that the device is waited for to free some before another `bytes`
+    /// bytes are allocated.
+    pub(super) fn needs_wait(&self, bytes: usize) -> bool {
+        self.idle.is_over(FAR) || (self.is_full(bytes) && !self.idle.is_empty())
+    }
+
+    /// Adds a block in use.
+    pub(super) fn add(&self, base: DevicePtr, bytes: usize) {
+        self.live.insert(base, bytes, ());
     }
 
     /// Takes a block back; `after` stands for all work of a queue so far.
@@ -104,17 +104,11 @@ impl Blocks {
         self.idle.is_empty()
     }
 
-    /// Frees idle blocks that nothing uses any more: the oldest, until the rest is within the
-    /// pool's limits; or all.
-    pub(super) fn free_idle(&self, context: &Context, all: bool, current: &Current<'_>) {
-        // Of a failed device nothing runs any more.
-        let is_done = |after: &_| context.has_failed() || is_done(current, after);
-        for block in self.idle.take_done(all, is_done) {
-            // SAFETY: the block is from `allocate` for this kind of memory, or of that kind and
-            // adopted; it was taken out of the pool, and its event has completed.
-            unsafe { current.free(self.memory, block.base) };
-            context.recycle(block.after);
-        }
+    /// Takes out idle blocks that nothing uses any more: the oldest, until the rest is within the
+    /// pool's limits; or all. `failed`: nothing of the device runs any more.
+    pub(super) fn take_done(&self, all: bool, failed: bool, current: &Current<'_>) -> Vec<Idle> {
+        let is_done = |after: &_| failed || is_done(current, after);
+        self.idle.take_done(all, is_done)
     }
 }
 

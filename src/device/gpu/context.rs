@@ -1,7 +1,6 @@
 //! What a device shares with its queues: its context, through which all its work goes, with its
 //! errors and events, and memory and streams that cannot be freed at once.
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::take;
@@ -9,11 +8,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::api::{Answer, Api, Failed, RawEvent, RawPool, RawStream, code, is_done};
+use super::api::{Answer, Api, Failed, RawPool, RawStream, code, is_done};
 use super::blocks::Blocks;
 use super::entry::{Current, Scope};
+use super::event::EventCell;
 use super::runtime::{Memory, Runtime, is_shut_down};
-use crate::device::backend::{DevicePtr, EventPtr, device_error};
+use crate::device::backend::{DevicePtr, device_error};
 use crate::device::parts::{Failure, Worker};
 use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
@@ -50,50 +50,6 @@ pub(crate) struct Context {
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
-}
-
-/// An event in a place to which `sync_event` can point.
-#[repr(C)]
-pub(crate) struct EventCell {
-    raw: RawEvent,
-    /// The owner of an event that was given; `None` if it is our own.
-    given: Option<Box<dyn Any + Send>>,
-}
-
-impl EventCell {
-    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no
-    /// more.
-    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
-        let given = Some(owner);
-        Box::new(Self { raw, given })
-    }
-
-    pub(super) fn raw(&self) -> RawEvent {
-        self.raw
-    }
-
-    pub(crate) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
-        // The handle is the first member.
-        EventPtr::new(Box::into_raw(self).cast())
-    }
-
-    /// # Safety
-    /// `event` is from [`into_ptr`](Self::into_ptr), and is taken back once.
-    pub(super) unsafe fn from_ptr(event: EventPtr) -> Box<Self> {
-        // SAFETY: the caller guarantees a pointer that `into_ptr` made from a box, taken back once
-        // (see `# Safety`).
-        unsafe { Box::from_raw(event.as_ptr().cast::<Self>()) }
-    }
-}
-
-/// Returns the event that `sync_event` points to.
-///
-/// # Safety
-/// `event` points to an event handle.
-pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
-    // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are
-    // a `RawEvent`.
-    unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
 impl Context {
@@ -252,14 +208,51 @@ impl Context {
             return Ok(cell);
         }
         let raw = self.check(current.new_event())?;
-        Ok(Box::new(EventCell { raw, given: None }))
+        Ok(EventCell::own(raw))
     }
 
     /// Keeps an event for reuse.
     pub(super) fn recycle(&self, cell: impl Into<Option<Box<EventCell>>>) {
-        let own = cell.into().filter(|cell| cell.given.is_none());
+        let own = cell.into().filter(|cell| cell.is_own());
         if let Some(cell) = own.filter(|_| !self.is_forked()) {
             lock(&self.events).push(cell);
+        }
+    }
+
+    /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
+    pub(super) fn allocate_block(
+        &self,
+        blocks: &Blocks,
+        queue: u64,
+        bytes: usize,
+        current: &Current<'_>,
+    ) -> Result<DevicePtr> {
+        let too_much = || self.out_of_memory(current.allocation_call(blocks.memory), bytes);
+        let rounded = Blocks::rounded(bytes).ok_or_else(too_much)?;
+        if let Some(block) = blocks.reuse(queue, rounded, current) {
+            self.recycle(block.after);
+            return Ok(block.base);
+        }
+        if blocks.needs_wait(rounded) {
+            self.synchronize()?;
+        }
+        if blocks.is_full(rounded) {
+            return Err(too_much());
+        }
+        let base = self.check_memory(current.allocate(blocks.memory, rounded), bytes)?;
+        blocks.add(base, rounded);
+        Ok(base)
+    }
+
+    /// Frees idle blocks that nothing uses any more: the oldest, until the rest is within the pool's
+    /// limits; or all.
+    fn free_idle(&self, blocks: &Blocks, all: bool, current: &Current<'_>) {
+        // Of a failed device nothing runs any more.
+        for block in blocks.take_done(all, self.has_failed(), current) {
+            // SAFETY: the block is of this kind of memory, was taken out of the pool, and its event
+            // has completed.
+            unsafe { current.free(blocks.memory, block.base) };
+            self.recycle(block.after);
         }
     }
 
@@ -268,7 +261,7 @@ impl Context {
     /// serves then, which is slower.
     pub(super) fn allocate_staging(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let current = self.enter()?;
-        match self.staging.allocate(self, 0, bytes, &current) {
+        match self.allocate_block(&self.staging, 0, bytes, &current) {
             Err(e) if self.has_failed() => Err(e),
             done => Ok(done.ok()),
         }
@@ -322,8 +315,8 @@ impl Context {
             // that could use it has ended since.
             unsafe { current.free(self.memory, base) };
         }
-        self.blocks.free_idle(self, false, &current);
-        self.staging.free_idle(self, true, &current);
+        self.free_idle(&self.blocks, false, &current);
+        self.free_idle(&self.staging, true, &current);
         self.sweep(false);
         done
     }
@@ -363,8 +356,8 @@ impl Context {
         let Ok(current) = self.enter_even_if_failed() else {
             return;
         };
-        self.blocks.free_idle(self, true, &current);
-        self.staging.free_idle(self, true, &current);
+        self.free_idle(&self.blocks, true, &current);
+        self.free_idle(&self.staging, true, &current);
         if let Some(pool) = self.pool {
             // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
             let _ = self.check(unsafe { self.api().trim(pool, 0) });
@@ -388,7 +381,7 @@ impl Drop for Context {
         self.sweep(true);
         for cell in lock(&self.events).drain(..) {
             // SAFETY: the event is from `event`, and no other cell has it.
-            let _ = unsafe { self.api().destroy_event(cell.raw) };
+            let _ = unsafe { self.api().destroy_event(cell.raw()) };
         }
         if let Some(pool) = self.pool {
             // SAFETY: created in `new`; nothing allocates from it any more.

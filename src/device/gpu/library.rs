@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
 
-use super::api::{Answer, Api, Call, Code, Failed};
+use super::api::{Answer, Api, Code, Failed};
 use crate::abi::ArrowDeviceType;
 use crate::device::{DeviceId, FORKED};
 use crate::error::{Error, Result};
@@ -93,25 +93,6 @@ pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
         (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
         (Some(name), _) => name.into_owned(),
         _ => "a code that the library does not name".into(),
-    }
-}
-
-/// Finds a function by its symbol; an error is the symbol.
-///
-/// # Safety
-/// `F` is the type of the library's function of that name, and the library stays loaded for as long
-/// as it is called.
-pub(crate) unsafe fn find_call<F: Copy>(
-    library: &libloading::Library,
-    symbol: &'static str,
-) -> Result<Call<F>, &'static str> {
-    // SAFETY: the caller guarantees that `F` is the function's type (see `# Safety`).
-    match unsafe { library.get::<F>(symbol.as_bytes()) } {
-        Ok(function) => Ok(Call {
-            name: symbol,
-            function: *function,
-        }),
-        Err(_) => Err(symbol),
     }
 }
 

@@ -5,9 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::api::RawStream;
-use super::context::{Context, EventCell, event_of};
+use super::context::Context;
 use super::copy;
 use super::entry::Current;
+use super::event::{EventCell, event_of};
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::parts::queue_number;
 use crate::error::{Error, Result};
@@ -98,7 +99,7 @@ impl GpuQueue {
                 let answer = unsafe { current.allocate_from(pool, bytes, self.stream) };
                 context.check_memory(answer, bytes)
             }
-            None => context.blocks.allocate(context, self.id, bytes, &current),
+            None => context.allocate_block(&context.blocks, self.id, bytes, &current),
         }
     }
 
