@@ -45,7 +45,7 @@ pub(super) struct Stage<'a> {
     copies: Vec<CopyOp>,
     /// Slabs whose copies are queued, oldest first.
     full: VecDeque<Full>,
-    /// An event is recorded for each slab, so that slabs can be used again.
+    /// An event is recorded for each slab, so that slabs can be used again: if each stage of an upload fills more than `REUSED`.
     reuses: bool,
     /// The number of full slabs at which this thread waits for the oldest.
     most: usize,
@@ -79,8 +79,8 @@ impl Slabs {
 }
 
 impl<'a> Stage<'a> {
-    /// Makes a stage for `left` bytes, of which some may be copied directly, with at most `slabs` slabs, of `chunk` bytes, of copies
-    /// that run.
+    /// Makes a stage for an upload of `left` bytes, of which other stages may pack a part and some may be copied directly, with at
+    /// most `slabs` slabs, its share of the ring, of `chunk` bytes, of copies that run.
     pub(super) fn new(
         queue: &'a Queue,
         base: DevicePtr,
@@ -98,7 +98,7 @@ impl<'a> Stage<'a> {
             open: None,
             copies: Vec::new(),
             full: VecDeque::new(),
-            reuses: left > REUSED * chunk,
+            reuses: left > REUSED * RING / slabs,
             most: slabs,
         }
     }

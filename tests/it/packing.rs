@@ -103,6 +103,18 @@ fn several_threads_pack_what_one_packs() {
     sim.assert_done();
 }
 
+/// An event for each slab is recorded only where a thread fills so many that it may use the oldest again.
+#[test]
+fn events_are_recorded_for_slabs_that_are_used_again() {
+    for (threads, n) in [(1, 2), (1, 4), (8, 2), (8, 9), (8, 31)] {
+        let sim = Sim::new(SimMode::Deferred);
+        sim.set_packing_threads(threads);
+        let batch = columns(n);
+        let (_up, stats) = TransferStats::scope(|| sim.upload(&batch).unwrap());
+        assert_eq!(stats.events, 1, "{n} MiB with {threads} threads: {stats:?}");
+    }
+}
+
 /// The cost of an upload includes what the threads did that helped to pack it, once.
 #[test]
 fn scopes_count_what_packing_threads_do() {
