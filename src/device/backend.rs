@@ -437,13 +437,6 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// As [`copy`](Self::copy).
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()>;
 
-    /// Returns whether all work that is given to the queue's handle, by anybody on any thread, runs
-    /// in one order. For a per-thread default stream only work that is given through this queue
-    /// does.
-    fn is_one_stream(&self) -> bool {
-        true
-    }
-
     /// Records an event after all work so far. The pointer is valid until
     /// [`Backend::release_event`].
     fn record(&self) -> Result<EventPtr>;

@@ -174,7 +174,6 @@ impl Owner {
     /// Returns whether the free comes after all work of `queue` in any case, because it runs on that queue.
     fn is_freed_on(&self, queue: &Queue) -> bool {
         matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue))
-            && queue.raw().is_one_stream()
     }
 
     /// Records that work given to `queue` so far reads the memory.

@@ -22,8 +22,7 @@ const SMALLEST: usize = CHUNK / 8;
 
 /// Returns how many threads are to upload a plan of `bytes` bytes on `queue`.
 pub(super) fn threads(queue: &Queue, bytes: usize) -> usize {
-    // On a per-thread stream the queue orders the work of its threads with an event at each change.
-    if bytes < LEAST || !queue.raw().is_one_stream() {
+    if bytes < LEAST {
         return 1;
     }
     queue.device().packing_threads().min(MOST)
