@@ -40,10 +40,6 @@ impl DeviceBuffer {
     pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
         let context = slice.context().clone();
         let bytes = slice.num_bytes();
-        let discard = |slice| {
-            let of = context.clone();
-            let_go(of, move || drop(slice));
-        };
         let place = plain_device(device).and_then(|cuda| {
             let queue = Queue::from_cuda_stream(device, slice.stream().clone())?;
             Ok((cuda, queue))
@@ -51,12 +47,11 @@ impl DeviceBuffer {
         let (cuda, queue) = match place {
             Ok((cuda, queue)) if bytes > 0 => (cuda, queue),
             other => {
-                discard(slice);
-                let_go(context, || ());
+                let_go(context, slice);
                 return DeviceBufferMut::allocate(&other?.1, 0)?.freeze();
             }
         };
-        let leaked = match cuda.context.enter() {
+        let (address, ordered) = match cuda.context.enter() {
             Ok(_current) => {
                 // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of
                 // that for later, together with those of the program's own calls, which are put
@@ -65,15 +60,14 @@ impl DeviceBuffer {
                 let address = slice.leak();
                 let own = context.check_err();
                 context.record_err(earlier);
-                Ok((address as usize, own.is_ok()))
+                (address as usize, own.is_ok())
             }
             Err(e) => {
-                discard(slice);
-                Err(e)
+                let_go(context, slice);
+                return Err(e);
             }
         };
-        let_go(context, || ());
-        let (address, ordered) = leaked?;
+        let_go(context, ());
         let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address));
         let waited = if ordered {
             Ok(())

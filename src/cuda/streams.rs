@@ -22,8 +22,7 @@ impl Queue {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,
             Err(e) => {
-                let of = stream.context().clone();
-                let_go(of, move || drop(stream));
+                let_go(stream.context().clone(), stream);
                 return Err(e);
             }
         };
@@ -81,8 +80,7 @@ impl SyncEvent {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,
             Err(e) => {
-                let of = event.context().clone();
-                let_go(of, move || drop(event));
+                let_go(event.context().clone(), event);
                 return Err(e);
             }
         };

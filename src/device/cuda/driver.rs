@@ -162,9 +162,9 @@ impl Driver {
         }
     }
 
-    /// Runs `last`, which drops something of cudarc's that lives in `context`, without leaving that
-    /// context current: cudarc makes it current for every call.
-    pub(super) fn let_go(&self, context: Arc<CudaContext>, last: impl FnOnce()) {
+    /// Drops something of cudarc's that lives in `context`, without leaving that context current:
+    /// cudarc makes it current for every call.
+    pub(super) fn let_go<T>(&self, context: Arc<CudaContext>, last: T) {
         if !self.api.process.is_this() {
             // In a child of the process no call may be made.
             std::mem::forget((context, last));
@@ -172,7 +172,7 @@ impl Driver {
         }
         // SAFETY: `context` keeps the raw context alive.
         let pushed = unsafe { self.push_context(context.cu_ctx()) }.is_ok();
-        last();
+        drop(last);
         // Destroying a context takes it off the stack by itself; releasing a primary one does not.
         match Arc::into_inner(context) {
             Some(context) if !context.is_primary() => return drop(context),

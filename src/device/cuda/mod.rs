@@ -11,7 +11,6 @@ mod config;
 mod driver;
 mod runtime;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute as Has, CUstream};
@@ -33,6 +32,7 @@ use crate::error::{Error, Result};
 const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)";
 
 /// A CUDA device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
+#[derive(Debug)]
 pub struct CudaDevice {
     /// Calls of cudarc are made between its `enter` and the drop of what that returns.
     pub(crate) context: Arc<Context>,
@@ -153,18 +153,13 @@ impl CudaDevice {
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         if let Some((context, stream)) = self.cudarc.take() {
-            self.cuda.driver.let_go(context, || drop(stream));
+            self.cuda.driver.let_go(context, stream);
         }
     }
 }
 
-impl fmt::Debug for CudaDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CudaDevice").field(&self.context).finish()
-    }
-}
-
 /// A queue of a CUDA device: what [`RawQueue::as_any`] returns.
+#[derive(Debug)]
 pub struct CudaQueue {
     stream: RawStream,
     given: Option<Arc<CudaStream>>,
@@ -186,15 +181,8 @@ impl CudaQueue {
 impl Drop for CudaQueue {
     fn drop(&mut self) {
         if let Some(stream) = self.given.take() {
-            let of = stream.context().clone();
-            let_go(of, move || drop(stream));
+            let_go(stream.context().clone(), stream);
         }
-    }
-}
-
-impl fmt::Debug for CudaQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaQueue({:p})", self.cu_stream())
     }
 }
 
@@ -204,19 +192,18 @@ struct GivenEvent(Option<CudaEvent>);
 impl Drop for GivenEvent {
     fn drop(&mut self) {
         if let Some(event) = self.0.take() {
-            let of = event.context().clone();
-            let_go(of, move || drop(event));
+            let_go(event.context().clone(), event);
         }
     }
 }
 
-/// Runs `last`, which drops something of cudarc's that lives in `of`, and leaves the caller's
-/// current context as it was.
-pub(crate) fn let_go(of: Arc<CudaContext>, last: impl FnOnce()) {
+/// Drops something of cudarc's that lives in `of`, and leaves the caller's current context as it
+/// was.
+pub(crate) fn let_go<T>(of: Arc<CudaContext>, last: T) {
     match Driver::get() {
         Ok(driver) => driver.let_go(of, last),
         // cudarc's objects need a driver, so there is one.
-        Err(_) => last(),
+        Err(_) => drop(last),
     }
 }
 

@@ -123,7 +123,7 @@ impl Drop for Cuda {
             let _ = unsafe { self.driver.release_primary(device) };
         }
         match self.given.take() {
-            Some(context) => self.driver.let_go(context, || ()),
+            Some(context) => self.driver.let_go(context, ()),
             None => {
                 // SAFETY: the context was retained in `new`, and is released once.
                 let _ = unsafe { self.driver.release_primary(self.device) };

@@ -65,10 +65,10 @@ impl Gpu {
             P::Device(of, _) if memory != Memory::Device => inaccessible(format!(
                 "it is memory of {vendor} device {of}, which the host cannot read"
             )),
-            P::Device(of, _) if of != context.ordinal() => {
+            P::Device(of, _) if of != context.runtime.ordinal() => {
                 inaccessible(format!("it is memory of {vendor} device {of}"))
             }
-            P::Device(..) if context.runtime().owns(kind) => (AddressClass::Device, None),
+            P::Device(..) if context.runtime.owns(kind) => (AddressClass::Device, None),
             // Kernels of this context cannot reach the memory.
             P::Device(..) => inaccessible(format!("it is memory of another context{advice}")),
             P::Managed if memory == Memory::Host && !context.reads_managed => inaccessible(
@@ -221,16 +221,16 @@ unsafe impl Backend for Gpu {
 
     /// Devices of one library copy from each other without the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = self.context.runtime().ordinal_of(other.as_any());
+        let other = self.context.runtime.ordinal_of(other.as_any());
         // Host memory takes copies only from its own device: no call there names another's context.
         other.is_some_and(|other| {
-            self.context.memory == Memory::Device || other == self.context.ordinal()
+            self.context.memory == Memory::Device || other == self.context.runtime.ordinal()
         })
     }
 
     /// A stream can wait for events of any device and context of the library.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let other = self.context.runtime().ordinal_of(other.as_any());
+        let other = self.context.runtime.ordinal_of(other.as_any());
         other.is_some()
     }
 

@@ -1,7 +1,6 @@
 //! What a device shares with its queues: its context, through which all its work goes, with its
 //! errors and events, and memory and streams that cannot be freed at once.
 
-use std::ffi::c_int;
 use std::fmt;
 use std::mem::take;
 use std::sync::atomic::AtomicBool;
@@ -26,7 +25,7 @@ const LOST: Duration = Duration::from_secs(5);
 /// A device's context. All calls go through [`Context::enter`], which makes it current and leaves the
 /// caller's current context, or device, as it was.
 pub(crate) struct Context {
-    runtime: Arc<dyn Runtime>,
+    pub(super) runtime: Arc<dyn Runtime>,
     /// Which memory the device allocates.
     pub(super) memory: Memory,
     /// `None` if the device has no pools, or other memory than its own.
@@ -88,19 +87,10 @@ impl Context {
         self.runtime.library().api()
     }
 
-    /// Returns the device's number in the library.
-    pub(crate) fn ordinal(&self) -> c_int {
-        self.runtime.ordinal()
-    }
-
-    pub(super) fn runtime(&self) -> &(dyn Runtime + 'static) {
-        &*self.runtime
-    }
-
     /// Begins a scope: until it is dropped, entries of this thread share one. Foreign code must not
     /// run inside it: it would find this context current.
     pub(super) fn scope(&self) -> Scope<'_> {
-        Scope::new(self.runtime(), std::ptr::from_ref(self).addr())
+        Scope::new(&*self.runtime, std::ptr::from_ref(self).addr())
     }
 
     /// Makes the context current for as long as the returned guard lives.

@@ -30,7 +30,7 @@ impl GpuQueue {
     /// Makes a queue of a new stream, which does not wait for the legacy default stream.
     pub(super) fn new(context: Arc<Context>) -> Result<Self> {
         let stream = context.check(context.enter()?.new_stream())?;
-        let vendor = context.runtime().queue(stream);
+        let vendor = context.runtime.queue(stream);
         Ok(Self {
             context,
             stream,
@@ -169,10 +169,6 @@ unsafe impl RawQueue for GpuQueue {
         // Libraries differ: HIP returns success and null.
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
-        }
-        if isize::try_from(bytes).is_err() {
-            let call = self.context.enter()?.allocation_call(self.context.memory);
-            return Err(self.context.out_of_memory(call, bytes));
         }
         match self.try_allocate(bytes) {
             // What is idle, or what pending work frees, may be enough.

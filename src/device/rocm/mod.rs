@@ -14,7 +14,6 @@ mod pointer;
 mod runtime;
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
@@ -31,6 +30,7 @@ use crate::device::{DeviceId, Devices};
 use crate::error::Result;
 
 /// A ROCm device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
+#[derive(Debug)]
 pub struct RocmDevice {
     context: Arc<Context>,
     rocm: Arc<Rocm>,
@@ -100,13 +100,8 @@ impl RocmDevice {
     }
 }
 
-impl fmt::Debug for RocmDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RocmDevice").field(&self.context).finish()
-    }
-}
-
 /// A queue of a ROCm device: what [`RawQueue::as_any`] returns.
+#[derive(Debug)]
 pub struct RocmQueue {
     stream: RawStream,
     /// The owner of a stream that was given.
@@ -117,12 +112,6 @@ impl RocmQueue {
     /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it.
     pub fn hip_stream(&self) -> hipStream_t {
         std::ptr::with_exposed_provenance_mut(self.stream.0)
-    }
-}
-
-impl fmt::Debug for RocmQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RocmQueue({:p})", self.hip_stream())
     }
 }
 
