@@ -132,9 +132,10 @@ impl Arriving {
         }
     }
 
-    /// Takes the steps before the first wait.
+    /// Takes the steps before the first wait, unless the host reads the array where it is.
     pub(super) fn start(&mut self) -> Result<()> {
-        while self.wait.is_none() && !matches!(self.stage, Stage::Copies(_)) {
+        while !self.is_in_place() && self.wait.is_none() && !matches!(self.stage, Stage::Copies(_))
+        {
             self.step()?;
         }
         Ok(())
@@ -159,6 +160,10 @@ impl Arriving {
     /// Returns the array, as [`poll`](Self::poll) does. Blocks this thread: one host wait for each step whose event
     /// [`advance`](Self::advance) has not seen completed.
     pub(super) fn wait(mut self) -> Result<DeviceArray> {
+        if self.is_in_place() && matches!(self.stage, Stage::Start) {
+            self.array.wait()?;
+            return Ok(self.array);
+        }
         loop {
             self.wait_now()?;
             if matches!(self.stage, Stage::Copies(_)) {

@@ -197,7 +197,8 @@ impl DeviceArray {
     /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn to_host_on(&self, queue: &Queue) -> Result<ArrayRef> {
-        self.start_to_host_on(queue)?.wait()
+        self.device()
+            .within(|| self.start_to_host_on(queue)?.wait())
     }
 
     /// As [`to_host`](Self::to_host), but returns [`ArrayData`].
@@ -360,7 +361,8 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::to_host_on`].
     pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
-        self.start_to_host_on(queue)?.wait()
+        self.device()
+            .within(|| self.start_to_host_on(queue)?.wait())
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
