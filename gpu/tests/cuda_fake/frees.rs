@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use arrow_device::device::{CopyKind, CopyOp};
 use arrow_device::{DeviceBufferMut, Error, HostSlab};
 
 use crate::fake::{FREE_BLOCKS, Group, LAZY, MODES, NO_BATCH, NO_POOLS, in_mode};
@@ -164,6 +165,42 @@ fn lists_of_many_copies() {
         drop(up);
         rig.end();
     }
+}
+
+/// A copy of 1 MiB goes by itself, and those beside it, one byte shorter at most, go as one list.
+#[test]
+fn a_large_copy_beside_a_list() {
+    const MIB: usize = 1 << 20;
+    let rig = Rig::new(0);
+    let queue = rig.new_queue().unwrap();
+    let lengths = [100, 100, 100, MIB, 100, 100, 100, 100, MIB - 1];
+    let all = lengths.iter().sum();
+    let slab = rig.host_slab(all).unwrap();
+    let memory = DeviceBufferMut::allocate(&queue, all).unwrap();
+    let mut at = 0;
+    let copies = lengths.map(|bytes| {
+        let copy = CopyOp {
+            src: slab.as_device_ptr().offset(at),
+            dst: memory.address().offset(at),
+            bytes,
+            kind: CopyKind::HostToDevice,
+        };
+        at += bytes;
+        copy
+    });
+    let made = || ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2"].map(|name| rig.group.calls(name));
+    let before = made();
+    // SAFETY: slab and memory have `all` bytes, and live until the queue is done.
+    unsafe { queue.raw().copy(&copies) }.unwrap();
+    let [alone, lists] = made();
+    let (alone, lists) = (alone - before[0], lists - before[1]);
+    match in_mode(NO_BATCH) {
+        true => assert!((alone, lists) <= (9, 1), "{alone} alone, {lists} lists"),
+        false => assert_eq!((alone, lists), (1, 1)),
+    }
+    queue.synchronize().unwrap();
+    drop((memory, slab, queue));
+    rig.end();
 }
 
 /// Only a refusal of lists as such switches them off.

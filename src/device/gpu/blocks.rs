@@ -6,6 +6,8 @@
 //! `cuMemFreeHost`). So nothing is freed when it is dropped, but where the device is waited for
 //! anyway ([`Backend::synchronize`](crate::device::Backend::synchronize)).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::entry::Current;
 use super::event::EventCell;
 use super::runtime::Memory;
@@ -22,8 +24,9 @@ type Idle = Block<Option<Box<EventCell>>>;
 /// Blocks of one kind of memory.
 pub(crate) struct Blocks {
     pub(super) memory: Memory,
-    /// Most bytes, of those in use and idle ones together.
+    /// Most bytes, of those in use and idle ones together, and how many there are.
     limit: usize,
+    held: AtomicUsize,
     /// Those in use.
     live: Ranges<()>,
     /// Idle ones.
@@ -35,6 +38,7 @@ impl Blocks {
         Self {
             memory,
             limit,
+            held: AtomicUsize::new(0),
             live: Ranges::new(),
             idle: Pool::new(),
         }
@@ -55,7 +59,7 @@ impl Blocks {
 
     /// Whether another `bytes` bytes are too many beside all that there is.
     pub(super) fn is_full(&self, bytes: usize) -> bool {
-        let held = self.live.bytes().saturating_add(self.idle.idle_bytes());
+        let held = self.held.load(Ordering::Relaxed);
         held.saturating_add(bytes) > self.limit
     }
 
@@ -67,6 +71,7 @@ impl Blocks {
 
     /// Adds a block in use.
     pub(super) fn add(&self, base: DevicePtr, bytes: usize) {
+        self.held.fetch_add(bytes, Ordering::Relaxed);
         self.live.insert(base, bytes, ());
     }
 
@@ -78,8 +83,12 @@ impl Blocks {
         queue: u64,
         after: Option<Box<EventCell>>,
     ) {
-        // Adopted memory is not in the table.
-        let bytes = self.live.remove(base).map_or(bytes, |(bytes, ())| bytes);
+        let known = self.live.remove(base);
+        if known.is_none() {
+            // Adopted memory is not in the table.
+            self.held.fetch_add(bytes, Ordering::Relaxed);
+        }
+        let bytes = known.map_or(bytes, |(bytes, ())| bytes);
         self.idle.give(Block {
             base,
             bytes,
@@ -90,7 +99,9 @@ impl Blocks {
 
     /// Forgets a block that does not belong to the device any more.
     pub(crate) fn forget(&self, base: DevicePtr) {
-        self.live.remove(base);
+        if let Some((bytes, ())) = self.live.remove(base) {
+            self.held.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Whether all of these bytes are of one block in use.
@@ -108,7 +119,10 @@ impl Blocks {
     /// pool's limits; or all. `failed`: nothing of the device runs any more.
     pub(super) fn take_done(&self, all: bool, failed: bool, current: &Current<'_>) -> Vec<Idle> {
         let is_done = |after: &_| failed || is_done(current, after);
-        self.idle.take_done(all, is_done)
+        let done = self.idle.take_done(all, is_done);
+        let bytes = done.iter().map(|block| block.bytes).sum();
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        done
     }
 }
 
