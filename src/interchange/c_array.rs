@@ -19,11 +19,15 @@ use crate::memory::{HostSlab, Owner};
 
 /// What an exported struct refers to.
 struct Exported {
-    buffers: Vec<*const c_void>,
+    /// The addresses of the buffers, in `many` if there are more than three, as views have.
+    few: [*const c_void; 3],
+    many: Vec<*const c_void>,
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
     pointers: Vec<*mut CArray>,
-    leases: Vec<Arc<Lease>>,
+    /// Mostly there is one owner.
+    lease: Option<Arc<Lease>>,
+    other_leases: Vec<Arc<Lease>>,
     event: Option<SyncEvent>,
     sizes: Option<Arc<Sizes>>,
 }
@@ -40,6 +44,11 @@ impl Lease {
     fn new(owner: Arc<Owner>, policy: ReleasePolicy) -> Arc<Self> {
         let owner = Some(owner);
         Arc::new(Self { owner, policy })
+    }
+
+    fn is_of(&self, owner: &Arc<Owner>) -> bool {
+        let own = self.owner.as_ref();
+        own.is_some_and(|own| Arc::ptr_eq(own, owner))
     }
 }
 
@@ -160,8 +169,18 @@ impl Exporter {
     fn node(&mut self, view: View<'_>, nulls: Option<usize>, batch_root: bool) -> CArray {
         let (node, layout) = (&**view.node, view.layout());
         let nulls = if batch_root { Some(0) } else { nulls };
-        let address = |buffer: &NodeBuffer| buffer.address().as_ptr().cast_const();
-        let mut buffers: Vec<_> = node.buffers.iter().map(address).collect();
+        let n_buffers = node.buffers.len();
+        let (mut few, mut many) = ([ptr::null(); 3], Vec::new());
+        let buffers = match few.get_mut(..n_buffers) {
+            Some(buffers) => buffers,
+            None => {
+                many.resize(n_buffers, ptr::null());
+                &mut many[..]
+            }
+        };
+        for (address, buffer) in buffers.iter_mut().zip(&node.buffers) {
+            *address = buffer.address().as_ptr().cast_const();
+        }
         if view.length == 0 && self.on_cpu {
             // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
             // ([`Bitmaps`](crate::transfer::Bitmaps)).
@@ -183,16 +202,17 @@ impl Exporter {
         let mut sizes = None;
         if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
             sizes = self.sizes.clone();
-            buffers[node.buffers.len() - 1] = list;
+            buffers[n_buffers - 1] = list;
         }
-        let mut leases: Vec<Arc<Lease>> = Vec::new();
-        leases.extend(self.holder.clone());
-        for (buffer, address) in node.buffers.iter().zip(&buffers) {
-            if let (Some(owner), false) = (&buffer.owner, address.is_null()) {
-                let lease = self.lease(owner);
-                if leases.last().is_none_or(|last| !Arc::ptr_eq(last, &lease)) {
-                    leases.push(lease);
-                }
+        let (mut lease, mut other_leases) = (self.holder.clone(), Vec::new());
+        for (buffer, address) in node.buffers.iter().zip(&*buffers) {
+            let Some(owner) = buffer.owner.as_ref().filter(|_| !address.is_null()) else {
+                continue;
+            };
+            match &lease {
+                None => lease = Some(self.lease(owner)),
+                Some(lease) if lease.is_of(owner) => {}
+                Some(_) => other_leases.push(self.lease(owner)),
             }
         }
         let child = |i| {
@@ -207,12 +227,13 @@ impl Exporter {
             _ => pointers.extend((0..children.len()).map(|i| first.wrapping_add(i))),
         }
         let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
-        let n_buffers = buffers.len();
         let data = Box::into_raw(Box::new(Exported {
-            buffers,
+            few,
+            many,
             children,
             pointers,
-            leases,
+            lease,
+            other_leases,
             event: self.event.clone(),
             sizes,
         }));
@@ -231,7 +252,8 @@ impl Exporter {
             n_children: exported.pointers.len() as i64,
             buffers: match n_buffers {
                 0 => ptr::null_mut(),
-                _ => exported.buffers.as_mut_ptr(),
+                1..=3 => exported.few.as_mut_ptr(),
+                _ => exported.many.as_mut_ptr(),
             },
             children: list(exported.pointers.len(), exported.pointers.as_mut_ptr()),
             dictionary,
@@ -242,13 +264,7 @@ impl Exporter {
 
     /// The lease of an owner.
     fn lease(&mut self, owner: &Arc<Owner>) -> Arc<Lease> {
-        let is_of = |lease: &&Arc<Lease>| {
-            lease
-                .owner
-                .as_ref()
-                .is_some_and(|of| Arc::ptr_eq(of, owner))
-        };
-        if let Some(last) = self.last.as_ref().filter(is_of) {
+        if let Some(last) = self.last.as_ref().filter(|last| last.is_of(owner)) {
             return last.clone();
         }
         let new = || Lease::new(owner.clone(), self.policy);
@@ -293,7 +309,8 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
         let data = Box::from_raw((*array).private_data.cast::<Exported>());
         let Exported {
             mut children,
-            leases,
+            lease,
+            other_leases,
             event,
             sizes,
             ..
@@ -302,8 +319,10 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
             // An error here is a panic that the callee has caught already.
             let _ = CArray::release(child);
         }
-        drop((leases, sizes));
-        // An error here is a panic in a backend, which a release cannot report.
-        let _ = guard::call_foreign("release", || drop(event));
+        drop((lease, other_leases, sizes));
+        if let Some(event) = event {
+            // An error here is a panic in a backend, which a release cannot report.
+            let _ = guard::call_foreign("release", || drop(event));
+        }
     }
 }
