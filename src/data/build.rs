@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use arrow_schema::DataType;
+use smallvec::smallvec;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type, child_type};
-use crate::data::node::{Node, NodeBuffer, NullCount};
+use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
 use crate::data::validity::Validity;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -202,7 +203,7 @@ impl DeviceArray {
                 return wrong(format!("child {i} has {rows} rows, {needed} needed"));
             }
         }
-        let mut all: Vec<_> = buffers
+        let mut all: Buffers = buffers
             .iter()
             .map(|buffer| NodeBuffer::from(buffer.as_ref()))
             .collect();
@@ -230,7 +231,7 @@ pub(crate) fn struct_array(
     children: &[DeviceArray],
 ) -> Result<DeviceArray> {
     let children = nodes(device, children)?;
-    let node = Node::new(data_type, rows, vec![NodeBuffer::absent()], children);
+    let node = Node::new(data_type, rows, smallvec![NodeBuffer::absent()], children);
     Ok(DeviceArray::from_node(device.clone(), Arc::new(node)))
 }
 

@@ -7,7 +7,7 @@ use arrow_schema::{DataType, Field, FieldRef, Fields};
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::check_rows;
-use crate::data::node::Node;
+use crate::data::node::{Buffers, Node};
 use crate::data::validity::Validity;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] for more than `i64::MAX` rows.
     pub fn new_null(device: &Device, rows: usize) -> Result<Self> {
         check_rows(rows)?;
-        let node = Node::new(DataType::Null, rows, Vec::new(), Vec::new());
+        let node = Node::new(DataType::Null, rows, Buffers::new(), Vec::new());
         Ok(Self::from_node(device.clone(), Arc::new(node)))
     }
 

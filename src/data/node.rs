@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use arrow_schema::DataType;
+use smallvec::SmallVec;
 
 use crate::data::layout::{Layout, Nesting};
 use crate::device::DevicePtr;
@@ -31,9 +32,12 @@ pub(crate) struct Node {
     pub(crate) validity_offset: usize,
     pub(crate) nulls: NullCount,
     /// In the order of the C data interface.
-    pub(crate) buffers: Vec<NodeBuffer>,
+    pub(crate) buffers: Buffers,
     pub(crate) children: Vec<Arc<Node>>,
 }
+
+/// Only views have more than three.
+pub(crate) type Buffers = SmallVec<[NodeBuffer; 3]>;
 
 /// One buffer of a node, as [`DeviceBuffer`], except that its size may be unknown.
 #[derive(Debug)]
@@ -79,7 +83,7 @@ impl Node {
     pub(crate) fn new(
         data_type: DataType,
         length: usize,
-        buffers: Vec<NodeBuffer>,
+        buffers: Buffers,
         children: Vec<Arc<Self>>,
     ) -> Self {
         Self {

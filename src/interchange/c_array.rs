@@ -7,6 +7,8 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::abi::c_data::CArray;
 use crate::abi::guard;
 use crate::data::DeviceArray;
@@ -19,15 +21,12 @@ use crate::memory::{HostSlab, Owner};
 
 /// What an exported struct refers to.
 struct Exported {
-    /// The addresses of the buffers, in `many` if there are more than three, as views have.
-    few: [*const c_void; 3],
-    many: Vec<*const c_void>,
+    /// The addresses of the buffers.
+    buffers: SmallVec<[*const c_void; 3]>,
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
     pointers: Vec<*mut CArray>,
-    /// Mostly there is one owner.
-    lease: Option<Arc<Lease>>,
-    other_leases: Vec<Arc<Lease>>,
+    leases: SmallVec<[Arc<Lease>; 1]>,
     event: Option<SyncEvent>,
     sizes: Option<Arc<Sizes>>,
 }
@@ -169,18 +168,9 @@ impl Exporter {
     fn node(&mut self, view: View<'_>, nulls: Option<usize>, batch_root: bool) -> CArray {
         let (node, layout) = (&**view.node, view.layout());
         let nulls = if batch_root { Some(0) } else { nulls };
-        let n_buffers = node.buffers.len();
-        let (mut few, mut many) = ([ptr::null(); 3], Vec::new());
-        let buffers = match few.get_mut(..n_buffers) {
-            Some(buffers) => buffers,
-            None => {
-                many.resize(n_buffers, ptr::null());
-                &mut many[..]
-            }
-        };
-        for (address, buffer) in buffers.iter_mut().zip(&node.buffers) {
-            *address = buffer.address().as_ptr().cast_const();
-        }
+        let address = |buffer: &NodeBuffer| buffer.address().as_ptr().cast_const();
+        let mut buffers: SmallVec<[_; 3]> = node.buffers.iter().map(address).collect();
+        let n_buffers = buffers.len();
         if view.length == 0 && self.on_cpu {
             // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
             // ([`Bitmaps`](crate::transfer::Bitmaps)).
@@ -204,15 +194,12 @@ impl Exporter {
             sizes = self.sizes.clone();
             buffers[n_buffers - 1] = list;
         }
-        let (mut lease, mut other_leases) = (self.holder.clone(), Vec::new());
-        for (buffer, address) in node.buffers.iter().zip(&*buffers) {
-            let Some(owner) = buffer.owner.as_ref().filter(|_| !address.is_null()) else {
-                continue;
-            };
-            match &lease {
-                None => lease = Some(self.lease(owner)),
-                Some(lease) if lease.is_of(owner) => {}
-                Some(_) => other_leases.push(self.lease(owner)),
+        let mut leases: SmallVec<[Arc<Lease>; 1]> = self.holder.clone().into_iter().collect();
+        for (buffer, address) in node.buffers.iter().zip(&buffers) {
+            let owner = buffer.owner.as_ref().filter(|_| !address.is_null());
+            let Some(owner) = owner else { continue };
+            if leases.last().is_none_or(|last| !last.is_of(owner)) {
+                leases.push(self.lease(owner));
             }
         }
         let child = |i| {
@@ -228,12 +215,10 @@ impl Exporter {
         }
         let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
         let data = Box::into_raw(Box::new(Exported {
-            few,
-            many,
+            buffers,
             children,
             pointers,
-            lease,
-            other_leases,
+            leases,
             event: self.event.clone(),
             sizes,
         }));
@@ -252,8 +237,7 @@ impl Exporter {
             n_children: exported.pointers.len() as i64,
             buffers: match n_buffers {
                 0 => ptr::null_mut(),
-                1..=3 => exported.few.as_mut_ptr(),
-                _ => exported.many.as_mut_ptr(),
+                _ => exported.buffers.as_mut_ptr(),
             },
             children: list(exported.pointers.len(), exported.pointers.as_mut_ptr()),
             dictionary,
@@ -309,8 +293,7 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
         let data = Box::from_raw((*array).private_data.cast::<Exported>());
         let Exported {
             mut children,
-            lease,
-            other_leases,
+            leases,
             event,
             sizes,
             ..
@@ -319,7 +302,7 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
             // An error here is a panic that the callee has caught already.
             let _ = CArray::release(child);
         }
-        drop((lease, other_leases, sizes));
+        drop((leases, sizes));
         if let Some(event) = event {
             // An error here is a panic in a backend, which a release cannot report.
             let _ = guard::call_foreign("release", || drop(event));

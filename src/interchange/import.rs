@@ -14,7 +14,7 @@ use crate::abi::c_data::CArray;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
-use crate::data::node::{Node, NodeBuffer, NullCount};
+use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
 use crate::data::nulls::NullCounting;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 #[cfg(feature = "async")]
@@ -356,7 +356,7 @@ impl Importer<'_> {
         if self.buffers > MAX_BUFFERS {
             return path.error("n_buffers", "the array has more than 2^22 buffers");
         }
-        let mut buffers = Vec::with_capacity(n_buffers);
+        let mut buffers = Buffers::with_capacity(n_buffers);
         for (i, kind) in layout.buffers().iter().enumerate() {
             let address = buffer(i);
             // Unknown if it is stored in the memory.
@@ -466,7 +466,7 @@ impl Importer<'_> {
         array: &CArray,
         fixed: usize,
         path: &Path<'_>,
-        buffers: &mut Vec<NodeBuffer>,
+        buffers: &mut Buffers,
     ) -> Result<()> {
         let last = array.n_buffers as usize - 1;
         // SAFETY: `i` is at most the last buffer, and the caller guarantees the list.

@@ -13,10 +13,11 @@ use arrow_array::{
 use arrow_buffer::{Buffer, NullBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
+use smallvec::smallvec;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{Layout, Nesting, check_type, child_type, has_validity};
-use crate::data::node::{Node, NodeBuffer, NullCount};
+use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
 use crate::device::{DevicePtr, Devices};
 use crate::error::{Error, Result};
 use crate::memory::{Kept, Memory, Owner, Ready};
@@ -45,7 +46,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
     };
     let columns = (0..fields.len()).map(column).collect::<Result<_>>()?;
     let root = DataType::Struct(fields.clone());
-    let root = Node::new(root, rows, vec![NodeBuffer::absent()], columns);
+    let root = Node::new(root, rows, smallvec![NodeBuffer::absent()], columns);
     Ok(DeviceArray::from_node(Devices::cpu(), Arc::new(root)))
 }
 
@@ -109,7 +110,7 @@ fn node(
     data_type: &DataType,
     [length, offset]: [usize; 2],
     nulls: Option<&NullBuffer>,
-    mut buffers: Vec<NodeBuffer>,
+    mut buffers: Buffers,
     children: Vec<Arc<Node>>,
 ) -> Arc<Node> {
     let layout = Layout::of(data_type);
@@ -161,7 +162,7 @@ fn of_array(
     }
     // A bitmap without nulls is left out, as in `ArrayData`.
     let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
-    let (mut buffers, mut children) = (Vec::with_capacity(3), Vec::new());
+    let (mut buffers, mut children) = (Buffers::new(), Vec::new());
     let mut offset = 0;
     buffers.extend(bitmap(data_type, nulls, owner));
     let needed = match Layout::of(data_type).nesting {
@@ -230,7 +231,7 @@ fn of_array(
             let array = own!(RunArray<$t>);
             let ends = array.run_ends();
             offset = ends.offset();
-            let buffers = vec![NodeBuffer::absent(), wrapped(ends.inner().inner(), owner)];
+            let buffers = smallvec![NodeBuffer::absent(), wrapped(ends.inner().inner(), owner)];
             let rows = [ends.inner().len(), 0];
             children.push(node(
                 declared(data_type, 0),
