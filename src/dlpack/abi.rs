@@ -62,16 +62,21 @@ impl DLDevice {
     pub fn of(id: DeviceId) -> Result<Self> {
         let device_id = match id.device_type {
             t if shares_ids(t) => 0,
-            _ => i32::try_from(id.id).map_err(|_| Error::NotSupported {
-                device: id,
-                operation: "DLPack",
-                reason: "DLPack's device ids have 32 bits".into(),
-            })?,
+            _ => i32::try_from(id.id)
+                .map_err(|_| unsupported(id, "DLPack's device ids have 32 bits"))?,
         };
         Ok(Self {
             device_type: id.device_type,
             device_id,
         })
+    }
+}
+
+pub(super) fn unsupported(device: DeviceId, reason: &'static str) -> Error {
+    Error::NotSupported {
+        device,
+        operation: "DLPack",
+        reason: reason.into(),
     }
 }
 
@@ -82,19 +87,14 @@ impl DLDevice {
 /// Returns [`Error::NotSupported`].
 pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
     use ArrowDeviceType as T;
-    if !matches!(
-        device.device_type,
-        T::METAL | T::OPENCL | T::VULKAN | T::WEBGPU
-    ) {
-        return Ok(());
+    match device.device_type {
+        T::METAL | T::OPENCL | T::VULKAN | T::WEBGPU => Err(unsupported(
+            device,
+            "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address; \
+             this crate does not convert between them; copy the data to the CPU and exchange it there",
+        )),
+        _ => Ok(()),
     }
-    Err(Error::NotSupported {
-        device,
-        operation: "DLPack",
-        reason: "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address; \
-                 this crate does not convert between them; copy the data to the CPU and exchange it there"
-            .into(),
-    })
 }
 
 /// Whether DLPack's header requires 0 as the id of memory of this type.
@@ -214,120 +214,11 @@ impl DLManagedTensorVersioned {
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::offset_of;
-    assert!(size_of::<DLPackVersion>() == 8 && offset_of!(DLPackVersion, minor) == 4);
-    assert!(size_of::<DLDevice>() == 8 && offset_of!(DLDevice, device_id) == 4);
+    type Versioned = DLManagedTensorVersioned;
+    assert!(size_of::<DLPackVersion>() == 8 && size_of::<DLDevice>() == 8);
     assert!(size_of::<DLDataType>() == 4 && align_of::<DLDataType>() == 2);
-    assert!(offset_of!(DLDataType, bits) == 1 && offset_of!(DLDataType, lanes) == 2);
-    assert!(size_of::<DLTensor>() == 48);
-    assert!(offset_of!(DLTensor, data) == 0 && offset_of!(DLTensor, device) == 8);
-    assert!(offset_of!(DLTensor, ndim) == 16 && offset_of!(DLTensor, dtype) == 20);
-    assert!(offset_of!(DLTensor, shape) == 24 && offset_of!(DLTensor, strides) == 32);
-    assert!(offset_of!(DLTensor, byte_offset) == 40);
-    assert!(size_of::<DLManagedTensor>() == 64 && offset_of!(DLManagedTensor, dl_tensor) == 0);
-    assert!(offset_of!(DLManagedTensor, manager_ctx) == 48);
-    assert!(offset_of!(DLManagedTensor, deleter) == 56);
-    assert!(size_of::<DLManagedTensorVersioned>() == 80);
-    assert!(offset_of!(DLManagedTensorVersioned, version) == 0);
-    assert!(offset_of!(DLManagedTensorVersioned, manager_ctx) == 8);
-    assert!(offset_of!(DLManagedTensorVersioned, deleter) == 16);
-    assert!(offset_of!(DLManagedTensorVersioned, flags) == 24);
-    assert!(offset_of!(DLManagedTensorVersioned, dl_tensor) == 32);
+    assert!(size_of::<DLTensor>() == 48 && offset_of!(DLTensor, shape) == 24);
+    assert!(size_of::<DLManagedTensor>() == 64 && offset_of!(DLManagedTensor, deleter) == 56);
+    assert!(size_of::<Versioned>() == 80 && offset_of!(Versioned, deleter) == 16);
+    assert!(offset_of!(Versioned, flags) == 24 && offset_of!(Versioned, dl_tensor) == 32);
 };
-
-/// What both managed structs have.
-///
-/// # Safety
-/// The functions read and write the struct's own members of these names.
-pub(crate) unsafe trait Managed: Sized + 'static {
-    /// The name in `dlpack.h`.
-    const NAME: &'static str;
-
-    /// A struct around a tensor, with a null `manager_ctx`, and with these flags if it has some.
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, flags: u64) -> Self;
-
-    /// The version, if the struct has one.
-    ///
-    /// # Safety
-    /// `this` points to a struct of any version.
-    unsafe fn version(this: *const Self) -> Option<DLPackVersion>;
-
-    /// # Safety
-    /// `this` points to a struct of any version.
-    unsafe fn manager_ctx(this: *const Self) -> *mut c_void;
-
-    /// # Safety
-    /// `this` points to a struct that nothing else uses.
-    unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void);
-
-    /// # Safety
-    /// `this` points to a struct of any version.
-    unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>>;
-
-    /// The address of the tensor in the struct at `this`.
-    fn tensor(this: *const Self) -> *const DLTensor;
-}
-
-macro_rules! members {
-    () => {
-        unsafe fn manager_ctx(this: *const Self) -> *mut c_void {
-            // SAFETY: the caller guarantees a struct, of a version that has this member at this place, as all have.
-            unsafe { (*this).manager_ctx }
-        }
-
-        unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void) {
-            // SAFETY: the caller guarantees a struct that nothing else uses.
-            unsafe { (*this).manager_ctx = manager_ctx }
-        }
-
-        unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>> {
-            // SAFETY: the caller guarantees a struct, of a version that has this member at this place, as all have.
-            unsafe { (*this).deleter }
-        }
-
-        fn tensor(this: *const Self) -> *const DLTensor {
-            let offset = std::mem::offset_of!(Self, dl_tensor);
-            this.wrapping_byte_add(offset).cast()
-        }
-    };
-}
-
-// SAFETY: the functions use the members of these names.
-unsafe impl Managed for DLManagedTensor {
-    const NAME: &'static str = "DLManagedTensor";
-
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, _: u64) -> Self {
-        Self {
-            dl_tensor,
-            manager_ctx: std::ptr::null_mut(),
-            deleter: Some(deleter),
-        }
-    }
-
-    unsafe fn version(_: *const Self) -> Option<DLPackVersion> {
-        None
-    }
-
-    members!();
-}
-
-// SAFETY: the functions use the members of these names.
-unsafe impl Managed for DLManagedTensorVersioned {
-    const NAME: &'static str = "DLManagedTensorVersioned";
-
-    fn new(dl_tensor: DLTensor, deleter: Deleter<Self>, flags: u64) -> Self {
-        Self {
-            version: DLPackVersion::CURRENT,
-            manager_ctx: std::ptr::null_mut(),
-            deleter: Some(deleter),
-            flags,
-            dl_tensor,
-        }
-    }
-
-    unsafe fn version(this: *const Self) -> Option<DLPackVersion> {
-        // SAFETY: the caller guarantees a struct, and all versions begin with the version.
-        Some(unsafe { (*this).version })
-    }
-
-    members!();
-}

@@ -1,20 +1,21 @@
 //! Exports columns and buffers.
 
-use std::fmt;
-use std::sync::Arc;
+use std::iter::{once, successors};
+use std::ptr;
 
 use arrow_schema::DataType;
 
-use super::abi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
-use super::abi::{Managed, check_addresses};
-use super::stream::{DlpackStream, Order};
+use super::abi::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+    check_addresses,
+};
+use super::stream::DlpackStream;
 use super::types::element;
-use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::device::{Device, DevicePtr};
 use crate::error::{Error, Result};
 use crate::interchange::ReleasePolicy;
-use crate::memory::{DeviceBuffer, Owner};
+use crate::memory::DeviceBuffer;
 
 /// How a tensor is exported.
 ///
@@ -70,11 +71,12 @@ impl<'a> DlpackOptions<'a> {
 /// The tensor keeps the memory alive, independently of the array. So do the structs that the methods return, until their
 /// deleter is called. The deleter may be called on any thread, does not wait or unwind, and frees the memory as the
 /// [options](DlpackOptions::with_release) say.
+#[derive(Debug)]
 #[must_use]
 pub struct DlpackTensor {
-    owner: Option<Arc<Owner>>,
+    /// `None` if there are no elements.
+    buffer: Option<DeviceBuffer>,
     device: DLDevice,
-    data: DevicePtr,
     dtype: DLDataType,
     shape: Vec<i64>,
     bit_offset: usize,
@@ -91,7 +93,8 @@ impl DlpackTensor {
 
     /// Returns the address of the first element, or null if there is none.
     pub fn address(&self) -> DevicePtr {
-        self.data
+        let buffer = self.buffer.as_ref();
+        buffer.map_or(DevicePtr::NULL, DeviceBuffer::address)
     }
 
     /// Returns the type of an element.
@@ -115,7 +118,18 @@ impl DlpackTensor {
     /// The consumer must call its deleter once; otherwise the memory is never freed.
     #[must_use = "the memory is freed by the struct's deleter only"]
     pub fn into_versioned(self) -> *mut DLManagedTensorVersioned {
-        self.into_managed()
+        // Arrow data does not change.
+        let flags = match self.is_copy {
+            true => DLManagedTensorVersioned::IS_COPIED,
+            false => DLManagedTensorVersioned::READ_ONLY,
+        };
+        self.into_managed(|dl_tensor| DLManagedTensorVersioned {
+            version: DLPackVersion::CURRENT,
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete),
+            flags,
+            dl_tensor,
+        })
     }
 
     /// Returns the struct of DLPack before 1.0. Otherwise like [`into_versioned`](Self::into_versioned).
@@ -124,17 +138,26 @@ impl DlpackTensor {
     /// The consumer does not write to the memory, unless the tensor is a copy. The struct has no mark that would tell it so.
     #[must_use = "the memory is freed by the struct's deleter only"]
     pub unsafe fn into_unversioned(self) -> *mut DLManagedTensor {
-        self.into_managed()
+        self.into_managed(|dl_tensor| DLManagedTensor {
+            dl_tensor,
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete),
+        })
     }
 
-    fn into_managed<T: Managed>(self) -> *mut T {
-        let ndim = self.shape.len();
-        let strides = strides(&self.shape);
+    /// A struct that [`delete`] deletes.
+    fn into_managed<T>(self, managed: impl FnOnce(DLTensor) -> T) -> *mut T {
+        let data = self.address().as_ptr();
         let mut dims = self.shape;
-        dims.extend(strides);
+        let ndim = dims.len();
+        // Strides are mandatory since version 1.2. Without elements they have no meaning.
+        dims.resize(2 * ndim, 1);
+        for i in (1..ndim).rev() {
+            dims[ndim + i - 1] = dims[i].max(1).saturating_mul(dims[ndim + i]);
+        }
         let shape = dims.as_mut_ptr();
         let tensor = DLTensor {
-            data: self.data.as_ptr(),
+            data,
             device: self.device,
             // At most the depth to which types nest.
             ndim: ndim as i32,
@@ -144,91 +167,49 @@ impl DlpackTensor {
             // PyTorch and others ignore it.
             byte_offset: 0,
         };
-        // Arrow data does not change.
-        let flags = match self.is_copy {
-            true => DLManagedTensorVersioned::IS_COPIED,
-            false => DLManagedTensorVersioned::READ_ONLY,
-        };
         let block = Box::new(Block {
-            tensor: T::new(tensor, delete::<T>, flags),
+            tensor: managed(tensor),
             _dims: dims,
-            owner: self.owner,
+            buffer: self.buffer,
             release: self.release,
         });
-        let block = Box::into_raw(block);
-        // SAFETY: `block` was just boxed, and nothing else points to it.
-        unsafe {
-            let managed = &raw mut (*block).tensor;
-            T::set_manager_ctx(managed, block.cast());
-            managed
-        }
+        Box::into_raw(block).cast()
     }
 }
 
-impl fmt::Debug for DlpackTensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DlpackTensor")
-            .field("device", &self.device)
-            .field("data", &self.data)
-            .field("dtype", &self.dtype)
-            .field("shape", &self.shape)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The memory behind a consumer's pointer. `manager_ctx` points to its start.
+/// The memory behind a consumer's pointer, which is that of the first member.
+#[repr(C)]
 struct Block<T> {
     tensor: T,
     /// Shape, then strides.
     _dims: Vec<i64>,
-    owner: Option<Arc<Owner>>,
+    buffer: Option<DeviceBuffer>,
     release: ReleasePolicy,
 }
 
 /// The deleter of all tensors of this crate.
 ///
 /// # Safety
-/// `tensor` is null, or has a `manager_ctx` of [`DlpackTensor::into_managed`] that has not been deleted.
-unsafe extern "C-unwind" fn delete<T: Managed>(tensor: *mut T) {
+/// `tensor` is null, or comes from [`DlpackTensor::into_managed`] and has not been deleted.
+pub(crate) unsafe extern "C-unwind" fn delete<T>(tensor: *mut T) {
     if tensor.is_null() {
         return;
     }
-    // A panic in the drop of an owner ends here, since a deleter cannot report it.
-    let _ = guard::callback("the deleter of a DLPack tensor", || {
-        // SAFETY: the caller guarantees a `manager_ctx` of `into_managed`, which is a boxed block, and that this is its only
-        // deletion. A consumer may have moved the struct, but not the block.
-        let block = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Block<T>>()) };
-        if let Some(owner) = block.owner {
-            let device = owner.device().clone();
-            device.parking("deleter", || block.release.let_go(owner));
-        }
-        Ok(())
-    });
-}
-
-/// The strides, in elements, of a compact row-major tensor. They are mandatory since version 1.2.
-fn strides(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
-    for i in (1..shape.len()).rev() {
-        // Without elements strides have no meaning.
-        strides[i - 1] = shape[i].max(1).saturating_mul(strides[i]);
+    // SAFETY: the caller guarantees a tensor of `into_managed`, which is the first member of a boxed block, and that this is
+    // its only deletion.
+    let block = unsafe { Box::from_raw(tensor.cast::<Block<T>>()) };
+    if let Some(buffer) = block.buffer {
+        let owner = buffer.owner().clone();
+        // So that the owner may be the last one.
+        drop(buffer);
+        // Never unwinds.
+        block.release.let_go(owner);
     }
-    strides
-}
-
-/// The bytes of a tensor.
-struct Span<'a> {
-    owner: &'a Arc<Owner>,
-    base: DevicePtr,
-    /// Bytes from `base`.
-    offset: usize,
-    /// Bytes.
-    len: usize,
 }
 
 fn export(
     device: &Device,
-    span: Option<Span<'_>>,
+    buffer: Option<DeviceBuffer>,
     dtype: DLDataType,
     shape: Vec<i64>,
     bit_offset: usize,
@@ -236,25 +217,21 @@ fn export(
 ) -> Result<DlpackTensor> {
     check_addresses(device.id())?;
     device.backend().check_export()?;
-    let order: Order<'_> = options.stream.order(device)?;
-    let mut tensor = DlpackTensor {
-        owner: None,
+    let order = options.stream.order(device)?;
+    let tensor = DlpackTensor {
+        // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.
+        buffer: buffer.filter(|buffer| !buffer.is_empty()),
         device: DLDevice::of(device.id())?,
-        data: DevicePtr::NULL,
         dtype,
         shape,
         bit_offset,
         release: options.release,
         is_copy: false,
     };
-    let Some(span) = span.filter(|span| span.len > 0) else {
-        return Ok(tensor);
-    };
-    // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.
-    tensor.data = span.base.offset(span.offset);
-    // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
-    unsafe { order.apply(span.owner) }?;
-    tensor.owner = Some(span.owner.clone());
+    if let Some(buffer) = &tensor.buffer {
+        // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
+        unsafe { order.apply(buffer.owner()) }?;
+    }
     Ok(tensor)
 }
 
@@ -312,15 +289,19 @@ impl DeviceArray {
     }
 
     fn export_values(&self, options: &DlpackOptions<'_>, is_copy: bool) -> Result<DlpackTensor> {
-        let mut shape = vec![dim(self.len())?];
-        let mut levels = vec![self.clone()];
-        let mut leaf = self.clone();
-        while let DataType::FixedSizeList(_, size) = *leaf.data_type() {
-            let Some(child) = leaf.child(0) else { break };
-            shape.push(size.into());
-            levels.push(child.clone());
-            leaf = child;
-        }
+        // The column and, for lists of one size, its descendants down to the values.
+        let levels = |column: &Self| {
+            successors(Some(column.clone()), |level| match level.data_type() {
+                DataType::FixedSizeList(..) => level.child(0),
+                _ => None,
+            })
+        };
+        let sizes = levels(self).filter_map(|level| match *level.data_type() {
+            DataType::FixedSizeList(_, size) => Some(size.into()),
+            _ => None,
+        });
+        let shape: Vec<i64> = once(dim(self.len())?).chain(sizes).collect();
+        let mut leaf = levels(self).last().unwrap_or_else(|| self.clone());
         let bits = *leaf.data_type() == DataType::Boolean;
         let field = leaf.field().map(AsRef::as_ref);
         let dtype = element(leaf.data_type(), field).filter(|_| !bits || shape.len() == 1);
@@ -331,21 +312,21 @@ impl DeviceArray {
             )));
         };
         if !options.nulls_ignored {
-            levels.iter().try_for_each(refuse_nulls)?;
+            levels(self).try_for_each(|level| refuse_nulls(&level))?;
         }
         if is_copy {
-            let copy = self.compact()?;
-            let tensor = copy.export_values(&options.with_nulls_ignored(), false)?;
-            return Ok(DlpackTensor { is_copy, ..tensor });
+            leaf = levels(&self.compact()?).last().unwrap_or(leaf);
         }
-        if bits {
-            return leaf.export_bits(1, leaf.view().offset, options);
-        }
-        let too_many = || Error::argument(format!("{leaf:?} has too many values for DLPack"));
-        let offset = leaf.offset().checked_mul(width).ok_or_else(too_many)?;
-        let len = leaf.len().checked_mul(width).ok_or_else(too_many)?;
-        let span = leaf.span(1, offset, len)?;
-        export(leaf.device(), span, dtype, shape, 0, options)
+        let tensor = if bits {
+            leaf.export_bits(1, leaf.offset(), options)
+        } else {
+            let too_many = || Error::argument(format!("{leaf:?} has too many values for DLPack"));
+            let offset = leaf.offset().checked_mul(width).ok_or_else(too_many)?;
+            let len = leaf.len().checked_mul(width).ok_or_else(too_many)?;
+            let values = leaf.part(1, offset, len)?;
+            export(leaf.device(), values, dtype, shape, 0, options)
+        };
+        Ok(DlpackTensor { is_copy, ..tensor? })
     }
 
     /// Exports the validity bitmap of a column as a tensor of its bytes (`uint8`) without copying it. The bit of the first
@@ -376,39 +357,21 @@ impl DeviceArray {
             0 => 0,
             rows => (bit_offset + rows).div_ceil(8),
         };
-        let span = self.span(slot, first / 8, len)?;
+        let bytes = self.part(slot, first / 8, len)?;
         let dtype = DLDataType::new(DLDataType::UINT, 8);
-        export(
-            self.device(),
-            span,
-            dtype,
-            vec![dim(len)?],
-            bit_offset,
-            options,
-        )
+        let shape = vec![dim(len)?];
+        export(self.device(), bytes, dtype, shape, bit_offset, options)
     }
 
     /// `len` bytes from `offset` of a buffer, or `None` if `len` is 0.
-    fn span(&self, slot: usize, offset: usize, len: usize) -> Result<Option<Span<'_>>> {
+    fn part(&self, slot: usize, offset: usize, len: usize) -> Result<Option<DeviceBuffer>> {
         if len == 0 {
             return Ok(None);
         }
-        let buffer = &self.node().buffers[slot];
-        let end = offset.checked_add(len);
-        let there = buffer.bytes().unwrap_or(usize::MAX);
-        let owner = buffer.owner.as_ref();
-        let Some(owner) = owner.filter(|_| end.is_some_and(|end| end <= there)) else {
-            return Err(Error::argument(format!(
-                "a buffer of the column of {} has no {len} bytes at {offset}",
-                self.data_type()
-            )));
-        };
-        Ok(Some(Span {
-            owner,
-            base: buffer.base,
-            offset: buffer.offset + offset,
-            len,
-        }))
+        let missing =
+            || Error::argument(format!("the column of {} has no values", self.data_type()));
+        let buffer = self.buffer(slot).ok_or_else(missing)?;
+        buffer.slice(offset, len).map(Some)
     }
 }
 
@@ -454,13 +417,7 @@ impl DeviceBuffer {
                 self.len()
             ))
         })?;
-        let span = Span {
-            owner: self.owner(),
-            base: self.base(),
-            offset: self.offset(),
-            len: self.len(),
-        };
         let shape = vec![dim(self.len() / width)?];
-        export(self.device(), Some(span), dtype, shape, 0, options)
+        export(self.device(), Some(self.clone()), dtype, shape, 0, options)
     }
 }

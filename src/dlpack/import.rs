@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field};
 
 use super::abi::{
-    DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Managed,
+    DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Deleter,
     check_addresses, shares_ids,
 };
 use super::types::field;
@@ -43,8 +43,8 @@ impl DeviceArray {
         tensor: *mut DLManagedTensorVersioned,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the caller keeps to the contract of `import`, which is this function's.
-        unsafe { import(tensor, queue) }
+        // SAFETY: the contract of `import_versioned` is this function's.
+        Ok(unsafe { import_versioned(tensor, queue, |tensor| tensor) }?.0)
     }
 
     /// Imports a tensor like [`import_dlpack`](Self::import_dlpack), from the struct of DLPack before 1.0.
@@ -58,187 +58,163 @@ impl DeviceArray {
         tensor: *mut DLManagedTensor,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the caller keeps to the contract of `import`, which is this function's.
-        unsafe { import(tensor, queue) }
+        // SAFETY: the contract of `import_unversioned` is this function's.
+        unsafe { import_unversioned(tensor, queue, |tensor| tensor) }
     }
 }
 
 /// A producer's tensor: dropping it calls the deleter.
-struct Foreign<T: Managed>(*mut T, Device);
+pub(crate) struct Foreign<T> {
+    tensor: *mut T,
+    deleter: Option<Deleter<T>>,
+    device: Device,
+}
 
-// SAFETY: only the deleter is called, which the caller of `import` allows on any thread.
-unsafe impl<T: Managed> Send for Foreign<T> {}
+// SAFETY: only the deleter is called, which the callers of the imports allow on any thread.
+unsafe impl<T> Send for Foreign<T> {}
 // SAFETY: nothing is done through a shared reference.
-unsafe impl<T: Managed> Sync for Foreign<T> {}
+unsafe impl<T> Sync for Foreign<T> {}
 
-impl<T: Managed> Drop for Foreign<T> {
+impl<T> Drop for Foreign<T> {
     fn drop(&mut self) {
-        // SAFETY: the caller of `import` guarantees a struct, of any version, that lives until its deleter is called.
-        if let Some(deleter) = unsafe { T::deleter(self.0) } {
-            // SAFETY: the deleter is the tensor's own, and this drop is its only call.
-            self.1.parking("deleter", || unsafe { deleter(self.0) });
-        }
+        let Some(deleter) = self.deleter else { return };
+        // SAFETY: the deleter is the tensor's own, and this drop is its only call: the callers of the imports guarantee a
+        // tensor that lives until then.
+        let delete = || unsafe { deleter(self.tensor) };
+        self.device.parking("deleter", delete);
     }
 }
 
-fn invalid<T>(member: impl std::fmt::Display, message: impl Into<String>) -> Result<T> {
-    Err(Error::invalid(member.to_string(), message.into()))
+fn invalid(member: &str, message: String) -> Error {
+    Error::invalid(format!("dl_tensor.{member}"), message)
+}
+
+/// Imports a tensor, of which the column keeps what `keep` makes. Also returns whether it is a copy for this import alone.
+///
+/// # Safety
+/// The same as for [`DeviceArray::import_dlpack`].
+pub(crate) unsafe fn import_versioned<K: Send + Sync + 'static>(
+    tensor: *mut DLManagedTensorVersioned,
+    queue: &Queue,
+    keep: impl FnOnce(Foreign<DLManagedTensorVersioned>) -> K,
+) -> Result<(DeviceArray, bool)> {
+    check_pointer("DLManagedTensorVersioned", tensor)?;
+    // SAFETY: the caller guarantees a struct. All versions have these members at these places.
+    let (version, deleter) = unsafe { ((*tensor).version, (*tensor).deleter) };
+    let device = queue.device().clone();
+    let kept = keep(Foreign {
+        tensor,
+        deleter,
+        device,
+    });
+    let (DLPackVersion { major, minor }, ours) = (version, DLPackVersion::CURRENT.major);
+    if major != ours {
+        let message =
+            format!("is {major}.{minor}; only {ours}.x is supported: request it with max_version");
+        return Err(Error::invalid("version", message));
+    }
+    // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
+    unsafe {
+        let is_copied = (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0;
+        Ok((import(&(*tensor).dl_tensor, queue, kept)?, is_copied))
+    }
+}
+
+/// Imports a tensor, of which the column keeps what `keep` makes.
+///
+/// # Safety
+/// The same as for [`DeviceArray::import_dlpack`].
+pub(crate) unsafe fn import_unversioned<K: Send + Sync + 'static>(
+    tensor: *mut DLManagedTensor,
+    queue: &Queue,
+    keep: impl FnOnce(Foreign<DLManagedTensor>) -> K,
+) -> Result<DeviceArray> {
+    check_pointer("DLManagedTensor", tensor)?;
+    let device = queue.device().clone();
+    // SAFETY: the caller guarantees a struct that can be imported.
+    unsafe {
+        let deleter = (*tensor).deleter;
+        let kept = keep(Foreign {
+            tensor,
+            deleter,
+            device,
+        });
+        import(&(*tensor).dl_tensor, queue, kept)
+    }
+}
+
+fn check_pointer<T>(name: &'static str, tensor: *mut T) -> Result<()> {
+    if tensor.is_null() || !tensor.is_aligned() {
+        return Err(Error::invalid(
+            name,
+            format!("is null or misaligned: {tensor:p}"),
+        ));
+    }
+    Ok(())
 }
 
 /// # Safety
-/// The same as for [`DeviceArray::import_dlpack`].
-unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArray> {
-    if tensor.is_null() || !tensor.is_aligned() {
-        return invalid(T::NAME, format!("is null or misaligned: {tensor:p}"));
-    }
-    let foreign = Foreign(tensor, queue.device().clone());
-    // SAFETY: the caller guarantees that a pointer that is not null points to a struct.
-    if let Some(version) = unsafe { T::version(tensor) } {
-        let ours = DLPackVersion::CURRENT.major;
-        if version.major != ours {
-            let (major, minor) = (version.major, version.minor);
-            return invalid(
-                "version",
-                format!(
-                    "is {major}.{minor}; only {ours}.x is supported: request it with max_version"
-                ),
-            );
-        }
-    }
-    // SAFETY: the caller guarantees a struct, whose version has this layout. Only plain members are copied.
-    let tensor = unsafe { T::tensor(tensor).read() };
+/// The same as for [`DeviceArray::import_dlpack`]. Dropping `kept` deletes the tensor.
+unsafe fn import(
+    tensor: &DLTensor,
+    queue: &Queue,
+    kept: impl Send + Sync + 'static,
+) -> Result<DeviceArray> {
     let device = queue.device();
+    check_device(tensor, device)?;
+    let ndim = usize::try_from(tensor.ndim).ok();
+    let ndim = ndim.filter(|ndim| *ndim <= MAX_DEPTH).ok_or_else(|| {
+        let message = format!("is {}: 0 to {MAX_DEPTH} are accepted", tensor.ndim);
+        invalid("ndim", message)
+    })?;
     // SAFETY: the caller guarantees that the tensor's pointers are valid for the stated lengths.
-    let flat = unsafe { check(&tensor, device) }?;
+    let shape = unsafe { numbers("shape", tensor.shape, ndim) }?;
+    let mut field = field(tensor.dtype).ok_or_else(|| {
+        let DLDataType { code, bits, lanes } = tensor.dtype;
+        let message = format!("has no Arrow type: code {code}, {bits} bits, {lanes} lanes");
+        invalid("dtype", message)
+    })?;
+    let width = usize::from(tensor.dtype.bits) / 8;
+    // The rows at each level of nesting, and the lists' sizes.
+    let (mut rows, mut lists) = (1usize, Vec::new());
+    for (i, &n) in shape.iter().enumerate() {
+        let refused = |why: &str| invalid(&format!("shape[{i}]"), format!("is {n}{why}"));
+        let n = usize::try_from(n).map_err(|_| refused(""))?;
+        if i > 0 {
+            let wide = ": sizes of Arrow's fixed-size lists have 32 bits";
+            lists.push((i32::try_from(n).map_err(|_| refused(wide))?, rows));
+        }
+        rows = rows
+            .checked_mul(n)
+            .filter(|rows| matches!(rows.checked_mul(width), Some(..=MAX_BYTES)))
+            .ok_or_else(|| refused(": the elements do not fit in memory"))?;
+    }
+    if rows > 0 && !tensor.strides.is_null() {
+        // SAFETY: as for the shape.
+        check_strides(shape, unsafe { numbers("strides", tensor.strides, ndim) }?)?;
+    }
+    let (base, offset) = check_memory(tensor, rows * width, device)?;
     let ready = queue.record()?.map_or(Ready::Now, Ready::Event);
-    let memory = Memory::Kept(Kept(Box::new(foreign)));
+    let memory = Memory::Kept(Kept(Box::new(kept)));
     let owner = Arc::new(Owner::new(device.clone(), memory, ready));
-    let buffer = DeviceBuffer::from_parts(owner, flat.base, flat.offset, flat.bytes);
-    let mut rows = flat.elements;
-    let mut field = flat.field;
+    let buffer = DeviceBuffer::from_parts(owner, base, offset, rows * width);
     let mut array = DeviceArray::from_values(field.data_type().clone(), rows, buffer, None)?;
     // From the last dimension to the second.
-    for (size, outer) in flat.lists.into_iter().rev() {
-        rows = outer;
+    for (size, rows) in lists.into_iter().rev() {
         let list = DataType::FixedSizeList(Arc::new(field), size);
         field = Field::new_list_field(list.clone(), true);
         // SAFETY: fixed-size lists have no offsets, and no validity bitmap is given, so any values are valid. `from_parts`
         // checks that there are enough.
         array = unsafe { DeviceArray::from_parts(list, rows, Some(0), &[None], &[array]) }?;
     }
-    match field.metadata().is_empty() {
-        true => Ok(array),
-        false => array.with_field(Arc::new(field.with_name(""))),
+    if !field.metadata().is_empty() {
+        array = array.with_field(Arc::new(field.with_name("")))?;
     }
+    Ok(array)
 }
 
-/// A checked tensor.
-struct Flat {
-    /// Of an element.
-    field: Field,
-    base: DevicePtr,
-    /// Bytes from `base`.
-    offset: usize,
-    /// Bytes.
-    bytes: usize,
-    elements: usize,
-    /// For each dimension except the first: its size, and the product of the sizes before it.
-    lists: Vec<(i32, usize)>,
-}
-
-/// Checks everything that can be checked without reading the memory.
-///
-/// # Safety
-/// Pointers of the tensor that are not null are valid for the stated lengths.
-unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
-    check_device(tensor, device)?;
-    let ndim = match usize::try_from(tensor.ndim) {
-        Ok(ndim) if ndim <= MAX_DEPTH => ndim,
-        _ => {
-            let message = format!("is {}: 0 to {MAX_DEPTH} are accepted", tensor.ndim);
-            return invalid("dl_tensor.ndim", message);
-        }
-    };
-    // SAFETY: the caller guarantees that `shape` is null or points to `ndim` numbers.
-    let shape = unsafe { numbers("dl_tensor.shape", tensor.shape, ndim) }?;
-    let strides = match tensor.strides.is_null() {
-        true => None,
-        // SAFETY: the caller guarantees that `strides` points to `ndim` numbers.
-        false => Some(unsafe { numbers("dl_tensor.strides", tensor.strides, ndim) }?),
-    };
-
-    let Some(field) = field(tensor.dtype) else {
-        let DLDataType { code, bits, lanes } = tensor.dtype;
-        return invalid(
-            "dl_tensor.dtype",
-            format!("has no Arrow type: code {code}, {bits} bits, {lanes} lanes"),
-        );
-    };
-    let width = usize::from(tensor.dtype.bits) / 8;
-    let mut elements = 1usize;
-    let mut lists = Vec::with_capacity(ndim.saturating_sub(1));
-    for (i, &n) in shape.iter().enumerate() {
-        let member = || format!("dl_tensor.shape[{i}]");
-        let Ok(n) = usize::try_from(n) else {
-            return invalid(member(), format!("is {n}"));
-        };
-        if i > 0 {
-            let Ok(size) = i32::try_from(n) else {
-                return invalid(
-                    member(),
-                    format!("is {n}: sizes of Arrow's fixed-size lists have 32 bits"),
-                );
-            };
-            lists.push((size, elements));
-        }
-        let fits = |n: &usize| {
-            n.checked_mul(width)
-                .is_some_and(|b| isize::try_from(b).is_ok())
-        };
-        let Some(product) = elements.checked_mul(n).filter(fits) else {
-            return invalid(
-                member(),
-                format!("is {n}: the elements do not fit in memory"),
-            );
-        };
-        elements = product;
-    }
-    if let (Some(strides), true) = (strides, elements > 0) {
-        check_strides(shape, strides)?;
-    }
-
-    let bytes = elements * width;
-    let (mut base, mut offset) = (DevicePtr::new(tensor.data), 0);
-    if bytes == 0 {
-        base = DevicePtr::NULL;
-    } else {
-        let end = usize::try_from(tensor.byte_offset).ok();
-        let end = end.and_then(|at| base.address().checked_add(at)?.checked_add(bytes));
-        if base.is_null() {
-            return invalid(
-                "dl_tensor.data",
-                format!("is null, {bytes} bytes are needed"),
-            );
-        }
-        if end.is_none() {
-            let message = format!(
-                "is {}: past the end of the address space",
-                tensor.byte_offset
-            );
-            return invalid("dl_tensor.byte_offset", message);
-        }
-        offset = tensor.byte_offset as usize;
-        check_memory(device, base.offset(offset), bytes)?;
-    }
-    Ok(Flat {
-        field,
-        base,
-        offset,
-        bytes,
-        elements,
-        lists,
-    })
-}
+/// What a pointer may reach.
+const MAX_BYTES: usize = isize::MAX as usize;
 
 fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
     let (id, of) = (device.id(), tensor.device);
@@ -246,27 +222,14 @@ fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
     let same_id = match of.device_type {
         ArrowDeviceType::CPU => true,
         // Some producers name the device all the same.
-        t if shares_ids(t) => of.device_id == 0 || i64::from(of.device_id) == id.id,
+        t if shares_ids(t) && of.device_id == 0 => true,
         _ => i64::from(of.device_id) == id.id,
     };
     if of.device_type == id.device_type && same_id {
         return Ok(());
     }
     let message = format!("is {}, and the queue's is {device}", of.id());
-    invalid("dl_tensor.device", message)
-}
-
-/// # Safety
-/// `pointer` is null, or points to `n` numbers that are live and unchanged for `'a`.
-unsafe fn numbers<'a>(member: &'static str, pointer: *const i64, n: usize) -> Result<&'a [i64]> {
-    match n {
-        0 => Ok(&[]),
-        _ if pointer.is_null() || !pointer.is_aligned() => {
-            invalid(member, format!("is null or misaligned: {pointer:p}"))
-        }
-        // SAFETY: the pointer is aligned and not null, so the caller guarantees `n` numbers.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, n) }),
-    }
+    Err(invalid("device", message))
 }
 
 /// Refuses strides other than those of compact rows. The number of elements is checked and not 0.
@@ -274,28 +237,62 @@ fn check_strides(shape: &[i64], strides: &[i64]) -> Result<()> {
     let mut compact = 1;
     for (i, (&n, &stride)) in shape.iter().zip(strides).enumerate().rev() {
         if n != 1 && stride != compact {
-            return invalid(
-                format_args!("dl_tensor.strides[{i}]"),
-                format!(
-                    "is {stride}, and compact rows have {compact}; make the tensor contiguous first"
-                ),
+            let message = format!(
+                "is {stride}, and compact rows have {compact}; make the tensor contiguous first"
             );
+            return Err(invalid(&format!("strides[{i}]"), message));
         }
         compact *= n;
     }
     Ok(())
 }
 
-fn check_memory(device: &Device, address: DevicePtr, bytes: usize) -> Result<()> {
+/// # Safety
+/// `pointer` is null, or points to `n` numbers that are live and unchanged for `'a`.
+unsafe fn numbers<'a>(member: &str, pointer: *const i64, n: usize) -> Result<&'a [i64]> {
+    match n {
+        0 => Ok(&[]),
+        _ if pointer.is_null() || !pointer.is_aligned() => {
+            let message = format!("is null or misaligned: {pointer:p}");
+            Err(invalid(member, message))
+        }
+        // SAFETY: the pointer is aligned and not null, so the caller guarantees `n` numbers.
+        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, n) }),
+    }
+}
+
+/// Returns the address and the offset of so many bytes, which are memory of the device.
+fn check_memory(tensor: &DLTensor, bytes: usize, device: &Device) -> Result<(DevicePtr, usize)> {
+    let base = DevicePtr::new(tensor.data);
+    if bytes == 0 {
+        return Ok((DevicePtr::NULL, 0));
+    }
+    if base.is_null() {
+        let message = format!("is null, {bytes} bytes are needed");
+        return Err(invalid("data", message));
+    }
+    let offset = usize::try_from(tensor.byte_offset).ok().filter(|offset| {
+        let start = base.address().checked_add(*offset);
+        start.is_some_and(|start| start.checked_add(bytes).is_some())
+    });
+    let offset = offset.ok_or_else(|| {
+        let message = format!(
+            "is {}: past the end of the address space",
+            tensor.byte_offset
+        );
+        invalid("byte_offset", message)
+    })?;
+    let address = base.offset(offset);
     match device.backend().classify(address, bytes) {
-        AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
+        AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => {
+            Ok((base, offset))
+        }
         AddressClass::Host | AddressClass::Inaccessible => {
             let why = device.backend().explain(address, bytes);
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            invalid(
-                "dl_tensor.data",
-                format!("{bytes} bytes at {address:?} are not memory that {device} can use{why}"),
-            )
+            let message =
+                format!("{bytes} bytes at {address:?} are not memory that {device} can use{why}");
+            Err(invalid("data", message))
         }
     }
 }

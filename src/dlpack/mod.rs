@@ -63,11 +63,13 @@ mod import;
 mod stream;
 mod types;
 
-#[cfg(feature = "pyo3")]
-pub(crate) use abi::Managed;
 pub use abi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
     Deleter,
 };
+#[cfg(feature = "pyo3")]
+pub(crate) use export::delete;
 pub use export::{DlpackOptions, DlpackTensor};
+#[cfg(feature = "pyo3")]
+pub(crate) use import::{import_unversioned, import_versioned};
 pub use stream::DlpackStream;

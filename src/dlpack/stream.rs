@@ -1,5 +1,6 @@
 //! The argument `stream` of `__dlpack__`, for exports and imports.
 
+use super::abi::unsupported;
 use crate::abi::ArrowDeviceType as T;
 use crate::device::{Counters, Device, Queue};
 use crate::error::{Error, Result};
@@ -70,7 +71,6 @@ impl<'a> DlpackStream<'a> {
         let device_type = device.id().device_type;
         let cuda = matches!(device_type, T::CUDA | T::CUDA_HOST | T::CUDA_MANAGED);
         let rocm = matches!(device_type, T::ROCM | T::ROCM_HOST);
-        let stream = |n: i64| usize::try_from(n).ok();
         let order = match number {
             // Consumers on the host read memory that the host can read at once.
             None if device_type == T::CUDA => Ok(Order::Default(1)),
@@ -80,10 +80,9 @@ impl<'a> DlpackStream<'a> {
             Some(-1) => Ok(Order::Nothing),
             Some(0) if cuda => Err("0 could mean either default stream; pass 1 or 2"),
             Some(1 | 2) if rocm => Err("ROCm's default stream is 0 or None"),
-            Some(n) if cuda || rocm => match stream(n) {
-                Some(handle) => Ok(Order::Stream(handle)),
-                None => Err("the only negative number allowed is -1"),
-            },
+            Some(n) if cuda || rocm => usize::try_from(n)
+                .map(Order::Stream)
+                .map_err(|_| "the only negative number allowed is -1"),
             Some(_) => Err("streams of this device have no numbers; pass None or -1"),
         };
         order.map_err(|why| {
@@ -136,11 +135,10 @@ impl Order<'_> {
         }
         match self {
             Self::Default(_) => owner.wait_host(),
-            _ => Err(Error::NotSupported {
-                device: device.id(),
-                operation: "DLPack",
-                reason: "its backend does not support stream numbers; pass the stream None".into(),
-            }),
+            _ => Err(unsupported(
+                device.id(),
+                "its backend does not support stream numbers; pass the stream None",
+            )),
         }
     }
 }
@@ -168,17 +166,15 @@ impl Queue {
         };
         match self.raw().stream_handle().map(i64::try_from) {
             Some(Ok(0)) => Ok(Some(default)),
-            Some(Ok(1 | 2)) if default == 0 => Err(Error::NotSupported {
-                device: id,
-                operation: "DLPack",
-                reason: "DLPack has a number only for the ROCm default stream with handle 0".into(),
-            }),
+            Some(Ok(1 | 2)) if default == 0 => Err(unsupported(
+                id,
+                "DLPack has a number only for the ROCm default stream with handle 0",
+            )),
             Some(Ok(handle)) => Ok(Some(handle)),
-            _ => Err(Error::NotSupported {
-                device: id,
-                operation: "DLPack",
-                reason: "its backend has no stream numbers for its queues".into(),
-            }),
+            _ => Err(unsupported(
+                id,
+                "its backend has no stream numbers for its queues",
+            )),
         }
     }
 }

@@ -6,88 +6,26 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use arrow_array::RecordBatchReader;
-use arrow_schema::SchemaRef;
 use pyo3::{Python, ffi};
 
-use crate::abi::ArrowDeviceType;
-use crate::stream::DeviceRecordBatchReader;
-
-/// A reader that releases the interpreter (the GIL) during each `next`.
-///
-/// [`stream_from_python`](super::stream_from_python) returns one. Wrap other readers that block, such as a host reader
-/// above it, in the same way.
-#[derive(Debug)]
-pub struct Detached<R>(R);
-
-impl<R> Detached<R> {
-    /// Wraps a reader.
-    pub const fn new(reader: R) -> Self {
-        Self(reader)
-    }
-
-    /// Returns the wrapped reader.
-    pub fn into_inner(self) -> R {
-        self.0
-    }
-}
-
-impl<R: Iterator + Send> Iterator for Detached<R>
-where
-    R::Item: Send,
-{
-    type Item = R::Item;
-
-    fn next(&mut self) -> Option<R::Item> {
-        detached(|| self.0.next())
-    }
-}
-
-impl<R: DeviceRecordBatchReader + Send> DeviceRecordBatchReader for Detached<R> {
-    fn schema(&self) -> SchemaRef {
-        self.0.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.device_type()
-    }
-}
-
-impl<R: RecordBatchReader + Send> RecordBatchReader for Detached<R> {
-    fn schema(&self) -> SchemaRef {
-        self.0.schema()
-    }
-}
-
-/// How this thread stands to the interpreter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Attached,
-    Detached,
-    /// There is none yet, or no longer one.
-    NoInterpreter,
-    /// It cannot be found out.
-    Unknown,
-}
-
-/// Asks the interpreter itself. pyo3 knows only of attachments made through pyo3, and `PyGILState_Check` always answers 1
-/// once there has been a sub-interpreter.
-fn state() -> State {
+/// Whether there is an interpreter already, and still.
+pub(super) fn has_interpreter() -> bool {
     // SAFETY: this function may be called at any time, on any thread.
-    if unsafe { ffi::Py_IsInitialized() } == 0 {
-        return State::NoInterpreter;
+    unsafe { ffi::Py_IsInitialized() != 0 }
+}
+
+/// Whether this thread is attached to the interpreter, or `None` if that cannot be found out. Asks the interpreter itself:
+/// pyo3 knows only of attachments made through pyo3, and `PyGILState_Check` always answers 1 once there has been a
+/// sub-interpreter.
+fn is_attached() -> Option<bool> {
+    if !has_interpreter() {
+        return Some(false);
     }
-    let Some(current) = current_thread_state() else {
-        return State::Unknown;
-    };
+    let current = current_thread_state()?;
     // SAFETY: both only need an interpreter, which there is (checked above). In old versions `current` returns the state of
     // whichever thread is attached, in new ones that of this thread.
     let (current, own) = unsafe { (current(), ffi::PyGILState_GetThisThreadState()) };
-    if !current.is_null() && current == own {
-        State::Attached
-    } else {
-        State::Detached
-    }
+    Some(!current.is_null() && current == own)
 }
 
 type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
@@ -116,22 +54,15 @@ fn current_thread_state() -> Option<CurrentThreadState> {
     None
 }
 
-pub(super) fn has_interpreter() -> bool {
-    state() != State::NoInterpreter
-}
-
 /// Runs `f`, which may take long. If this thread is attached to the interpreter, it is detached meanwhile.
 pub(super) fn detached<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-    match state() {
-        State::Detached | State::NoInterpreter => f(),
-        // SAFETY: `state` has found this thread attached, and the token does not leave this line.
-        State::Attached => unsafe { Python::assume_attached() }.detach(f),
-        State::Unknown => {
-            let _ensured = Ensured::new();
-            // SAFETY: `Ensured` keeps this thread attached, and the token does not leave this line.
-            unsafe { Python::assume_attached() }.detach(f)
-        }
-    }
+    let _ensured = match is_attached() {
+        Some(false) => return f(),
+        Some(true) => None,
+        None => Some(Ensured::new()),
+    };
+    // SAFETY: this thread is attached, as `is_attached` found or `_ensured` sees to. The token does not leave this line.
+    unsafe { Python::assume_attached() }.detach(f)
 }
 
 /// Attaches this thread, whatever its state was. pyo3's own way relies on pyo3's count, which others do not keep.
@@ -139,7 +70,7 @@ struct Ensured(ffi::PyGILState_STATE);
 
 impl Ensured {
     fn new() -> Self {
-        // SAFETY: this needs an interpreter; the callers have found one with `state`.
+        // SAFETY: this needs an interpreter; the callers have found one.
         Self(unsafe { ffi::PyGILState_Ensure() })
     }
 }
@@ -154,7 +85,7 @@ impl Drop for Ensured {
 
 /// Runs `f` attached, after waiting for the interpreter. Returns `None` if there is none.
 pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> Option<T> {
-    if state() == State::NoInterpreter {
+    if !has_interpreter() {
         return None;
     }
     let _ensured = Ensured::new();
@@ -162,75 +93,64 @@ pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     Some(f(unsafe { Python::assume_attached() }))
 }
 
-/// Drops a value whose drop may need the interpreter, on a thread that is attached to it. Does not wait for the
-/// interpreter. Leaks the value if there is no longer one.
-pub(super) fn drop_attached<T: Send + 'static>(value: T) {
-    match state() {
-        State::Attached => {
-            let _pending = Pending::set_aside();
-            drop(value);
-        }
-        State::NoInterpreter => std::mem::forget(value),
-        State::Detached | State::Unknown => match releaser() {
-            Some(releaser) => {
-                // The thread never ends, so it receives the value. A refused one must not be dropped on this thread.
-                if let Err(refused) = releaser.send(Box::new(value)) {
-                    std::mem::forget(refused);
-                }
-            }
-            // The thread cannot be started: a wait is better than a leak.
-            None => {
-                let _ensured = Ensured::new();
-                drop(value);
-            }
-        },
+/// Keeps a value whose drop may need the interpreter. It is dropped by a thread that is attached to it: by the current one
+/// if it is, else by one that waits for it. Leaks the value if there is no longer an interpreter.
+#[repr(transparent)]
+pub(super) struct DropAttached<T: Send + 'static>(ManuallyDrop<T>);
+
+impl<T: Send + 'static> DropAttached<T> {
+    pub(super) const fn new(value: T) -> Self {
+        Self(ManuallyDrop::new(value))
     }
 }
 
-/// An exception that was being raised when a value is dropped. Python code must not run while it is set.
-struct Pending([*mut ffi::PyObject; 3]);
-
-impl Pending {
-    /// Must be called on a thread that is attached.
-    #[allow(deprecated)] // since Python 3.12, whose replacements 3.11 does not have
-    fn set_aside() -> Self {
-        let [mut kind, mut value, mut traceback] = [std::ptr::null_mut(); 3];
-        // SAFETY: the only caller has found this thread attached. The three pointers are valid for writes; this owns the
-        // references from here on.
-        unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
-        Self([kind, value, traceback])
-    }
-}
-
-impl Drop for Pending {
+impl<T: Send + 'static> Drop for DropAttached<T> {
     #[allow(deprecated)] // since Python 3.12, whose replacements 3.11 does not have
     fn drop(&mut self) {
-        let [kind, value, traceback] = self.0;
-        // SAFETY: this thread is still attached, since dropping a value does not change that. The references come from
-        // `PyErr_Fetch` and are given back once. An exception that was raised meanwhile is dropped.
-        unsafe { ffi::PyErr_Restore(kind, value, traceback) };
+        if !has_interpreter() {
+            return;
+        }
+        // SAFETY: the value is taken only here, and not used afterwards.
+        let value = unsafe { ManuallyDrop::take(&mut self.0) };
+        if is_attached() != Some(true) {
+            // A refused value must not be dropped on this thread.
+            return releaser()
+                .send(Box::new(value))
+                .unwrap_or_else(std::mem::forget);
+        }
+        // Python code must not run while an exception is being raised: it is set aside meanwhile.
+        let [mut kind, mut raised, mut traceback] = [std::ptr::null_mut(); 3];
+        // SAFETY: this thread is attached. The pointers are valid for writes, and the references are given back once. The values
+        // that this module drops catch panics.
+        unsafe {
+            ffi::PyErr_Fetch(&mut kind, &mut raised, &mut traceback);
+            drop(value);
+            ffi::PyErr_Restore(kind, raised, traceback);
+        }
     }
 }
 
 type Releaser = Sender<Box<dyn Send>>;
 
-/// The thread that drops values attached to the interpreter. Each process has one, a forked one too.
-fn releaser() -> Option<Releaser> {
+/// The thread that drops values attached to the interpreter. Each process has one, a forked one too. It never ends; if it
+/// cannot be started, it receives nothing.
+fn releaser() -> Releaser {
     static RELEASER: Mutex<Option<(u32, Releaser)>> = Mutex::new(None);
     let mut releaser = RELEASER.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    match &*releaser {
-        Some((of, sender)) if *of == process => Some(sender.clone()),
-        _ => {
-            let (sender, values) = channel::<Box<dyn Send>>();
-            let thread = std::thread::Builder::new().name("arrow-device-python".into());
-            let run = move || values.into_iter().for_each(drop_when_attached);
-            thread.spawn(run).ok()?;
-            // After a fork, the parent's sender may hold a lock that no thread here will release.
-            std::mem::forget(releaser.replace((process, sender.clone())));
-            Some(sender)
-        }
+    if let Some((of, sender)) = &*releaser
+        && *of == process
+    {
+        return sender.clone();
     }
+    let (sender, values) = channel::<Box<dyn Send>>();
+    let thread = std::thread::Builder::new().name("arrow-device-python".into());
+    let run = move || values.into_iter().for_each(drop_when_attached);
+    if thread.spawn(run).is_ok() {
+        // After a fork, the parent's sender may hold a lock that no thread here will release.
+        std::mem::forget(releaser.replace((process, sender.clone())));
+    }
+    sender
 }
 
 /// Must be called on a thread that pyo3 knows to be detached.

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow_schema::{Field, FieldRef, Schema, SchemaRef};
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::Device;
 use crate::error::Result;
 use crate::interchange::schema::{export_field, export_schema, import_field, import_schema};
 use crate::interchange::{ExportOptions, ImportOptions};
@@ -28,9 +27,9 @@ pub(super) mod sealed {
     pub trait Array: Schema + Sized + Send + Sync {
         /// The type that the schema capsule describes.
         type Type: Send;
-        fn device(&self) -> &Device;
-        fn data_type(&self) -> DataType;
-        fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
+        /// The array itself, of structs for a batch.
+        fn as_array(&self) -> &DeviceArray;
+        fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
         fn parse(schema: &FFI_ArrowSchema) -> Result<Self::Type>;
         /// # Safety
         /// The same as for [`DeviceArray::import_with`].
@@ -82,15 +81,11 @@ impl CapsuleArray for DeviceArray {}
 impl sealed::Array for DeviceArray {
     type Type = FieldRef;
 
-    fn device(&self) -> &Device {
-        self.device()
+    fn as_array(&self) -> &DeviceArray {
+        self
     }
 
-    fn data_type(&self) -> DataType {
-        self.data_type().clone()
-    }
-
-    fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
         self.export_array(options)
     }
 
@@ -113,15 +108,11 @@ impl CapsuleArray for DeviceRecordBatch {}
 impl sealed::Array for DeviceRecordBatch {
     type Type = SchemaRef;
 
-    fn device(&self) -> &Device {
-        self.device()
+    fn as_array(&self) -> &DeviceArray {
+        self.as_struct()
     }
 
-    fn data_type(&self) -> DataType {
-        DataType::Struct(self.schema_ref().fields().clone())
-    }
-
-    fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
         self.export_array(options)
     }
 

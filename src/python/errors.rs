@@ -1,10 +1,10 @@
 //! Converts errors to Python exceptions.
 
 use arrow_schema::ArrowError;
-use pyo3::PyErr;
 use pyo3::exceptions::{
-    PyMemoryError, PyNotImplementedError, PyOSError, PyRuntimeError, PyValueError,
+    PyMemoryError, PyNotImplementedError, PyOSError, PyRuntimeError, PyTypeError, PyValueError,
 };
+use pyo3::prelude::*;
 
 use super::attached::attached;
 use crate::error::Error;
@@ -36,4 +36,11 @@ fn raised(e: &Error) -> Option<PyErr> {
     };
     let raised = source.downcast_ref::<PyErr>()?;
     attached(|py| raised.clone_ref(py))
+}
+
+/// The error for an object of a wrong type.
+pub(super) fn wrong_type(object: &Bound<'_, PyAny>, expected: &str) -> PyResult<PyErr> {
+    let name = object.get_type().name()?;
+    let text = format!("expected {expected}, got an object of type {name}");
+    Ok(PyTypeError::new_err(text))
 }

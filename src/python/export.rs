@@ -5,16 +5,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::attached::detached;
-use super::capsule::{HostArray, pack};
+use super::capsule::pack;
 use super::data::{CapsuleArray, CapsuleSchema};
-use super::request::{check_keywords, check_request, check_schema};
-use super::stream;
+use super::request::check_request;
+use super::stream::{HostStream, Outgoing, outgoing};
 use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::device::Devices;
 use crate::error::Error;
 use crate::interchange::schema::import_field;
 use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::export_reader;
+use crate::stream::import::Stream;
 
 /// Exports a schema as the capsule `arrow_schema`: the result of `__arrow_c_schema__()`. Consumers such as DuckDB call it before
 /// they ask for the data, so an object with a stream must be able to answer without consuming the stream.
@@ -53,8 +54,8 @@ pub fn array_to_python<'py>(
     requested_schema: Option<&Bound<'py, PyAny>>,
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-    check_request(&data.data_type(), requested_schema, keywords)?;
-    let (schema, array) = (data.schema()?, detached(|| data.array(options))?);
+    check_request(data.as_array().data_type(), requested_schema, keywords)?;
+    let (schema, array) = (data.schema()?, detached(|| data.export(options))?);
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
@@ -70,17 +71,19 @@ pub fn host_array_to_python<'py>(
     data: &impl CapsuleArray,
     requested_schema: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-    check_request(&data.data_type(), requested_schema, None)?;
-    if !data.device().is_host_readable() {
+    let device = data.as_array().device();
+    check_request(data.as_array().data_type(), requested_schema, None)?;
+    if !device.is_host_readable() {
         return Err(PyErr::from(Error::NotSupported {
-            device: data.device().id(),
+            device: device.id(),
             operation: "__arrow_c_array__",
             reason: "the host cannot read this memory; copy the data to the CPU, or use __arrow_c_device_array__".into(),
         }));
     }
     let options = ExportOptions::new(SyncPolicy::Wait);
-    let (schema, array) = (data.schema()?, detached(|| data.array(&options))?);
-    Ok((pack(py, schema)?, pack(py, HostArray::of(array))?))
+    let (schema, mut array) = (data.schema()?, detached(|| data.export(&options))?);
+    let array = array.take_array().into_arrow();
+    Ok((pack(py, schema)?, pack(py, array)?))
 }
 
 /// Exports a stream as the capsule `arrow_device_array_stream`: the result of
@@ -101,8 +104,7 @@ pub fn stream_to_python<'py>(
     requested_schema: Option<&Bound<'py, PyAny>>,
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    check_keywords(keywords)?;
-    pack(py, outgoing(stream, requested_schema)?)
+    pack_stream::<FFI_ArrowDeviceArrayStream>(py, stream, requested_schema, keywords)
 }
 
 /// Exports a reader of host batches as the capsule `arrow_array_stream`: the result of
@@ -119,21 +121,18 @@ pub fn host_stream_to_python<'py>(
     requested_schema: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let stream = export_reader(reader, &Devices::cpu())?;
-    let stream = outgoing(stream, requested_schema)?;
-    pack(py, stream::as_host(stream))
+    pack_stream::<HostStream>(py, stream, requested_schema, None)
 }
 
-fn outgoing(
+fn pack_stream<'py, S: Outgoing>(
+    py: Python<'py>,
     stream: FFI_ArrowDeviceArrayStream,
-    requested_schema: Option<&Bound<'_, PyAny>>,
-) -> PyResult<FFI_ArrowDeviceArrayStream> {
-    let stream = stream::outgoing(stream)?;
-    if requested_schema.is_none() {
-        return Ok(stream);
-    }
-    let (stream, schema) = stream::with_schema(stream)?;
-    check_schema(requested_schema, || {
-        import_field(schema.as_ref()).map(|field| field.data_type().clone())
-    })?;
-    Ok(stream)
+    requested_schema: Option<&Bound<'py, PyAny>>,
+    keywords: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let mut stream = Stream::open(stream)?;
+    let schema = detached(|| stream.schema())?;
+    let field = import_field(schema.as_ref())?;
+    check_request(field.data_type(), requested_schema, keywords)?;
+    pack(py, outgoing::<S>(stream.into_inner()))
 }

@@ -1,17 +1,20 @@
 //! Imports from capsules, and from objects that have the methods.
 
+use arrow_data::ffi::FFI_ArrowArray;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::attached::{Detached, detached};
-use super::capsule::{HostArray, holds, look, unpack};
+use super::attached::detached;
+use super::capsule::{holds, look, unpack};
 use super::data::CapsuleArray;
-use super::stream::{self, HostStream};
+use super::errors::wrong_type;
+use super::stream::{HostStream, Incoming, Reader, released_attached};
+use crate::abi::c_data::CArray;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::interchange::{ImportOptions, Validation};
-use crate::stream::DeviceRecordBatchStreamReader;
+use crate::stream::DeviceRecordBatchReader;
 
 /// The methods of arrays and batches, the preferred one first.
 const ARRAY: [&str; 2] = ["__arrow_c_device_array__", "__arrow_c_array__"];
@@ -58,18 +61,15 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     let other = (STREAM, "a stream, not a single array or batch");
     let answer = answer(object, is_pair, ARRAY, other)?;
     let Ok((schema, array)) = answer.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
-        return Err(PyTypeError::new_err(format!(
-            "expected a pair of capsules, got an object of type {}",
-            answer.get_type().name()?
-        )));
+        return Err(wrong_type(&answer, "a pair of capsules")?);
     };
     let as_type = look(&schema, |schema: &FFI_ArrowSchema| T::parse(schema))??;
-    let array = if holds::<HostArray>(&array) {
-        unpack::<HostArray>(&array)?.on_cpu()
+    let array = if holds::<FFI_ArrowArray>(&array) {
+        FFI_ArrowDeviceArray::from_host(CArray::from_arrow(unpack(&array)?))
     } else {
-        unpack::<FFI_ArrowDeviceArray>(&array)?
+        unpack(&array)?
     };
-    let array = stream::released_attached(array);
+    let array = released_attached(array);
     // SAFETY: the protocol requires the capsules to hold structs that keep to the interface; the caller guarantees that
     // values that are not checked are valid.
     let imported = detached(|| unsafe { T::import(array, as_type, options) })?;
@@ -80,15 +80,14 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
 /// import its arrays one by one, with [`array_from_python`].
 ///
 /// `object` has the method `__arrow_c_device_stream__`, or else `__arrow_c_stream__` (whose data is on the CPU), or it is
-/// the capsule that one of these returns. Values are checked, batch by batch.
+/// the capsule that one of these returns. Values are checked, batch by batch. The reader releases the interpreter (the GIL) during
+/// each `next`.
 ///
 /// ```no_run
-/// use arrow_device::python::{Detached, pyo3::prelude::*, stream_from_python};
-/// use arrow_device::DeviceRecordBatchReader;
+/// use arrow_device::python::{pyo3::prelude::*, stream_from_python};
 /// # fn f(object: &Bound<'_, PyAny>) -> PyResult<()> {
-/// let stream = stream_from_python(object)?;
-/// for batch in Detached::new(stream.into_host_reader()) {
-///     let batch = batch.map_err(arrow_device::Error::from)?;
+/// for batch in stream_from_python(object)? {
+///     println!("{} rows", batch?.num_rows());
 /// }
 /// # Ok(())
 /// # }
@@ -98,7 +97,7 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
 /// Raises the same errors as [`array_from_python`], and `OSError` with the errno and text of a producer that fails.
 pub fn stream_from_python(
     object: &Bound<'_, PyAny>,
-) -> PyResult<Detached<DeviceRecordBatchStreamReader>> {
+) -> PyResult<impl DeviceRecordBatchReader + Send + use<>> {
     // SAFETY: with `Validation::Full` nothing is required of the values.
     unsafe { stream_from_python_with(object, checked()) }
 }
@@ -113,19 +112,18 @@ pub fn stream_from_python(
 pub unsafe fn stream_from_python_with(
     object: &Bound<'_, PyAny>,
     options: ImportOptions,
-) -> PyResult<Detached<DeviceRecordBatchStreamReader>> {
+) -> PyResult<impl DeviceRecordBatchReader + Send + use<>> {
     let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
     let answer = answer(object, is_capsule, STREAM, other)?;
     let stream = if holds::<HostStream>(&answer) {
-        stream::incoming_host(unpack(&answer)?)?
+        Incoming::Host(unpack(&answer)?)
     } else {
-        stream::incoming(unpack(&answer)?)?
+        Incoming::Device(unpack(&answer)?)
     };
     // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface; the caller guarantees that
     // values that are not checked are valid.
-    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }?;
-    Ok(Detached::new(reader))
+    Ok(unsafe { Reader::new(stream, options) }?)
 }
 
 fn checked() -> ImportOptions {

@@ -55,8 +55,8 @@
 //! # The interpreter
 //!
 //! While these functions and the streams that they make wait for a device or for a producer, they release the interpreter
-//! (the GIL), so that other threads can use it. [`Detached`] does the same for readers. Other calls that wait, such as
-//! `to_host` and `to_device`, belong in `py.detach`.
+//! (the GIL), so that other threads can use it. Other calls that wait, such as `to_host`, `to_device` and the `next` of a reader on
+//! the host, belong in `py.detach`.
 //!
 //! The releases of some producers drop Python objects without attaching to the interpreter first. Data from Python is
 //! therefore released by a thread that is attached: by the current thread if it is, otherwise, somewhat later, by a thread
@@ -83,7 +83,6 @@ mod stream;
 #[cfg(feature = "dlpack")]
 mod tensor;
 
-pub use attached::Detached;
 pub use data::{CapsuleArray, CapsuleSchema};
 pub use export::{
     array_to_python, host_array_to_python, host_stream_to_python, schema_to_python,

@@ -1,91 +1,23 @@
 //! Wraps the C streams that go from this crate to Python, and back, in C streams that release the GIL and acquire it as needed.
-//!
-//! A consumer that holds the GIL may rely on it to keep other threads from calling its stream. These streams release the GIL
-//! in the middle of a call, so a second call may come then. It is refused.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
+use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::attached::{detached, drop_attached, has_interpreter};
+use super::attached::{DropAttached, detached, has_interpreter};
+use super::capsule::InCapsule;
 use crate::abi::c_data::{CArray, CSchema};
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
 };
+use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
+use crate::interchange::ImportOptions;
 use crate::stream::import::Stream;
-
-/// A stream for Python. It releases the interpreter while its reader works.
-pub(super) fn outgoing(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    Ok(adapt(DeviceStream {
-        stream: checked(stream)?.into_inner(),
-        is_from_python: false,
-    }))
-}
-
-/// A stream, and its schema.
-pub(super) fn with_schema(
-    stream: FFI_ArrowDeviceArrayStream,
-) -> Result<(FFI_ArrowDeviceArrayStream, ForeignSchema)> {
-    let mut stream = checked(stream)?;
-    let schema = stream.schema()?;
-    Ok((stream.into_inner(), schema))
-}
-
-/// A stream from Python. It and its arrays are released by a thread that is attached to the interpreter.
-pub(super) fn incoming(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    Ok(adapt(DeviceStream {
-        stream: checked(stream)?.into_inner(),
-        is_from_python: true,
-    }))
-}
-
-/// Like [`incoming`], for a stream on the CPU.
-pub(super) fn incoming_host(stream: HostStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    if stream.release.is_none() {
-        return Err(Error::Released("the ArrowArrayStream"));
-    }
-    Ok(adapt(stream))
-}
-
-/// Checks that the stream is not released and has all its callbacks.
-fn checked(stream: FFI_ArrowDeviceArrayStream) -> Result<Stream> {
-    Stream::open(stream)
-}
-
-/// The same array, released by a thread that is attached to the interpreter.
-pub(super) fn released_attached(inner: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
-    if inner.is_released() {
-        return inner;
-    }
-    let array = CArray {
-        release: Some(release_array),
-        private_data: ptr::null_mut(),
-        ..inner.array
-    };
-    let mut outer = FFI_ArrowDeviceArray {
-        array,
-        device_id: inner.device_id,
-        device_type: inner.device_type,
-        sync_event: inner.sync_event,
-        reserved: inner.reserved,
-    };
-    outer.array.private_data = Box::into_raw(Box::new(inner)).cast();
-    outer
-}
-
-unsafe extern "C-unwind" fn release_array(array: *mut CArray) {
-    // SAFETY: the interface requires the consumer to pass a live array, once. Only `released_attached` installs this
-    // callback, with a boxed array as `private_data`.
-    unsafe {
-        let inner = Box::from_raw((*array).private_data.cast::<FFI_ArrowDeviceArray>());
-        (*array).private_data = ptr::null_mut();
-        (*array).release = None;
-        drop_attached(inner);
-    }
-}
+use crate::stream::{DeviceRecordBatchReader, DeviceRecordBatchStreamReader};
 
 /// `struct ArrowArrayStream` of the C stream interface. Dropping it releases it.
 #[repr(C)]
@@ -125,360 +57,365 @@ impl Drop for HostStream {
     }
 }
 
-struct DeviceStream {
-    stream: FFI_ArrowDeviceArrayStream,
-    is_from_python: bool,
+/// A stream from Python. Its callbacks are called detached from the interpreter; it and its arrays are released attached.
+pub(super) enum Incoming {
+    Device(FFI_ArrowDeviceArrayStream),
+    Host(HostStream),
 }
 
-/// A C stream whose callbacks may be called.
-///
-/// # Safety
-/// The methods keep to the C device stream interface if their callers pass an `out` that is valid for writes and empty.
-unsafe trait Source: Send + 'static {
-    fn device_type(&self) -> ArrowDeviceType;
-    unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int;
-    unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int;
-    unsafe fn get_last_error(&mut self) -> *const c_char;
-    /// Whether it and its arrays must be released by a thread that is attached to the interpreter.
-    fn is_from_python(&self) -> bool;
-}
+/// A reader that releases the interpreter during each `next`.
+pub(super) struct Reader(DeviceRecordBatchStreamReader);
 
-// SAFETY: each method calls the producer's callback of the same name on the producer's own struct.
-unsafe impl Source for DeviceStream {
-    fn device_type(&self) -> ArrowDeviceType {
-        self.stream.device_type
-    }
-
-    unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
-        match self.stream.get_schema {
-            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
-            // valid for writes and empty.
-            Some(get_schema) => unsafe { get_schema(&mut self.stream, out) },
-            None => libc::EINVAL,
-        }
-    }
-
-    unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        match self.stream.get_next {
-            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
-            // valid for writes and empty.
-            Some(get_next) => unsafe { get_next(&mut self.stream, out) },
-            None => libc::EINVAL,
-        }
-    }
-
-    unsafe fn get_last_error(&mut self) -> *const c_char {
-        match self.stream.get_last_error {
-            // SAFETY: the callback belongs to the live struct that it is called with.
-            Some(get_last_error) => unsafe { get_last_error(&mut self.stream) },
-            None => ptr::null(),
-        }
-    }
-
-    fn is_from_python(&self) -> bool {
-        self.is_from_python
-    }
-}
-
-// SAFETY: each method calls the producer's callback of the same name on the producer's own struct. An `ArrowArray` becomes
-// part of an `ArrowDeviceArray` on the CPU.
-unsafe impl Source for HostStream {
-    fn device_type(&self) -> ArrowDeviceType {
-        ArrowDeviceType::CPU
-    }
-
-    unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
-        match self.get_schema {
-            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
-            // valid for writes and empty.
-            Some(get_schema) => unsafe { get_schema(self, out) },
-            None => libc::EINVAL,
-        }
-    }
-
-    unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        // The callback writes into `out`, whose owner releases what is there if the callback unwinds.
-        // SAFETY: the caller guarantees that `out` is valid for writes and empty.
-        let array = unsafe {
-            FFI_ArrowDeviceArray::from_host(CArray::empty()).write_to(out);
-            &raw mut (*out).array
+impl Reader {
+    /// # Safety
+    /// The stream keeps to its interface, and its arrays meet the safety requirements of
+    /// [`DeviceRecordBatchStreamReader::new`] with these options.
+    pub(super) unsafe fn new(stream: Incoming, options: ImportOptions) -> Result<Self> {
+        let (stream, device_type) = match stream {
+            Incoming::Host(stream) if stream.release.is_none() => {
+                return Err(Error::Released("the ArrowArrayStream"));
+            }
+            Incoming::Host(stream) => (Incoming::Host(stream), ArrowDeviceType::CPU),
+            Incoming::Device(stream) => {
+                let stream = Stream::open(stream)?.into_inner();
+                let device_type = stream.device_type;
+                (Incoming::Device(stream), device_type)
+            }
         };
-        match self.get_next {
-            // SAFETY: the callback belongs to the live struct that it is called with; `array` points into `out`, and is empty.
-            Some(get_next) => unsafe { get_next(self, array) },
-            None => libc::EINVAL,
+        let stream = Box::into_raw(Box::new(DropAttached::new(stream)));
+        // SAFETY: the callbacks keep to the interface for a boxed `Incoming`, as long as the producer's do, which the caller
+        // guarantees, as it does for the arrays.
+        unsafe {
+            let stream = FFI_ArrowDeviceArrayStream::from_parts(
+                device_type,
+                incoming_schema,
+                incoming_next,
+                incoming_error,
+                incoming_release,
+                stream.cast(),
+            );
+            DeviceRecordBatchStreamReader::new(stream, options).map(Self)
         }
     }
+}
 
-    unsafe fn get_last_error(&mut self) -> *const c_char {
-        match self.get_last_error {
-            // SAFETY: the callback belongs to the live struct that it is called with.
-            Some(get_last_error) => unsafe { get_last_error(self) },
-            None => ptr::null(),
+impl Iterator for Reader {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        detached(|| self.0.next())
+    }
+}
+
+impl DeviceRecordBatchReader for Reader {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.0.device_type()
+    }
+}
+
+/// Calls the producer's callback of this name, if it has one.
+macro_rules! ask {
+    ($stream:ident.$callback:ident, $without:expr $(, $out:expr)?) => {
+        match $stream.$callback {
+            Some(callback) => callback($stream $(, $out)?),
+            None => $without,
         }
-    }
-
-    fn is_from_python(&self) -> bool {
-        true
-    }
+    };
 }
 
-/// What the `private_data` of a stream of [`adapt`] is a share of. Each call holds another share, so that a release
-/// during a call leaves the adapter to that call.
-type Shared<S> = Arc<Mutex<Adapter<S>>>;
+// The reader is the only caller of these four callbacks. It passes its live stream, one call at a time, and an empty `out`, which is
+// what the interface requires for the producer's callbacks, too.
 
-struct Adapter<S> {
-    source: S,
-    /// The text of an error that is not the source's own.
-    text: Option<CString>,
-}
-
-const IN_USE: &CStr = c"another call on this stream is under way";
-
-fn adapt<S: Source>(source: S) -> FFI_ArrowDeviceArrayStream {
-    let device_type = source.device_type();
-    let shared = Arc::new(Mutex::new(Adapter { source, text: None }));
-    // SAFETY: the callbacks below keep to the stream interface for a share of a `Mutex<Adapter<S>>`, which is `Send` and
-    // `Sync` because `Source` requires `Send`.
-    unsafe {
-        FFI_ArrowDeviceArrayStream::from_parts(
-            device_type,
-            get_schema::<S>,
-            get_next::<S>,
-            get_last_error::<S>,
-            release::<S>,
-            Arc::into_raw(shared).cast_mut().cast(),
-        )
-    }
-}
-
-/// Calls `body` with the stream's adapter. Answers `released` if the stream is null or released, and `busy` if another
-/// call is under way: on another thread, or on this one, within a call that has released the interpreter.
-///
 /// # Safety
-/// `stream` is null or points to a stream of [`adapt`] for this `S`, which may be released.
-unsafe fn call<S: Source, T>(
-    stream: *mut FFI_ArrowDeviceArrayStream,
-    released: T,
-    busy: T,
-    body: impl FnOnce(&mut Adapter<S>) -> T,
-) -> T {
-    // SAFETY: the caller guarantees that `stream` can be read if it is not null. One that is not released still holds the
-    // share that `adapt` put into its `private_data`, so there is one to count.
-    let shared: Shared<S> = unsafe {
-        if stream.is_null() || (*stream).release.is_none() {
-            return released;
-        }
-        let share = (*stream).private_data.cast_const().cast();
-        Arc::increment_strong_count(share);
-        Arc::from_raw(share)
-    };
-    let answer = match shared.try_lock() {
-        Ok(mut adapter) => body(&mut adapter),
-        // The producer's panics are caught further in.
-        Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
-        Err(TryLockError::WouldBlock) => busy,
-    };
-    drop_share(shared);
-    answer
+/// `stream` is the stream of a [`Reader`], and nothing else uses it during `'a`.
+unsafe fn incoming<'a>(stream: *mut FFI_ArrowDeviceArrayStream) -> &'a mut Incoming {
+    // SAFETY: the caller guarantees a stream whose `private_data` is a boxed `DropAttached`, which is a transparent struct.
+    unsafe { &mut *(*stream).private_data.cast::<Incoming>() }
 }
 
-/// The last share drops the source.
-fn drop_share<S: Source>(shared: Shared<S>) {
-    let Some(adapter) = Arc::into_inner(shared) else {
-        return;
-    };
-    let adapter = adapter.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let source = adapter.source;
-    if source.is_from_python() {
-        drop_attached(source);
-    } else {
-        // A panic in the reader's drop ends here.
-        let _ = guard::call_foreign("release", || detached(|| drop(source)));
-    }
-}
-
-impl<S: Source> Adapter<S> {
-    /// Calls the source without the interpreter. A panic becomes EIO, with its text.
-    fn ask(&mut self, operation: &'static str, f: impl FnOnce(&mut S) -> c_int + Send) -> c_int {
-        let Self { source, text } = self;
-        *text = None;
-        if source.is_from_python() && !has_interpreter() {
-            *text = Some(c"the Python interpreter is gone".to_owned());
-            return libc::ECANCELED;
-        }
-        detached(|| guard::call_foreign(operation, || f(source))).unwrap_or_else(|e| {
-            *text = CString::new(e.to_string().replace('\0', " ")).ok();
-            e.errno()
-        })
-    }
-}
-
-unsafe extern "C-unwind" fn get_schema<S: Source>(
+unsafe extern "C-unwind" fn incoming_schema(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
-    }
-    let out = out.cast::<CSchema>();
-    // SAFETY: the interface requires the consumer to pass an `out` that is valid for writes and holds nothing to release.
-    unsafe { out.write(CSchema::empty()) };
-    let body = |adapter: &mut Adapter<S>| {
-        let mut schema = ForeignSchema::empty();
-        let code = adapter.ask("get_schema", |source| {
-            // SAFETY: `schema` is empty and valid for writes (contract of `Source`).
-            unsafe { source.get_schema(schema.as_mut_ptr()) }
-        });
-        if code == 0 {
-            // SAFETY: `out` is valid for writes for the whole call, and empty since the write above.
-            unsafe { out.write(schema.into_inner()) };
-        } else if adapter.source.is_from_python() {
-            drop_attached(schema);
+    // SAFETY: the reader passes its stream, and the schema of a `ForeignSchema`.
+    let (stream, out) = unsafe { (incoming(stream), &mut *out.cast::<ForeignSchema>()) };
+    // SAFETY: the callbacks belong to the stream that they are called with; `out` is empty.
+    detached(|| unsafe {
+        match stream {
+            Incoming::Device(stream) => ask!(stream.get_schema, libc::EINVAL, out.as_mut_ptr()),
+            Incoming::Host(stream) => ask!(stream.get_schema, libc::EINVAL, out.as_mut_ptr()),
         }
-        code
-    };
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
-    unsafe { call(stream, libc::EINVAL, libc::EBUSY, body) }
+    })
 }
 
-unsafe extern "C-unwind" fn get_next<S: Source>(
+unsafe extern "C-unwind" fn incoming_next(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
+    if !has_interpreter() {
+        return libc::ECANCELED;
     }
-    // SAFETY: the interface requires the consumer to pass an `out` that is valid for writes and holds nothing to release.
-    unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
-    let body = |adapter: &mut Adapter<S>| {
-        let mut array = FFI_ArrowDeviceArray::empty();
-        let code = adapter.ask("get_next", |source| {
-            // SAFETY: `array` is empty and valid for writes (contract of `Source`).
-            unsafe { source.get_next(&mut array) }
-        });
-        if adapter.source.is_from_python() {
-            array = released_attached(array);
+    // SAFETY: the reader passes its stream.
+    let stream = unsafe { incoming(stream) };
+    let mut array = FFI_ArrowDeviceArray::empty();
+    // SAFETY: the callbacks belong to the stream that they are called with; `array` is empty.
+    let code = detached(|| unsafe {
+        match stream {
+            Incoming::Device(stream) => ask!(stream.get_next, libc::EINVAL, &mut array),
+            Incoming::Host(stream) => {
+                array = FFI_ArrowDeviceArray::from_host(CArray::empty());
+                ask!(stream.get_next, libc::EINVAL, &mut array.array)
+            }
         }
-        if code == 0 {
-            // SAFETY: `out` is valid for writes for the whole call, and empty since the write above.
-            unsafe { array.write_to(out) };
-        }
-        code
-    };
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
-    unsafe { call(stream, libc::EINVAL, libc::EBUSY, body) }
+    });
+    // What a failed call leaves is released attached, too.
+    let array = released_attached(array);
+    if code == 0 {
+        // SAFETY: the reader passes an `out` that is valid for writes and empty.
+        unsafe { array.write_to(out) };
+    }
+    code
 }
 
-unsafe extern "C-unwind" fn get_last_error<S: Source>(
+unsafe extern "C-unwind" fn incoming_error(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> *const c_char {
-    let body = |adapter: &mut Adapter<S>| {
-        let Adapter { source, text } = adapter;
-        if let Some(text) = text {
-            return text.as_ptr();
-        }
-        if source.is_from_python() && !has_interpreter() {
-            return ptr::null();
-        }
-        // SAFETY: the interface allows this call after a failed one, and the consumer keeps to that.
-        guard::call_foreign("get_last_error", || unsafe { source.get_last_error() })
-            .unwrap_or(ptr::null())
-    };
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
-    unsafe { call::<S, _>(stream, ptr::null(), IN_USE.as_ptr(), body) }
-}
-
-unsafe extern "C-unwind" fn release<S: Source>(stream: *mut FFI_ArrowDeviceArrayStream) {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to call nothing
-    // on it afterwards. While it is not released, its `private_data` is the share that `adapt` put there.
-    let shared: Shared<S> = unsafe {
-        if stream.is_null() || (*stream).release.is_none() {
-            return;
-        }
-        let share = (*stream).private_data.cast_const().cast();
-        FFI_ArrowDeviceArrayStream::mark_released(stream);
-        Arc::from_raw(share)
-    };
-    drop_share(shared);
-}
-
-/// A device stream on the CPU, as a host stream.
-pub(super) fn as_host(stream: FFI_ArrowDeviceArrayStream) -> HostStream {
-    HostStream {
-        get_schema: Some(host_get_schema),
-        get_next: Some(host_get_next),
-        get_last_error: Some(host_get_last_error),
-        release: Some(host_release),
-        private_data: Box::into_raw(Box::new(stream)).cast(),
+    if !has_interpreter() {
+        return c"the Python interpreter is gone".as_ptr();
     }
-}
-
-/// # Safety
-/// `stream` is null, released, or a stream of [`as_host`].
-unsafe fn behind(stream: *mut HostStream) -> Option<*mut FFI_ArrowDeviceArrayStream> {
-    // SAFETY: the caller guarantees that `stream` can be read if it is not null.
+    // SAFETY: the reader passes its stream, after a failed call. The callbacks belong to the stream that they are called with.
     unsafe {
-        if stream.is_null() || (*stream).release.is_none() {
-            return None;
+        match incoming(stream) {
+            Incoming::Device(stream) => ask!(stream.get_last_error, ptr::null()),
+            Incoming::Host(stream) => ask!(stream.get_last_error, ptr::null()),
         }
-        Some((*stream).private_data.cast())
     }
 }
 
-unsafe extern "C-unwind" fn host_get_schema(
-    stream: *mut HostStream,
+unsafe extern "C-unwind" fn incoming_release(stream: *mut FFI_ArrowDeviceArrayStream) {
+    // SAFETY: the reader passes its stream, once, whose `private_data` is what `Reader::new` boxed.
+    unsafe {
+        let boxed = (*stream).private_data.cast::<DropAttached<Incoming>>();
+        FFI_ArrowDeviceArrayStream::mark_released(stream);
+        drop(Box::from_raw(boxed));
+    }
+}
+
+/// The same array, released by a thread that is attached to the interpreter.
+pub(super) fn released_attached(inner: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
+    if inner.is_released() {
+        return inner;
+    }
+    let mut outer = FFI_ArrowDeviceArray {
+        array: CArray {
+            release: Some(release_array),
+            ..inner.array
+        },
+        device_id: inner.device_id,
+        device_type: inner.device_type,
+        sync_event: inner.sync_event,
+        reserved: inner.reserved,
+    };
+    outer.array.private_data = Box::into_raw(Box::new(DropAttached::new(inner))).cast();
+    outer
+}
+
+unsafe extern "C-unwind" fn release_array(array: *mut CArray) {
+    // SAFETY: the interface requires the consumer to pass a live array, once. Only `released_attached` installs this
+    // callback, with a boxed array as `private_data`.
+    unsafe {
+        let boxed = (*array)
+            .private_data
+            .cast::<DropAttached<FFI_ArrowDeviceArray>>();
+        (*array).private_data = ptr::null_mut();
+        (*array).release = None;
+        drop(Box::from_raw(boxed));
+    }
+}
+
+/// A struct that Python gets a stream of this crate in: `ArrowDeviceArrayStream` or `ArrowArrayStream`.
+pub(super) trait Outgoing: InCapsule {
+    type Array;
+    fn new(device_type: ArrowDeviceType, private_data: *mut c_void) -> Self;
+    /// The `private_data`, unless it is released.
+    fn private_data(&self) -> Option<*mut c_void>;
+    fn array(array: FFI_ArrowDeviceArray) -> Self::Array;
+}
+
+impl Outgoing for FFI_ArrowDeviceArrayStream {
+    type Array = FFI_ArrowDeviceArray;
+
+    fn new(device_type: ArrowDeviceType, private_data: *mut c_void) -> Self {
+        Self {
+            device_type,
+            get_schema: Some(get_schema),
+            get_next: Some(get_next),
+            get_last_error: Some(get_last_error),
+            release: Some(release),
+            private_data,
+        }
+    }
+
+    fn private_data(&self) -> Option<*mut c_void> {
+        self.release.map(|_| self.private_data)
+    }
+
+    fn array(array: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
+        array
+    }
+}
+
+impl Outgoing for HostStream {
+    type Array = CArray;
+
+    fn new(_: ArrowDeviceType, private_data: *mut c_void) -> Self {
+        Self {
+            get_schema: Some(get_schema),
+            get_next: Some(get_next),
+            get_last_error: Some(get_last_error),
+            release: Some(release),
+            private_data,
+        }
+    }
+
+    fn private_data(&self) -> Option<*mut c_void> {
+        self.release.map(|_| self.private_data)
+    }
+
+    fn array(mut array: FFI_ArrowDeviceArray) -> CArray {
+        array.take_array()
+    }
+}
+
+/// What the `private_data` of a stream for Python is a share of. Each call holds another share, so that a release during a call
+/// leaves the stream to that call.
+type Shared = Arc<Mutex<FFI_ArrowDeviceArrayStream>>;
+
+/// A stream for Python. It releases the interpreter while its reader works. A consumer that holds the GIL may rely on it to keep
+/// other threads from calling the stream meanwhile; such a call is refused.
+pub(super) fn outgoing<S: Outgoing>(stream: FFI_ArrowDeviceArrayStream) -> S {
+    let device_type = stream.device_type;
+    let shared: Shared = Arc::new(Mutex::new(stream));
+    S::new(device_type, Arc::into_raw(shared).cast_mut().cast())
+}
+
+/// Calls `body` with the stream behind a stream for Python, without the interpreter. Answers `released` if the stream is null or
+/// released, and `busy` if another call is under way: on another thread, or on this one, within a call that has released the
+/// interpreter. Never waits for the lock, so nobody waits for the interpreter under it.
+///
+/// # Safety
+/// `stream` is null or points to a stream of [`outgoing`], which may be released.
+unsafe fn call<S: Outgoing, T>(
+    stream: *mut S,
+    released: T,
+    busy: T,
+    body: impl FnOnce(&mut FFI_ArrowDeviceArrayStream) -> T,
+) -> T {
+    // SAFETY: the caller guarantees that `stream` can be read if it is not null. One that is not released still holds the
+    // share that `outgoing` put into its `private_data`, so there is one to count.
+    let shared: Shared = unsafe {
+        let Some(share) = stream.as_ref().and_then(S::private_data) else {
+            return released;
+        };
+        Arc::increment_strong_count(
+            share
+                .cast_const()
+                .cast::<Mutex<FFI_ArrowDeviceArrayStream>>(),
+        );
+        Arc::from_raw(share.cast_const().cast())
+    };
+    let answer = match shared.try_lock() {
+        Ok(mut stream) => body(&mut stream),
+        // Panics are caught further in.
+        Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
+        Err(TryLockError::WouldBlock) => busy,
+    };
+    detached(|| drop(shared));
+    answer
+}
+
+/// Has a callback of the stream behind fill `value`, which is left empty by a call that fails.
+///
+/// # Safety
+/// The same as for [`call`].
+unsafe fn fill<S: Outgoing, T: Send>(
+    stream: *mut S,
+    empty: fn() -> T,
+    callback: impl FnOnce(&mut FFI_ArrowDeviceArrayStream, &mut T) -> c_int + Send,
+) -> (c_int, T) {
+    let mut value = empty();
+    let body = |stream: &mut FFI_ArrowDeviceArrayStream| {
+        let ask = || callback(stream, &mut value);
+        detached(|| guard::call_foreign("a callback of the stream", ask)).unwrap_or(libc::EIO)
+    };
+    // SAFETY: the caller guarantees what `call` asks for.
+    match unsafe { call(stream, libc::EINVAL, libc::EBUSY, body) } {
+        0 => (0, value),
+        code => (code, empty()),
+    }
+}
+
+unsafe extern "C-unwind" fn get_schema<S: Outgoing>(
+    stream: *mut S,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
-    // made. Until its release the stream behind it lives; the consumer guarantees that `out` is valid for writes.
-    unsafe {
-        match behind(stream).map(|stream| (stream, (*stream).get_schema)) {
-            Some((stream, Some(get_schema))) => get_schema(stream, out),
-            _ => libc::EINVAL,
-        }
-    }
-}
-
-unsafe extern "C-unwind" fn host_get_next(stream: *mut HostStream, out: *mut CArray) -> c_int {
     if out.is_null() {
         return libc::EINVAL;
     }
-    let mut array = FFI_ArrowDeviceArray::empty();
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
-    // made, and an `out` that is valid for writes. Until its release the stream behind it lives.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `outgoing` made,
+    // and an `out` that is valid for writes and holds nothing to release. The callback belongs to the stream that it is called
+    // with; the schema is empty.
     unsafe {
-        out.write(CArray::empty());
-        let code = match behind(stream).map(|stream| (stream, (*stream).get_next)) {
-            Some((stream, Some(get_next))) => get_next(stream, &mut array),
-            _ => libc::EINVAL,
-        };
-        if code == 0 {
-            out.write(array.take_array());
-        }
+        let (code, schema) = fill(stream, ForeignSchema::empty, |stream, schema| {
+            ask!(stream.get_schema, libc::EINVAL, schema.as_mut_ptr())
+        });
+        out.cast::<CSchema>().write(schema.into_inner());
         code
     }
 }
 
-unsafe extern "C-unwind" fn host_get_last_error(stream: *mut HostStream) -> *const c_char {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
-    // made. Until its release the stream behind it lives.
+unsafe extern "C-unwind" fn get_next<S: Outgoing>(stream: *mut S, out: *mut S::Array) -> c_int {
+    if out.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `outgoing` made,
+    // and an `out` that is valid for writes and holds nothing to release. The callback belongs to the stream that it is called
+    // with; the array is empty.
     unsafe {
-        match behind(stream).map(|stream| (stream, (*stream).get_last_error)) {
-            Some((stream, Some(get_last_error))) => get_last_error(stream),
-            _ => ptr::null(),
-        }
+        let (code, array) = fill(stream, FFI_ArrowDeviceArray::empty, |stream, array| {
+            ask!(stream.get_next, libc::EINVAL, array)
+        });
+        out.write(S::array(array));
+        code
     }
 }
 
-unsafe extern "C-unwind" fn host_release(stream: *mut HostStream) {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
-    // made with a boxed stream as `private_data`. A released stream has nothing behind it, so the box is freed once.
-    unsafe {
-        if let Some(behind) = behind(stream) {
-            (*stream).release = None;
-            (*stream).private_data = ptr::null_mut();
-            drop(Box::from_raw(behind));
-        }
-    }
+unsafe extern "C-unwind" fn get_last_error<S: Outgoing>(stream: *mut S) -> *const c_char {
+    let busy = c"another call on this stream is under way".as_ptr();
+    let body = |stream: &mut FFI_ArrowDeviceArrayStream| {
+        // SAFETY: the interface allows this call after a failed one, and the consumer keeps to that. The callback belongs to the
+        // stream that it is called with.
+        let ask = || unsafe { ask!(stream.get_last_error, ptr::null()) };
+        guard::call_foreign("get_last_error", ask).unwrap_or(ptr::null())
+    };
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `outgoing` made.
+    unsafe { call(stream, ptr::null(), busy, body) }
+}
+
+unsafe extern "C-unwind" fn release<S: Outgoing>(stream: *mut S) {
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to call nothing
+    // on it afterwards. While it is not released, its `private_data` is the share that `outgoing` put there.
+    let shared: Shared = unsafe {
+        let Some(share) = stream.as_ref().and_then(S::private_data) else {
+            return;
+        };
+        stream.write(S::empty());
+        Arc::from_raw(share.cast_const().cast())
+    };
+    // The last share drops the stream, whose drop catches panics.
+    detached(|| drop(shared));
 }

@@ -3,30 +3,30 @@
 //! A consumer that takes the tensor renames the capsule. The destructor deletes the tensor if the capsule still has its
 //! first name.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use arrow_schema::DataType;
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
-use pyo3::{Borrowed, ffi, intern};
+use pyo3::{ffi, intern};
 
-use super::attached::{detached, drop_attached};
-use crate::abi::{ArrowDeviceType, guard};
+use super::attached::{DropAttached, detached};
+use super::errors::wrong_type;
+use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
-use crate::device::{Device, Devices, Queue};
-use crate::dlpack::{
-    DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
-    DlpackStream, DlpackTensor, Managed,
-};
+use crate::device::{Devices, Queue};
+use crate::dlpack::{DLDevice, DlpackOptions, DlpackStream};
+use crate::dlpack::{delete, import_unversioned, import_versioned};
 use crate::error::Error;
 
-const VERSIONED: &CStr = c"dltensor_versioned";
-const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
-const UNVERSIONED: &CStr = c"dltensor";
-const USED_UNVERSIONED: &CStr = c"used_dltensor";
+/// The name of a capsule, and its name once a consumer has taken the tensor.
+type Names = [&'static CStr; 2];
+
+const VERSIONED: Names = [c"dltensor_versioned", c"used_dltensor_versioned"];
+const UNVERSIONED: Names = [c"dltensor", c"used_dltensor"];
 
 /// Exports the values of a column as the result of
 /// `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)`. Nothing is copied unless `copy` is `True`; the consumer
@@ -95,9 +95,14 @@ pub unsafe fn tensor_to_python<'py>(
         _ => column.export_dlpack(&options),
     });
     let tensor = tensor.map_err(refused)?;
-    // SAFETY: the caller guarantees that a consumer that asks for the unversioned struct does not write unless it is a copy (second
-    // point of `# Safety`).
-    unsafe { pack(py, tensor, max_version.is_some_and(|(major, _)| major >= 1)) }
+    // SAFETY: the tensors were just made. The caller guarantees that a consumer that asks for the unversioned struct does not
+    // write unless it is a copy (second point of `# Safety`).
+    unsafe {
+        match max_version {
+            Some((1.., _)) => pack(py, tensor.into_versioned(), VERSIONED),
+            _ => pack(py, tensor.into_unversioned(), UNVERSIONED),
+        }
+    }
 }
 
 /// The array API standard asks for `BufferError` where there is no such tensor.
@@ -111,108 +116,26 @@ fn refused(e: Error) -> PyErr {
 }
 
 /// # Safety
-/// If not `versioned`, the consumer does not write to the memory, unless the tensor is a copy.
-unsafe fn pack(
-    py: Python<'_>,
-    tensor: DlpackTensor,
-    versioned: bool,
-) -> PyResult<Bound<'_, PyCapsule>> {
-    // SAFETY: the pointers of `into_versioned` and `into_unversioned` are not null, and the names are static. A destructor
-    // may run on any thread, as the deleter may; it deletes the tensor unless a consumer has taken it. Without a capsule the
-    // tensor is deleted here, once. `into_unversioned` requires that the consumer does not write, which the caller guarantees.
+/// `tensor` is a tensor of this crate, and nothing else deletes it.
+unsafe fn pack<T>(py: Python<'_>, tensor: *mut T, names: Names) -> PyResult<Bound<'_, PyCapsule>> {
+    // SAFETY: the pointer of a tensor is not null. Without a capsule it is deleted here, once. The destructor may run on any
+    // thread, as the deleter may.
     unsafe {
-        if versioned {
-            let tensor = tensor.into_versioned();
-            let pointer = NonNull::new_unchecked(tensor.cast());
-            let delete = Some(delete_versioned as ffi::PyCapsule_Destructor);
-            PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED, delete)
-                .inspect_err(|_| drop(Original(tensor)))
-        } else {
-            let tensor = tensor.into_unversioned();
-            let pointer = NonNull::new_unchecked(tensor.cast());
-            let delete = Some(delete_unversioned as ffi::PyCapsule_Destructor);
-            PyCapsule::new_with_pointer_and_destructor(py, pointer, UNVERSIONED, delete)
-                .inspect_err(|_| drop(Original(tensor)))
-        }
+        let pointer = NonNull::new_unchecked(tensor.cast());
+        let destroy = Some(destroy::<T> as ffi::PyCapsule_Destructor);
+        PyCapsule::new_with_pointer_and_destructor(py, pointer, names[0], destroy)
+            .inspect_err(|_| delete(tensor))
     }
 }
 
-/// A producer's tensor: dropping it calls the deleter.
-struct Original<T: Managed>(*mut T);
-
-// SAFETY: only the deleter is called, and DLPack allows that on any thread.
-unsafe impl<T: Managed> Send for Original<T> {}
-
-impl<T: Managed> Drop for Original<T> {
-    fn drop(&mut self) {
-        // SAFETY: an `Original` is made of a live tensor that was taken from its producer and lives until its deleter is called.
-        if let Some(deleter) = unsafe { T::deleter(self.0) } {
-            // A drop cannot report a panic.
-            // SAFETY: the deleter is the tensor's own, and this drop is its only call.
-            let _ = guard::call_foreign("deleter", || unsafe { deleter(self.0) });
-        }
-    }
-}
-
-/// A tensor in front of a producer's tensor.
-struct Held<T: Managed> {
-    tensor: T,
-    original: Original<T>,
-}
-
-/// The same tensor, deleted by a thread that is attached to the interpreter.
-///
-/// # Safety
-/// `original` is a live tensor that was taken from its producer.
-unsafe fn held<T: Managed>(original: *mut T) -> *mut T {
-    // SAFETY: the caller guarantees a live tensor. All versions have the version at the same place.
-    let version = unsafe { T::version(original) };
-    if version.is_some_and(|version| version.major != DLPackVersion::CURRENT.major) {
-        // The import refuses it and deletes it at once, on this thread, which is attached.
-        return original;
-    }
-    // SAFETY: the caller guarantees a live tensor, whose version has this layout. Only plain members are copied.
-    let tensor = unsafe { T::tensor(original).read() };
-    let held = Box::into_raw(Box::new(Held {
-        // The flags have been read.
-        tensor: T::new(tensor, delete_held::<T>, 0),
-        original: Original(original),
-    }));
-    // SAFETY: `held` was just boxed, and nothing else points to it.
-    unsafe {
-        let tensor = &raw mut (*held).tensor;
-        T::set_manager_ctx(tensor, held.cast());
-        tensor
-    }
-}
-
-/// # Safety
-/// `tensor` was made by [`held`] and is deleted once.
-unsafe extern "C-unwind" fn delete_held<T: Managed>(tensor: *mut T) {
-    // SAFETY: the caller guarantees a tensor of `held`, whose `manager_ctx` is the box; it is freed once.
-    let held = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Held<T>>()) };
-    drop_attached(held.original);
-}
-
-unsafe extern "C" fn delete_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: only `pack` installs this destructor, for a tensor of this type and name. Python calls it once.
-    unsafe { delete::<DLManagedTensorVersioned>(capsule, VERSIONED) }
-}
-
-unsafe extern "C" fn delete_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: only `pack` installs this destructor, for a tensor of this type and name. Python calls it once.
-    unsafe { delete::<DLManagedTensor>(capsule, UNVERSIONED) }
-}
-
-/// # Safety
-/// `capsule` was made by [`pack`], with a tensor of this type. It has this name unless a consumer has taken the tensor. This
-/// is called once, by a thread that is attached.
-unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
-    // SAFETY: the caller guarantees a capsule of `pack`. One that still has its name still owns its tensor.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
-            let tensor = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());
-            drop(Original(tensor.cast::<T>()));
+/// Deletes the tensor unless a consumer has taken it, which has then renamed the capsule. A deleter of this crate never unwinds.
+unsafe extern "C" fn destroy<T>(capsule: *mut ffi::PyObject) {
+    for [name, _] in [VERSIONED, UNVERSIONED] {
+        // SAFETY: only `pack` installs this destructor, for a tensor of this type. Python calls it once, attached.
+        unsafe {
+            if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
+                return delete(ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast::<T>());
+            }
         }
     }
 }
@@ -276,17 +199,16 @@ pub unsafe fn tensor_from_python_shared(object: &Bound<'_, PyAny>) -> PyResult<D
 fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     let py = object.py();
     let Some(of_device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else {
-        return Err(PyTypeError::new_err(format!(
-            "an object of type {} has no __dlpack_device__",
-            object.get_type().name()?
-        )));
+        return Err(wrong_type(object, "an object with __dlpack_device__")?);
     };
-    let (device_type, device_id) = of_device.call0()?.extract::<(i32, i32)>()?;
+    let (device_type, device_id) = of_device.call0()?.extract()?;
+    let device_type = ArrowDeviceType::new(device_type);
     let id = DLDevice {
-        device_type: ArrowDeviceType::new(device_type),
+        device_type,
         device_id,
-    };
-    let device: Device = detached(|| Devices::global().get(id.id()))?;
+    }
+    .id();
+    let device = detached(|| Devices::global().get(id))?;
     let queue = device.default_queue();
     let arguments = PyDict::new(py);
     arguments.set_item("stream", queue.dlpack_stream()?)?;
@@ -300,57 +222,35 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
         }
         answer => answer?,
     };
-    let Ok(capsule) = answer.cast::<PyCapsule>() else {
-        return Err(PyTypeError::new_err(
-            "__dlpack__ returned an object that is not a capsule",
-        ));
-    };
-    let capsule = capsule.as_borrowed();
-    let mut is_copied = false;
-    let array = if let Some(tensor) = take(capsule, VERSIONED, USED_VERSIONED)? {
-        let tensor = tensor.cast::<DLManagedTensorVersioned>().as_ptr();
-        // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and
-        // to make the given stream wait, which is the queue's. The flags are read only if the version has them. That nothing
-        // writes is the callers' part: `tensor_from_python` copies, and `tensor_from_python_shared` requires it.
-        unsafe {
-            let ours = DLPackVersion::CURRENT.major;
-            is_copied = (*tensor).version.major == ours
-                && (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0;
-            DeviceArray::import_dlpack(held(tensor), &queue)
+    let refused =
+        || PyTypeError::new_err("__dlpack__ returned no tensor, or one that was used before");
+    let capsule = answer.cast::<PyCapsule>().map_err(|_| refused())?;
+    // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and to make
+    // the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python` copies, and
+    // `tensor_from_python_shared` requires it.
+    let (array, is_copied) = unsafe {
+        if let Some(tensor) = take(capsule, VERSIONED)? {
+            import_versioned(tensor, &queue, DropAttached::new)?
+        } else {
+            let tensor = take(capsule, UNVERSIONED)?.ok_or_else(refused)?;
+            let array = import_unversioned(tensor, &queue, DropAttached::new)?;
+            (array, false)
         }
-    } else if let Some(tensor) = take(capsule, UNVERSIONED, USED_UNVERSIONED)? {
-        let tensor = tensor.cast::<DLManagedTensor>().as_ptr();
-        // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and
-        // to make the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python`
-        // copies, and `tensor_from_python_shared` requires it.
-        unsafe { DeviceArray::import_dlpack_unversioned(held(tensor), &queue) }
-    } else {
-        return Err(PyTypeError::new_err(
-            "__dlpack__ returned a capsule without a tensor, or one that was used before",
-        ));
     };
-    Ok((array?, queue, is_copied))
+    Ok((array, queue, is_copied))
 }
 
 /// Takes the tensor out of a capsule of this name. Renames the capsule, so that its destructor does not delete the tensor.
-fn take(
-    capsule: Borrowed<'_, '_, PyCapsule>,
-    name: &'static CStr,
-    used: &'static CStr,
-) -> PyResult<Option<NonNull<c_void>>> {
+fn take<T>(capsule: &Bound<'_, PyCapsule>, [name, used]: Names) -> PyResult<Option<*mut T>> {
     // Without the GIL two threads could take the tensor at once.
-    with_critical_section(&capsule, || {
+    with_critical_section(capsule, || {
         if !capsule.is_valid_checked(Some(name)) {
             return Ok(None);
         }
         let pointer = capsule.pointer_checked(Some(name))?;
-        if !pointer.cast::<DLManagedTensorVersioned>().is_aligned() {
-            return Err(PyValueError::new_err("the tensor's pointer is misaligned"));
-        }
         // SAFETY: this thread is attached, the object is a capsule, and the name is static, as `PyCapsule_SetName` requires.
-        let renamed = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) };
-        match renamed {
-            0 => Ok(Some(pointer)),
+        match unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } {
+            0 => Ok(Some(pointer.cast().as_ptr())),
             _ => Err(PyErr::fetch(capsule.py())),
         }
     })
