@@ -235,11 +235,6 @@ fn export(
     Ok(tensor)
 }
 
-/// A dimension.
-fn dim(n: usize) -> Result<i64> {
-    i64::try_from(n).map_err(|_| Error::argument(format!("{n} elements are too many for DLPack")))
-}
-
 impl DeviceArray {
     /// Exports the values of a column as a tensor without copying them. The tensor has exactly the column's rows, whatever its
     /// offset.
@@ -300,7 +295,8 @@ impl DeviceArray {
             DataType::FixedSizeList(_, size) => Some(size.into()),
             _ => None,
         });
-        let shape: Vec<i64> = once(dim(self.len())?).chain(sizes).collect();
+        // The C data interface counts rows in 64 bits, too.
+        let shape: Vec<i64> = once(self.len() as i64).chain(sizes).collect();
         let mut leaf = levels(self).last().unwrap_or_else(|| self.clone());
         let bits = *leaf.data_type() == DataType::Boolean;
         let field = leaf.field().map(AsRef::as_ref);
@@ -359,7 +355,7 @@ impl DeviceArray {
         };
         let bytes = self.part(slot, first / 8, len)?;
         let dtype = DLDataType::new(DLDataType::UINT, 8);
-        let shape = vec![dim(len)?];
+        let shape = vec![len as i64];
         export(self.device(), bytes, dtype, shape, bit_offset, options)
     }
 
@@ -417,7 +413,7 @@ impl DeviceBuffer {
                 self.len()
             ))
         })?;
-        let shape = vec![dim(self.len() / width)?];
+        let shape = vec![(self.len() / width) as i64];
         export(self.device(), Some(self.clone()), dtype, shape, 0, options)
     }
 }

@@ -77,6 +77,7 @@ mod capsule;
 mod data;
 mod errors;
 mod export;
+mod host_stream;
 mod import;
 mod request;
 mod stream;

@@ -9,6 +9,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use super::attached::{DropAttached, detached, has_interpreter};
 use super::capsule::InCapsule;
+use super::host_stream::HostStream;
 use crate::abi::c_data::{CArray, CSchema};
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
@@ -18,44 +19,6 @@ use crate::error::{Error, Result};
 use crate::interchange::ImportOptions;
 use crate::stream::import::Stream;
 use crate::stream::{DeviceRecordBatchReader, DeviceRecordBatchStreamReader};
-
-/// `struct ArrowArrayStream` of the C stream interface. Dropping it releases it.
-#[repr(C)]
-pub(super) struct HostStream {
-    get_schema: Option<unsafe extern "C-unwind" fn(*mut Self, *mut FFI_ArrowSchema) -> c_int>,
-    get_next: Option<unsafe extern "C-unwind" fn(*mut Self, *mut CArray) -> c_int>,
-    get_last_error: Option<unsafe extern "C-unwind" fn(*mut Self) -> *const c_char>,
-    release: Option<unsafe extern "C-unwind" fn(*mut Self)>,
-    private_data: *mut c_void,
-}
-
-// SAFETY: the C stream interface allows calls from any thread, one at a time.
-unsafe impl Send for HostStream {}
-
-impl HostStream {
-    pub(super) const fn empty() -> Self {
-        Self {
-            get_schema: None,
-            get_next: None,
-            get_last_error: None,
-            release: None,
-            private_data: ptr::null_mut(),
-        }
-    }
-}
-
-impl Drop for HostStream {
-    fn drop(&mut self) {
-        let this = ptr::from_mut(self);
-        // SAFETY: `this` is a live struct that nothing else uses, and its `release` is its own callback. A moved or released
-        // struct has none.
-        let outcome = unsafe {
-            guard::release_once("ArrowArrayStream.release", this, &raw mut (*this).release)
-        };
-        // A drop cannot report a panic of the callback. The struct is released all the same.
-        drop(outcome);
-    }
-}
 
 /// A stream from Python. Its callbacks are called detached from the interpreter; it and its arrays are released attached.
 pub(super) enum Incoming {
