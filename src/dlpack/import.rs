@@ -116,7 +116,8 @@ pub(crate) unsafe fn import_versioned<K: Send + Sync + 'static>(
     // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
     unsafe {
         let is_copied = (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0;
-        Ok((import(&(*tensor).dl_tensor, queue, kept)?, is_copied))
+        let tensor = (&raw const (*tensor).dl_tensor).read();
+        Ok((import(tensor, queue, kept)?, is_copied))
     }
 }
 
@@ -139,7 +140,8 @@ pub(crate) unsafe fn import_unversioned<K: Send + Sync + 'static>(
             deleter,
             device,
         });
-        import(&(*tensor).dl_tensor, queue, kept)
+        let tensor = (&raw const (*tensor).dl_tensor).read();
+        import(tensor, queue, kept)
     }
 }
 
@@ -154,14 +156,14 @@ fn check_pointer<T>(name: &'static str, tensor: *mut T) -> Result<()> {
 }
 
 /// # Safety
-/// The same as for [`DeviceArray::import_dlpack`]. Dropping `kept` deletes the tensor.
+/// The same as for [`DeviceArray::import_dlpack`]. Dropping `kept` deletes the tensor, of which this is a copy.
 unsafe fn import(
-    tensor: &DLTensor,
+    tensor: DLTensor,
     queue: &Queue,
     kept: impl Send + Sync + 'static,
 ) -> Result<DeviceArray> {
     let device = queue.device();
-    check_device(tensor, device)?;
+    check_device(&tensor, device)?;
     let ndim = usize::try_from(tensor.ndim).ok();
     let ndim = ndim.filter(|ndim| *ndim <= MAX_DEPTH).ok_or_else(|| {
         let message = format!("is {}: 0 to {MAX_DEPTH} are accepted", tensor.ndim);
@@ -193,7 +195,7 @@ unsafe fn import(
         // SAFETY: as for the shape.
         check_strides(shape, unsafe { numbers("strides", tensor.strides, ndim) }?)?;
     }
-    let (base, offset) = check_memory(tensor, rows * width, device)?;
+    let (base, offset) = check_memory(&tensor, rows * width, device)?;
     let ready = queue.record()?.map_or(Ready::Now, Ready::Event);
     let memory = Memory::Kept(Kept(Box::new(kept)));
     let owner = Arc::new(Owner::new(device.clone(), memory, ready));

@@ -284,12 +284,9 @@ unsafe fn call<S: Outgoing, T>(
         let Some(share) = stream.as_ref().and_then(S::private_data) else {
             return released;
         };
-        Arc::increment_strong_count(
-            share
-                .cast_const()
-                .cast::<Mutex<FFI_ArrowDeviceArrayStream>>(),
-        );
-        Arc::from_raw(share.cast_const().cast())
+        let share = share.cast_const().cast();
+        Arc::increment_strong_count(share);
+        Arc::from_raw(share)
     };
     let answer = match shared.try_lock() {
         Ok(mut stream) => body(&mut stream),
@@ -297,8 +294,15 @@ unsafe fn call<S: Outgoing, T>(
         Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
         Err(TryLockError::WouldBlock) => busy,
     };
-    detached(|| drop(shared));
+    drop_share(shared);
     answer
+}
+
+/// The last share drops the stream, whose drop catches panics.
+fn drop_share(shared: Shared) {
+    if let Some(stream) = Arc::into_inner(shared) {
+        detached(|| drop(stream));
+    }
 }
 
 /// Has a callback of the stream behind fill `value`, which is left empty by a call that fails.
@@ -379,6 +383,5 @@ unsafe extern "C-unwind" fn release<S: Outgoing>(stream: *mut S) {
         stream.write(S::empty());
         Arc::from_raw(share.cast_const().cast())
     };
-    // The last share drops the stream, whose drop catches panics.
-    detached(|| drop(shared));
+    drop_share(shared);
 }
