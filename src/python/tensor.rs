@@ -146,7 +146,7 @@ unsafe extern "C" fn destroy<T>(capsule: *mut ffi::PyObject) {
 /// Memory that the host can read (the CPU's, page-locked, managed) is copied once, within its device, and the tensor is
 /// deleted after the copy. Columns become Rust slices there, but NumPy and PyTorch may write to a tensor that they have
 /// exported, even to one marked read-only, which may be a read-only view of an array that is written. Only a tensor that
-/// the producer marks as a copy ([`IS_COPIED`](DLManagedTensorVersioned::IS_COPIED)) is shared. The interpreter is not
+/// the producer marks as a copy ([`IS_COPIED`](crate::dlpack::DLManagedTensorVersioned::IS_COPIED)) is shared. The interpreter is not
 /// released during the copy, so that Python code does not write meanwhile.
 ///
 /// Memory that the host cannot read is never copied. What is written to it later changes the column's values, and nothing
