@@ -23,6 +23,8 @@ pub(super) const RING: usize = staging(128 << 20);
 /// cache: on the same machine packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB of slabs, at 7.4 to 11.3 over 8 MiB, and at 7.0 to
 /// 8.9 over 32 to 192 MiB.
 const REUSED: usize = 2;
+/// The same while slabs must be created, so that as many as the device may need are there the next time.
+const REUSED_COLD: usize = 8;
 /// Pieces of at least this many bytes are copied directly from where they are, if the device can do that. A direct piece costs up
 /// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. See
 /// [`HostSlab`], whose documentation promises this number.
@@ -49,6 +51,8 @@ pub(super) struct Stage<'a> {
     reuses: bool,
     /// The number of full slabs at which this thread waits for the oldest.
     most: usize,
+    /// The last slab was not created for this upload.
+    is_warm: bool,
 }
 
 /// A staging slab being packed.
@@ -100,6 +104,7 @@ impl<'a> Stage<'a> {
             full: VecDeque::new(),
             reuses: left > REUSED * RING / slabs,
             most: slabs,
+            is_warm: true,
         }
     }
 
@@ -193,7 +198,8 @@ impl<'a> Stage<'a> {
                 return Ok(slab);
             }
         }
-        let oldest = self.full.front().filter(|_| self.full.len() >= REUSED);
+        let least = if self.is_warm { REUSED } else { REUSED_COLD };
+        let oldest = self.full.front().filter(|_| self.full.len() >= least);
         if let Some(copied) = oldest.and_then(|full| full.copied.as_ref()) {
             let is_done = copied.is_complete()?;
             if !is_done && self.full.len() >= self.most {
@@ -206,7 +212,9 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        self.queue.device().host_slab(bytes)
+        let (slab, is_idle) = self.queue.device().idle_or_new_slab(bytes)?;
+        self.is_warm = is_idle;
+        Ok(slab)
     }
 
     /// Adds a copy of what was packed since the last one.
