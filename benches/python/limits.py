@@ -9,7 +9,6 @@ LIMITS = {
     "E2": ("a memcpy of the C structs' bytes, and one allocation", None),
     "E3": ("1: an export reads no row", 1),
     "I1": ("a memcpy of the C structs' bytes, and one allocation", None),
-    "I2": ("as I1, and arrow-rs's object for each column", None),
     "V2": ("the target itself", TARGET),
     "X1": ("as E2 and I1 at ten columns", None),
     "A1": ("as X1, without a wake-up on one thread", None),

@@ -13,7 +13,7 @@ import machine
 import rows
 from limits import LIMITS
 
-ORDER = "E2 E3 I1 I2 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F3 M1 L1".split()
+ORDER = "E2 E3 I1 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F3 M1 L1".split()
 PROGRAMS = pathlib.Path(os.environ["BENCHES_PROGRAMS"])
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5

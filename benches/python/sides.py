@@ -38,7 +38,6 @@ NAMES = {
     "export_arrow": "arrow-rs",
     "export_ready": "arrow-rs from ready ArrayData",
     "import": "arrow-device view",
-    "import_host": "arrow-device to arrow-rs",
     "import_arrow": "arrow-rs",
     "stream": "arrow-device",
     "stream_host": "arrow-device from and to arrow-rs",

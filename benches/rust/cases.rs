@@ -93,7 +93,6 @@ pub const CASES: &[(&str, Case)] = &[
     ("export_arrow", export_arrow),
     ("export_ready", export_ready),
     ("import", import),
-    ("import_host", import_host),
     ("import_arrow", import_arrow),
     ("stream", stream),
     ("stream_host", stream_host),
@@ -213,16 +212,6 @@ fn import(input: &Input, n: usize) -> Result<Duration> {
     each(produced_for_device(input, n), |array| {
         // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
         Ok(unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?)
-    })
-}
-
-/// C structs to arrow-rs batches, schema known.
-fn import_host(input: &Input, n: usize) -> Result<Duration> {
-    let (schema, options) = (input.host.schema(), ImportOptions::default());
-    each(produced_for_device(input, n), |array| {
-        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
-        let batch = unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?;
-        Ok(batch.to_host()?)
     })
 }
 
