@@ -92,11 +92,12 @@
 //! # Streams that are given
 //!
 //! A stream that is being captured into a graph is refused when it becomes a queue
-//! ([`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream)), because the work would run later,
-//! when its memory may be gone. A stream must not be captured either while this crate uses it.
+//! ([`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream)), and a queue refuses work while its
+//! stream is captured, because the work would run later, when its memory may be gone.
 //! Captures of other streams stay as they are, but CUDA lets nobody wait for a whole context while
 //! one of its streams is captured: [`Device::synchronize`](crate::Device::synchronize) is an error
-//! then, and may end the capture.
+//! then, and may end the capture. `trim`, an allocation that finds too little memory, and the end of a
+//! device wait for the context too.
 //!
 //! A per-thread default stream, which is another one on each thread, and a stream of a green context
 //! are refused too; use an ordinary stream of the device's context.

@@ -11,8 +11,9 @@ use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Queue {
-    /// Makes a queue of a CUDA stream: work given to either runs in one order. The stream must not be
-    /// captured into a graph while the queue or memory that was allocated on it is there.
+    /// Makes a queue of a CUDA stream: work given to either runs in one order. While the stream is
+    /// captured into a graph, the queue refuses work; memory that would be freed in its order is
+    /// freed when the device is waited for.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and
@@ -43,6 +44,7 @@ impl Queue {
             Some(stream) => stream.clone(),
             None => {
                 let context = device.cuda_context()?;
+                queue.lend();
                 // SAFETY: the stream belongs to the queue, in the device's context, and
                 // `QueueStream` borrows the queue, so the stream outlives it.
                 unsafe { context.wrap_borrowed_stream(queue.cu_stream()) }

@@ -1,6 +1,7 @@
 //! Wraps the C streams that go from this crate to Python, and back, in C streams that release the GIL and acquire it as needed.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -126,7 +127,7 @@ unsafe extern "C-unwind" fn incoming_next(
     let stream = unsafe { incoming(stream) };
     let mut array = FFI_ArrowDeviceArray::empty();
     // SAFETY: the callbacks belong to the stream that they are called with; `array` is empty.
-    let code = detached(|| unsafe {
+    let next = || unsafe {
         match stream {
             Incoming::Device(stream) => ask!(stream.get_next, libc::EINVAL, &mut array),
             Incoming::Host(stream) => {
@@ -134,9 +135,11 @@ unsafe extern "C-unwind" fn incoming_next(
                 ask!(stream.get_next, libc::EINVAL, &mut array.array)
             }
         }
-    });
+    };
+    let code = catch_unwind(AssertUnwindSafe(|| detached(next)));
     // What a failed call leaves is released attached, too.
     let array = released_attached(array);
+    let code = code.unwrap_or_else(|panic| resume_unwind(panic));
     if code == 0 {
         // SAFETY: the reader passes an `out` that is valid for writes and empty.
         unsafe { array.write_to(out) };

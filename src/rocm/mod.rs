@@ -105,8 +105,9 @@ impl Device {
 }
 
 impl Queue {
-    /// Makes a queue of a HIP stream: work given to either runs in one order. The stream must
-    /// not be captured into a graph while the queue or memory that was allocated on it is there.
+    /// Makes a queue of a HIP stream: work given to either runs in one order. While the stream is
+    /// captured into a graph, the queue refuses work; memory that would be freed in its order is
+    /// freed when the device is waited for.
     ///
     /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that
     /// was allocated on it, which consumers of exports may hold for long. Its drop may destroy the

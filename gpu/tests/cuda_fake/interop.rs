@@ -174,20 +174,45 @@ fn a_slice_given_away_on_another_stream() {
 /// Work that would only be captured would run when its memory is gone.
 #[test]
 fn a_stream_that_is_captured_is_refused() {
-    let world = world(0);
-    let (rig, stream) = (&world.rig, &world.stream);
-    let raw = stream.cu_stream();
-    let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
-    assert_eq!(code, 0);
-    let e = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap_err();
-    assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
-    assert!(e.to_string().contains("end the capture first"), "{e}");
-    let mut graph: *mut () = ptr::null_mut();
-    let code =
-        fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
-    assert_eq!(code, 0);
-    drop(Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap());
-    world.end();
+    fn captured(raw: sys::CUstream, work: impl FnOnce()) {
+        let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
+        assert_eq!(code, 0);
+        work();
+        let mut graph: *mut () = ptr::null_mut();
+        let code =
+            fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
+        assert_eq!(code, 0);
+    }
+    fn refused<T>(result: Result<T, Error>) {
+        let e = result.err().unwrap();
+        assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+        assert!(e.to_string().contains("end the capture first"), "{e}");
+    }
+    for mode in MODES {
+        let world = world(mode);
+        let (rig, stream) = (&world.rig, &world.stream);
+        captured(stream.cu_stream(), || {
+            refused(Queue::from_cuda_stream(&rig.device, stream.clone()));
+        });
+        // Also a stream that the queue has, given or its own.
+        let given = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
+        for queue in [given, rig.device.new_queue().unwrap()] {
+            let values = Int64Array::from(longs(500));
+            let column = rig.upload_array_on(&values, &queue).unwrap();
+            let freed = DeviceBufferMut::allocate(&queue, 640).unwrap();
+            let raw = queue.cuda_stream().unwrap().cu_stream();
+            captured(raw, || {
+                refused(rig.upload_array_on(&values, &queue));
+                refused(DeviceBufferMut::allocate(&queue, 64));
+                refused(queue.record());
+                refused(column.to_host_on(&queue));
+                drop(freed);
+            });
+            assert_same(&values, &column.to_host_on(&queue).unwrap(), "afterwards");
+            rig.synchronize().unwrap();
+        }
+        world.end();
+    }
 }
 
 /// Uses of a slice on other streams, which cudarc knows of, come before the column's.

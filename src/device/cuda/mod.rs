@@ -11,6 +11,7 @@ mod config;
 mod driver;
 mod runtime;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute as Has, CUstream};
@@ -117,6 +118,7 @@ impl CudaDevice {
         let queue = Box::new(CudaQueue {
             stream: raw,
             given: Some(stream),
+            lent: Arc::default(),
         });
         if !is_own {
             let id = self.context.id;
@@ -163,6 +165,8 @@ impl Drop for CudaDevice {
 pub struct CudaQueue {
     stream: RawStream,
     given: Option<Arc<CudaStream>>,
+    /// Shared with the [`GpuQueue`].
+    lent: Arc<AtomicBool>,
 }
 
 impl CudaQueue {
@@ -170,6 +174,11 @@ impl CudaQueue {
     /// of: do not destroy it.
     pub fn cu_stream(&self) -> CUstream {
         std::ptr::with_exposed_provenance_mut(self.stream.0)
+    }
+
+    /// Says that others have the stream from now on, and may capture it.
+    pub(crate) fn lend(&self) {
+        self.lent.store(true, Ordering::Relaxed);
     }
 
     /// Returns the cudarc stream that the queue was made of, if it was made of one.

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaContext;
@@ -169,10 +170,11 @@ unsafe impl Runtime for Cuda {
         other.map(|other| other.cuda.ordinal)
     }
 
-    fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {
+    fn queue(&self, raw: RawStream, lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync> {
         Box::new(CudaQueue {
             stream: raw,
             given: None,
+            lent,
         })
     }
 

@@ -224,7 +224,8 @@ impl Context {
             return Ok(block.base);
         }
         if blocks.needs_wait(rounded) {
-            self.synchronize()?;
+            // What an error leaves idle may still be too little.
+            let _ = self.synchronize();
         }
         if blocks.is_full(rounded) {
             return Err(too_much());
@@ -251,6 +252,10 @@ impl Context {
     /// serves then, which is slower.
     pub(super) fn allocate_staging(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let current = self.enter()?;
+        // Nothing uses idle staging memory, so that nobody has to wait.
+        if self.staging.needs_wait(bytes) {
+            self.free_idle(&self.staging, true, &current);
+        }
         match self.allocate_block(&self.staging, 0, bytes, &current) {
             Err(e) if self.has_failed() => Err(e),
             done => Ok(done.ok()),

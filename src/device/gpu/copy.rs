@@ -6,7 +6,7 @@ use super::api::{RawStream, code};
 use super::calls::Allocation;
 use super::context::Context;
 use super::entry::Current;
-use super::runtime::Peer;
+use super::runtime::{Memory, Peer};
 use crate::device::backend::{CopyKind, CopyOp};
 use crate::error::{Error, Result};
 
@@ -86,7 +86,7 @@ fn peers(context: &Context, copies: &[CopyOp], current: &Current<'_>) -> Result<
     // Most sources lie in one allocation.
     let mut last: Option<Allocation> = None;
     let peer = |copy: &CopyOp| {
-        if copy.kind != CopyKind::DeviceToDevice {
+        if copy.kind != CopyKind::DeviceToDevice || context.memory != Memory::Device {
             return Ok(None);
         }
         let src = copy.src.address();

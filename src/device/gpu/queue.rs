@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::api::RawStream;
 use super::context::Context;
@@ -19,6 +20,8 @@ pub(crate) struct GpuQueue {
     stream: RawStream,
     /// Whether it is our own stream.
     is_own: bool,
+    /// Whether others have the stream, and may capture it into a graph.
+    lent: Arc<AtomicBool>,
     /// Unlike a stream's handle, this is never used again.
     id: u64,
     /// What [`RawQueue::as_any`] returns: the vendor's type of queue, which owns a stream that was
@@ -30,11 +33,13 @@ impl GpuQueue {
     /// Makes a queue of a new stream, which does not wait for the legacy default stream.
     pub(super) fn new(context: Arc<Context>) -> Result<Self> {
         let stream = context.check(context.enter()?.new_stream())?;
-        let vendor = context.runtime.queue(stream);
+        let lent = Arc::new(AtomicBool::new(false));
+        let vendor = context.runtime.queue(stream, lent.clone());
         Ok(Self {
             context,
             stream,
             is_own: true,
+            lent,
             id: queue_number(),
             vendor,
         })
@@ -65,6 +70,7 @@ impl GpuQueue {
             context,
             stream,
             is_own: false,
+            lent: Arc::new(AtomicBool::new(true)),
             id: queue_number(),
             vendor,
         })
@@ -89,10 +95,21 @@ impl GpuQueue {
         context.check(unsafe { current.api().wait(stream, event_of(event), 0) })
     }
 
+    /// Makes the context current, to give work to the stream. Refuses that while the stream is being
+    /// captured.
+    fn enter(&self) -> Result<Current<'_>> {
+        let current = self.context.enter()?;
+        if self.lent.load(Ordering::Relaxed) && !self.stream.is_default() {
+            // SAFETY: the queue keeps its stream alive, which is no default stream.
+            unsafe { check_capture(&self.context, &current, self.stream) }?;
+        }
+        Ok(current)
+    }
+
     /// Allocates memory if there is enough now.
     fn try_allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let context = &*self.context;
-        let current = context.enter()?;
+        let current = self.enter()?;
         match context.pool {
             Some(pool) => {
                 // SAFETY: the queue keeps its stream and its context, which has the pool.
@@ -109,7 +126,7 @@ impl GpuQueue {
     /// As there.
     unsafe fn free_in_order(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let context = &self.context;
-        let current = context.enter()?;
+        let current = self.enter()?;
         if context.pool.is_some() {
             // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees
             // that the memory is from it, is freed once, and that the queue waited for its uses
@@ -149,14 +166,26 @@ unsafe fn check_stream(context: &Context, current: &Current<'_>, stream: RawStre
     }
     // SAFETY: the caller guarantees that the stream is live (see `# Safety`); it is no default
     // stream.
-    let foreign = context.check(unsafe { current.foreign(stream) })?;
-    // SAFETY: as above.
-    let is_captured = context.check(unsafe { current.is_captured(stream) })?;
-    let captured = "the stream is being captured into a graph, which would run the work later, when \
-                    its memory may be gone; end the capture first";
-    match foreign.or_else(|| is_captured.then(|| captured.into())) {
-        None => Ok(()),
+    match context.check(unsafe { current.foreign(stream) })? {
+        // SAFETY: as above.
+        None => unsafe { check_capture(context, current, stream) },
         Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
+    }
+}
+
+/// Refuses a stream that is being captured.
+///
+/// # Safety
+/// The stream is live, and no default stream.
+unsafe fn check_capture(context: &Context, current: &Current<'_>, stream: RawStream) -> Result<()> {
+    // SAFETY: the caller guarantees a live stream (see `# Safety`).
+    match context.check(unsafe { current.is_captured(stream) })? {
+        false => Ok(()),
+        true => Err(Error::argument(format!(
+            "{}: the stream is being captured into a graph, which would run the work later, when its \
+             memory may be gone; end the capture first",
+            context.id
+        ))),
     }
 }
 
@@ -189,18 +218,22 @@ unsafe impl RawQueue for GpuQueue {
             }
             self.context.give_up(base);
         }
-        freed
+        match freed {
+            // While the stream is captured, only the order is missing.
+            Err(Error::InvalidArgument(_)) => Ok(()),
+            freed => freed,
+        }
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        let current = self.context.enter()?;
+        let current = self.enter()?;
         // SAFETY: the queue's stream is live; the caller of `RawQueue::copy` guarantees that all
         // memory is valid for its bytes and lives, unchanged, until the copies have completed.
         unsafe { copy::run(&self.context, self.stream, copies, &current) }
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        let current = self.context.enter()?;
+        let current = self.enter()?;
         // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are valid
         // until the fill has completed; the queue's stream is live.
         let filled = unsafe { current.api().fill(dst.as_ptr(), byte, bytes, self.stream) };
@@ -208,14 +241,14 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
-        let event = self.record_event(&self.context.enter()?)?;
+        let event = self.record_event(&self.enter()?)?;
         event
             .into_ptr()
             .ok_or_else(|| Error::argument("a null event"))
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
-        let current = self.context.enter()?;
+        let current = self.enter()?;
         // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of
         // any context. The queue's stream is live.
         let waited = unsafe { current.api().wait(self.stream, event_of(event), 0) };

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::api::{Answer, Code, RawStream, code};
 use super::library::Library;
@@ -78,7 +80,7 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// `as_any`.
     fn ordinal_of(&self, other: &dyn Any) -> Option<c_int>;
     /// Returns the vendor's type of queue for a stream of this crate's.
-    fn queue(&self, stream: RawStream) -> Box<dyn Any + Send + Sync>;
+    fn queue(&self, stream: RawStream, lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync>;
     /// Makes the device current on this thread.
     fn enter(&self) -> Answer<Before>;
     /// Makes current again what was before.

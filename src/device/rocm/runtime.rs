@@ -5,6 +5,8 @@ use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use hip_runtime_sys::{hipDeviceAttribute_t as Has, hipMemcpyKind};
 
@@ -115,7 +117,7 @@ unsafe impl Runtime for Rocm {
         other.map(|other| other.rocm.ordinal)
     }
 
-    fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {
+    fn queue(&self, raw: RawStream, _lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync> {
         Box::new(RocmQueue {
             stream: raw,
             _owner: None,
