@@ -20,7 +20,6 @@ impl World {
         let sim = |mode, peer_access| {
             let config = SimConfig::default()
                 .with_capacity_bytes(256 << 20)
-                .with_quarantine_bytes(1 << 20)
                 .with_mode(mode)
                 .with_peer_access(peer_access);
             let sim = SimDevice::new(config).expect("targets run on Linux");

@@ -38,8 +38,7 @@ Columns:
   there and back GB/s  10^9 bytes uploaded per second by a stream, which uploads and downloads at once; the first
                        1 GiB of an input is read before the stream starts, the rest while it runs
 
-The simulated device copies, and fills fresh and freed memory, on the processor. The lines after the table say how long,
-beside the rate of a memcpy. The first use of its first 192 MiB is in no figure; that of more, and of host memory, is.
+The simulated device copies, and fills fresh memory, on the processor. The line after the table has the rate of a memcpy.
 
 Exit status:
   0  everything that came back is identical

@@ -15,7 +15,7 @@ use arrow_schema::{ArrowError, SchemaRef};
 use crate::args::Via;
 use crate::compare::{Findings, compare_batches, compare_schemas};
 use crate::input::Input;
-use crate::simulation::{self, Simulation};
+use crate::simulation;
 
 /// Why there is no result.
 #[derive(Debug)]
@@ -47,8 +47,6 @@ pub(crate) struct Outcome {
     /// Waiting for the stream. Zero for single arrays.
     pub stream: Duration,
     pub stats: TransferStats,
-    /// What a simulated device has spent by itself meanwhile.
-    pub simulation: Simulation,
 }
 
 /// A device and the way to it.
@@ -60,7 +58,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Opens the device. A simulated one is made warm, and a memcpy is measured to judge it by.
+    /// Opens the device. A memcpy is measured to judge a simulated one by.
     pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
         #[cfg(feature = "oneapi")]
         arrow_device_oneapi::register(Devices::global());
@@ -73,10 +71,7 @@ impl Job {
         let opened = Devices::open(device);
         let device = opened.map_err(|e| Failure::Usage(format!("{e} (see --help)")))?;
         let is_simulated = device.id().device_type == ArrowDeviceType::EXT_DEV;
-        let memcpy = is_simulated.then(|| {
-            simulation::warm(&device);
-            simulation::memcpy()
-        });
+        let memcpy = is_simulated.then(simulation::memcpy);
         Ok(Self {
             device,
             via,
@@ -125,12 +120,10 @@ impl Job {
         let mut same_schema = true;
         for batch in reader {
             let batch = batch.map_err(|e| unreadable(outcome, e))?;
-            let before = Simulation::of(&self.device);
             let (got, up, down) = self
                 .there_and_back(&batch)
                 .map_err(|e| failed(outcome, e))?;
             // Without what it does while the batches are compared.
-            outcome.simulate(before, &self.device);
             outcome.up += up;
             outcome.down += down;
             // A wrong schema is reported once.
@@ -213,7 +206,6 @@ impl Job {
             schema: schema.clone(),
             log: log.clone(),
         };
-        let before = Simulation::of(&self.device);
         let mut reader = self.host_reader(tee).map_err(|e| failed(outcome, e))?;
         compare_schemas(&outcome.name, &schema, &reader.schema(), findings);
 
@@ -247,7 +239,6 @@ impl Job {
             progress(outcome.rows);
         }
         drop(reader);
-        outcome.simulate(before, &self.device);
         let mut log = lock(&log);
         if let Some(text) = log.error.take() {
             let what = "the input's error was lost in the stream";
@@ -264,11 +255,6 @@ impl Outcome {
     fn add(&mut self, batch: &RecordBatch) {
         self.batches += 1;
         self.rows += batch.num_rows() as u64;
-    }
-
-    fn simulate(&mut self, before: Simulation, device: &Device) {
-        let spent = Simulation::of(device).since(before);
-        self.simulation = self.simulation.plus(spent);
     }
 }
 

@@ -64,7 +64,6 @@ fn total(outcomes: &[Outcome]) -> Outcome {
         total.down += outcome.down;
         total.stream += outcome.stream;
         total.stats = total.stats.plus(&outcome.stats);
-        total.simulation = total.simulation.plus(outcome.simulation);
     }
     total
 }
@@ -180,7 +179,9 @@ pub(crate) fn closing(
         }
     };
     if let Some(memcpy) = job.memcpy() {
-        text += &simulated(table.via, &total, memcpy);
+        text += &format!(
+            "The device is simulated: the GB/s say nothing about a GPU. A memcpy runs at {memcpy:.2} GB/s here.\n"
+        );
     }
     let stats = total.stats;
     text + &format!(
@@ -192,30 +193,6 @@ pub(crate) fn closing(
         count(stats.events, "event", "events"),
         count(stats.queue_waits, "queue wait", "queue waits"),
         count(stats.host_waits, "host wait", "host waits"),
-    )
-}
-
-/// What a simulated device's figures are made of.
-fn simulated(via: Via, total: &Outcome, memcpy: f64) -> String {
-    let seconds = |time: Duration| format!("{:.3} s", time.as_secs_f64());
-    let meanwhile = match via {
-        Via::Array => format!(
-            "In the {} up and {} down",
-            seconds(total.up),
-            seconds(total.down)
-        ),
-        Via::Stream | Via::Async => format!(
-            "In the {} of waiting for streams and while batches were compared",
-            seconds(total.stream)
-        ),
-    };
-    let (copying, filling) = (total.simulation.copying, total.simulation.filling);
-    format!(
-        "The device is simulated: the GB/s say nothing about a GPU. {meanwhile},\n\
-         its own thread copied for {}, where a GPU's copy engine would, and filling its fresh and freed memory took {}.\n\
-         The first use of its first 192 MiB is left out, that of host memory is not. A memcpy runs at {memcpy:.2} GB/s here.\n",
-        seconds(copying),
-        seconds(filling),
     )
 }
 
@@ -247,8 +224,6 @@ pub(crate) fn json_line(
             "events": stats.events,
             "queue_waits": stats.queue_waits,
             "host_waits": stats.host_waits,
-            "simulated_copy_seconds": outcome.simulation.copying.as_secs_f64(),
-            "simulated_fill_seconds": outcome.simulation.filling.as_secs_f64(),
         })
     };
     let mut line = numbers(&total);

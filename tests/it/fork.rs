@@ -104,11 +104,7 @@ fn a_child_waits_for_no_thread_of_its_parent() {
             std::thread::spawn(move || {
                 loop {
                     for _ in 0..100 {
-                        let slab = theirs.host_slab(64).unwrap();
-                        // Looks through the list of simulated devices.
-                        for _ in 0..10 {
-                            theirs.backend().classify(slab.as_device_ptr(), 64);
-                        }
+                        drop(theirs.host_slab(64).unwrap());
                     }
                     theirs.set_idle_slab_limit(1 << 20);
                     drop(theirs.upload(&batch()).unwrap());
@@ -124,9 +120,6 @@ fn a_child_waits_for_no_thread_of_its_parent() {
                     device.set_idle_slab_limit(1 << 20);
                     device.trim();
                     assert!(sim.report().error.is_some());
-                    // One of its own works.
-                    let own = SimDevice::new(SimConfig::default()).unwrap();
-                    round_trip(&Device::new(own).unwrap());
                 });
             }
         }

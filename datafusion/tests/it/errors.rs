@@ -282,7 +282,7 @@ async fn an_upload_passes_errors_on_as_they_are() {
 #[tokio::test]
 async fn out_of_memory_on_the_device() {
     let config = SimConfig::default();
-    let config = config.with_capacity_bytes(1 << 20).with_quarantine_bytes(0);
+    let config = config.with_capacity_bytes(1 << 20);
     let sim = Sim::with(config);
     // By an upload, and by an operator.
     let (host, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 1 << 18))));

@@ -73,7 +73,7 @@ impl Block {
             What::Device => {
                 // SAFETY: this engine allocated the memory, which was in the table until now, so it
                 // is freed once. The caller of the driver function guarantees that nothing uses it;
-                // an access that comes all the same is refused, or reads poison inside the mapping.
+                // an access that comes all the same is refused.
                 let freed = unsafe { self.engine.sim.free_now(self.ptr(), self.bytes) };
                 if let Err(error) = freed {
                     self.engine.blame(error.to_string());

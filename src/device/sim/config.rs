@@ -23,20 +23,18 @@ pub enum SimMode {
 pub struct SimConfig {
     pub(super) mode: SimMode,
     pub(super) capacity_bytes: usize,
-    pub(super) quarantine_bytes: usize,
     pub(super) fill: bool,
     pub(super) bytes_per_second: Option<u64>,
     pub(super) peer_access: bool,
 }
 
 impl Default for SimConfig {
-    /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), a quarantine of
-    /// 64 MiB, memory filled when fresh and when freed, copies at full speed, no peer access.
+    /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), memory filled when fresh, copies at full speed,
+    /// no peer access.
     fn default() -> Self {
         Self {
             mode: SimMode::default(),
             capacity_bytes: usize::try_from(4u64 << 30).unwrap_or(256 << 20),
-            quarantine_bytes: 64 << 20,
             fill: true,
             bytes_per_second: None,
             peer_access: false,
@@ -60,16 +58,8 @@ impl SimConfig {
         self
     }
 
-    /// Sets how many freed bytes are kept from being used again. The oldest are used again first,
-    /// and also when nothing else is left.
-    #[must_use]
-    pub fn with_quarantine_bytes(mut self, bytes: usize) -> Self {
-        self.quarantine_bytes = bytes;
-        self
-    }
-
-    /// Sets whether fresh and freed memory is filled, which shows reads of it and costs as much time
-    /// as a copy. For measurements, switch it off.
+    /// Sets whether fresh memory is filled, which shows reads of it and costs as much time as a copy. For measurements, switch it
+    /// off: the memory is zero then.
     #[must_use]
     pub fn with_fill(mut self, fill: bool) -> Self {
         self.fill = fill;

@@ -1,64 +1,65 @@
 //! The engine: how queued work runs.
 
 use std::cell::Cell;
-use std::sync::{Arc, MutexGuard};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
-use super::event::Point;
-use super::state::{After, Core, Op, Pick, State};
+use super::state::{After, Core, Op, Pick, Point, State, Work};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
-use crate::device::{device_error, lock};
+use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
+
+/// The addresses of the simulated devices of this process.
+static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
+
+/// Adds a device to those whose addresses are known.
+pub(super) fn register(core: &Arc<Core>) {
+    let mut devices = lock(&DEVICES);
+    devices.retain(|(_, core)| core.strong_count() > 0);
+    devices.push((core.mapping.range(), Arc::downgrade(core)));
+}
+
+/// Returns the simulated device whose addresses these are.
+fn owner_of(address: DevicePtr, bytes: usize) -> Option<Arc<Core>> {
+    let (start, end) = (address.address(), address.address().saturating_add(bytes));
+    let devices = lock(&DEVICES);
+    let mut found = devices
+        .iter()
+        .filter(|(range, _)| range.start < end && start < range.end);
+    found.find_map(|(_, core)| core.upgrade())
+}
+
+/// Whether these are host addresses, as far as simulated devices know.
+pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
+    !address.is_null() && owner_of(address, bytes).is_none()
+}
 
 thread_local! {
     /// Whether this thread is running queued work, and so must not wait for any.
     static ON_ENGINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks this thread as running queued work.
-struct EngineMark(bool);
-
-impl EngineMark {
-    fn set() -> Self {
-        Self(ON_ENGINE.replace(true))
-    }
-}
-
-impl Drop for EngineMark {
-    fn drop(&mut self) {
-        ON_ENGINE.set(self.0);
-    }
-}
-
 impl Core {
     /// Appends work to a queue. `state` is what the caller has locked.
-    pub(super) fn enqueue(
-        self: &Arc<Self>,
-        state: &mut State,
-        id: u64,
-        mut op: Op,
-    ) -> Result<Point> {
+    pub(super) fn enqueue(self: &Arc<Self>, state: &mut State, id: u64, op: Op) -> Result<Point> {
         if self.config.mode == SimMode::Async && state.worker.is_none() {
             let core = self.clone();
-            let name = "arrow-device-sim".to_string();
-            let worker = std::thread::Builder::new().name(name);
-            let worker = worker.spawn(move || core.work()).map_err(|error| {
-                device_error(self.id, "start worker", MISUSE, error.to_string())
-            })?;
+            let worker = std::thread::Builder::new().name("arrow-device-sim".into());
+            let worker = worker
+                .spawn(move || core.work())
+                .map_err(|error| self.error("start worker", MISUSE, error.to_string()))?;
             state.worker = Some(worker);
         }
         let Some(queue) = state.queues.get_mut(&id) else {
-            return Err(device_error(self.id, "enqueue", MISUSE, "no such queue"));
+            return Err(self.error("enqueue", MISUSE, "no such queue"));
         };
         queue.submitted += 1;
-        state.host.hold(&mut op);
         queue.pending.push_back(op);
-        let position = queue.submitted;
-        state.busy.insert(id);
         self.work.notify_one();
         Ok(Point {
             queue: id,
-            position,
+            position: queue.submitted,
         })
     }
 
@@ -66,31 +67,26 @@ impl Core {
     pub(super) fn wait(&self, point: Point, operation: &'static str) -> Result<()> {
         if ON_ENGINE.get() {
             let message = "waits for a device inside a kernel or on a worker";
-            return Err(device_error(self.id, operation, MISUSE, message));
+            return Err(self.error(operation, MISUSE, message));
         }
-        self.check_process()?;
-        match self.config.mode {
-            SimMode::Async => {
-                let mut state = self.state();
-                loop {
-                    state.alive()?;
-                    if state.reached(point) {
-                        return Ok(());
-                    }
-                    state = self.done.wait(state).unwrap_or_else(|e| e.into_inner());
-                }
-            }
-            SimMode::Deferred => self.run_until(point),
+        if self.config.mode == SimMode::Deferred {
+            return self.run_until(point);
         }
+        let mut state = self.alive()?;
+        while !state.reached(point) {
+            state = self.done.wait(state).unwrap_or_else(|e| e.into_inner());
+            state.alive()?;
+        }
+        Ok(())
     }
 
     /// Runs what `point` needs and no more.
     fn run_until(&self, point: Point) -> Result<()> {
+        self.check_process()?;
         let mut needed = vec![point];
         while let Some(&next) = needed.last() {
             let engine = lock(&self.engine);
-            let state = self.state();
-            state.alive()?;
+            let state = self.alive()?;
             if state.reached(next) {
                 needed.pop();
                 continue;
@@ -110,7 +106,7 @@ impl Core {
 
     /// The worker. It ends when the device closes and all work is done.
     fn work(&self) {
-        let _mark = EngineMark::set();
+        ON_ENGINE.set(true);
         let mut last = 0;
         let mut state = self.state();
         loop {
@@ -134,54 +130,91 @@ impl Core {
 
     /// Runs the first operation of a queue. The caller is the engine: the worker, or the holder of
     /// `engine` where there is none; so only one operation of a device runs at a time.
-    fn run_first(&self, mut state: MutexGuard<'_, State>, id: u64) -> After {
-        let mut after = After::default();
+    fn run_first(&self, mut guard: MutexGuard<'_, State>, id: u64) -> After {
+        let state = &mut *guard;
         // It stays in the queue while it runs, for `free_host` to see.
         let first = state.queues.get_mut(&id);
-        let op = first.and_then(|queue| queue.pending.front_mut().map(Op::start));
-        drop(state);
-        let result = match op {
-            Some(Op::Copy { copies, .. }) => self.clock.copying(|| self.run_copies(&copies)),
-            Some(Op::Fill { dst, byte, bytes }) => self.run_fill(dst, byte, bytes),
-            Some(Op::Kernel(Some(kernel))) => {
-                let _mark = EngineMark::set();
-                kernel(self)
+        let work: Option<Work> = match first.and_then(|queue| queue.pending.front_mut()) {
+            Some(Op::Copy(copies)) => {
+                let copies = copies.clone();
+                // The last one first, because their order must not matter.
+                Some(Box::new(move |core| {
+                    copies.iter().rev().try_for_each(|copy| core.run_copy(copy))
+                }))
             }
-            Some(Op::Free(offset)) => {
-                let freed = self.state().finish_free(&self.mapping, offset);
-                self.retire(freed);
-                Ok(())
+            Some(Op::Work(work)) => work.take(),
+            Some(Op::Free(address)) => {
+                state.memory.finish_free(*address);
+                None
             }
-            Some(Op::Kernel(None) | Op::Mark | Op::Wait(_)) | None => Ok(()),
+            Some(Op::Mark | Op::Wait(_)) | None => None,
         };
+        drop(guard);
+        let before = ON_ENGINE.replace(true);
+        let result = work.map_or(Ok(()), |work| work(self));
+        ON_ENGINE.set(before);
+        let mut after = After::default();
         let mut state = self.state();
         match result {
             Ok(()) => state.complete(id, &mut after),
-            Err(error) => {
-                if error.code == INVALID_ACCESS {
-                    let text = format!("{}: {}", error.operation, error.message);
-                    state.violations.push(text);
-                }
-                let error = device_error(self.id, error.operation, error.code, error.message);
-                state.fail(&self.mapping, error, &mut after);
-            }
+            Err(error) => state.fail(error, &mut after),
         }
         drop(state);
         self.done.notify_all();
         after
     }
+
+    fn run_copy(&self, copy: &CopyOp) -> Result<()> {
+        let CopyOp {
+            src, dst, bytes, ..
+        } = *copy;
+        let host = |ptr: DevicePtr| match is_host(ptr, bytes) {
+            true => Ok((None, ptr.as_ptr().cast())),
+            false => Err(self.invalid(ptr, bytes, "not host memory")),
+        };
+        let device = |ptr, core: &Self| {
+            let (memory, start) = core.locate(ptr, bytes)?;
+            Ok((Some(memory), start))
+        };
+        let from = match copy.kind {
+            CopyKind::HostToDevice => host(src),
+            CopyKind::DeviceToDevice if self.config.peer_access => {
+                device(src, owner_of(src, bytes).as_deref().unwrap_or(self))
+            }
+            CopyKind::DeviceToHost | CopyKind::DeviceToDevice => device(src, self),
+        };
+        let to = match copy.kind {
+            CopyKind::DeviceToHost => host(dst),
+            CopyKind::HostToDevice | CopyKind::DeviceToDevice => device(dst, self),
+        };
+        let both = from.and_then(|from| Ok((from, to?)));
+        let ((_from, from), (_to, to)) =
+            both.map_err(|message| self.error("copy", INVALID_ACCESS, message))?;
+        // SAFETY: device addresses were just checked against live allocations, whose memory is kept. The caller of
+        // `RawQueue::copy` guarantees that host memory lives unchanged until the copy has completed. `check_copy` has refused
+        // ranges that overlap.
+        unsafe { std::ptr::copy_nonoverlapping::<u8>(from, to, bytes) };
+        Ok(())
+    }
+
+    pub(super) fn run_fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        let located = self.locate(dst, bytes);
+        let (_memory, start) =
+            located.map_err(|message| self.error("fill", INVALID_ACCESS, message))?;
+        // SAFETY: `locate` has checked the range against the live allocations, and its memory is kept.
+        unsafe { start.write_bytes(byte, bytes) };
+        Ok(())
+    }
 }
 
 /// What a device and its queues hold: the device closes when the last one is dropped.
-#[derive(Debug)]
 pub(super) struct Handle(pub(super) Arc<Core>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.0.is_forked() {
+        let Some(mut state) = self.0.here() else {
             return;
-        }
-        let mut state = self.0.state();
+        };
         state.closing = true;
         let worker = state.worker.take();
         drop(state);

@@ -53,9 +53,8 @@ impl FaultOp {
 /// Makes chosen operations of a [`SimDevice`](super::SimDevice) fail, and counts all of them.
 ///
 /// A failure happens when the operation is submitted: the call returns an error and nothing is
-/// queued. The next call succeeds again. To fail each operation of a program in turn, run the
-/// program once to learn [`ops_seen`](Self::ops_seen), then once for each `n` up to that with
-/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any).
+/// queued. The next call succeeds again. To fail each operation of a program in turn, run it with
+/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any) for each `n` from 1 on until nothing has [`fired`](Self::fired).
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Counters>);
 
@@ -63,10 +62,8 @@ pub struct Faults(Mutex<Counters>);
 struct Counters {
     /// Operations since the last reset, by kind.
     seen: [u64; FaultOp::ALL.len()],
-    /// The count of `seen` that fails; 0 for none.
-    armed: [u64; FaultOp::ALL.len()],
-    /// The sum of `seen` that fails; 0 for none.
-    armed_any: u64,
+    /// What fails, an operation of this kind or of any, and how many of them until then.
+    armed: Vec<(Option<FaultOp>, u64)>,
     fired: u64,
 }
 
@@ -74,27 +71,24 @@ impl Faults {
     /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an
     /// earlier call for the same kind, and 0 cancels it.
     pub fn fail_nth(&self, op: FaultOp, n: u64) {
-        let mut counters = lock(&self.0);
-        let seen = counters.seen[op as usize];
-        counters.armed[op as usize] = if n == 0 { 0 } else { seen.saturating_add(n) };
+        self.arm(Some(op), n);
     }
 
     /// As [`fail_nth`](Self::fail_nth), but counts operations of all kinds.
     pub fn fail_nth_of_any(&self, n: u64) {
-        let mut counters = lock(&self.0);
-        let seen: u64 = counters.seen.iter().sum();
-        counters.armed_any = if n == 0 { 0 } else { seen.saturating_add(n) };
+        self.arm(None, n);
+    }
+
+    fn arm(&self, op: Option<FaultOp>, n: u64) {
+        let armed = &mut lock(&self.0).armed;
+        armed.retain(|(other, _)| *other != op);
+        armed.extend((n > 0).then_some((op, n)));
     }
 
     /// Returns how many operations of this kind were tried since the last [`clear`](Self::clear),
     /// failed ones included.
     pub fn seen(&self, op: FaultOp) -> u64 {
         lock(&self.0).seen[op as usize]
-    }
-
-    /// Returns how many operations of all kinds were tried since the last [`clear`](Self::clear).
-    pub fn ops_seen(&self) -> u64 {
-        lock(&self.0).seen.iter().sum()
     }
 
     /// Returns how many failures were injected since the last [`clear`](Self::clear).
@@ -117,16 +111,12 @@ impl Faults {
     ) -> Result<()> {
         let mut counters = lock(&self.0);
         counters.seen[op as usize] += 1;
-        let total: u64 = counters.seen.iter().sum();
         let mut fail = false;
-        if counters.armed[op as usize] == counters.seen[op as usize] {
-            counters.armed[op as usize] = 0;
-            fail = true;
-        }
-        if counters.armed_any == total {
-            counters.armed_any = 0;
-            fail = true;
-        }
+        counters.armed.retain_mut(|(kind, left)| {
+            *left -= u64::from(kind.is_none_or(|kind| kind == op));
+            fail |= *left == 0;
+            *left > 0
+        });
         if !fail {
             return Ok(());
         }

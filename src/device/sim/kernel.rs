@@ -1,13 +1,16 @@
 //! Kernels: closures that run on a queue with a view of the device's memory.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use arrow_buffer::{ArrowNativeType, BooleanBuffer, Buffer};
 
+use super::memory::Memory;
 use super::state::Core;
-use super::{INVALID_ACCESS, KERNEL, SimError};
+use super::{INVALID_ACCESS, KERNEL};
 use crate::abi::guard;
 use crate::device::DevicePtr;
+use crate::error;
 
 /// A simulated device's memory, as a kernel sees it.
 ///
@@ -20,6 +23,8 @@ pub struct SimMemory<'a> {
     core: &'a Core,
     /// The first failed access.
     fault: RefCell<Option<String>>,
+    /// What views are of: `SimDevice::free_now` may end it meanwhile.
+    kept: RefCell<Vec<Arc<Memory>>>,
 }
 
 impl std::fmt::Debug for SimMemory<'_> {
@@ -134,11 +139,11 @@ impl SimMemory<'_> {
             None => Err(format!("{elements} elements at {ptr:?}: too many")),
             Some(bytes) => self.core.locate(ptr, bytes),
         };
-        let start = checked
-            .inspect_err(|message| {
-                self.fault.borrow_mut().get_or_insert(message.clone());
-            })?
-            .cast::<T>();
+        let (memory, start) = checked.inspect_err(|message| {
+            self.fault.borrow_mut().get_or_insert(message.clone());
+        })?;
+        self.kept.borrow_mut().push(memory);
+        let start = start.cast::<T>();
         if start.is_aligned() {
             Ok(start)
         } else {
@@ -154,22 +159,16 @@ impl SimMemory<'_> {
 pub(super) fn run(
     core: &Core,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String>,
-) -> Result<(), SimError> {
+) -> error::Result<()> {
     let mut memory = SimMemory {
         core,
         fault: RefCell::new(None),
+        kept: RefCell::default(),
     };
     let result = guard::call_foreign("kernel", || kernel(&mut memory));
-    let error = |code, message| SimError {
-        operation: "kernel",
-        code,
-        message,
-    };
     if let Some(message) = memory.fault.into_inner() {
-        return Err(error(INVALID_ACCESS, message));
+        return Err(core.error("kernel", INVALID_ACCESS, message));
     }
-    match result {
-        Ok(done) => done.map_err(|message| error(KERNEL, message)),
-        Err(panic) => Err(error(KERNEL, panic.to_string())),
-    }
+    let result = result.unwrap_or_else(|panic| Err(panic.to_string()));
+    result.map_err(|message| core.error("kernel", KERNEL, message))
 }

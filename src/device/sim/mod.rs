@@ -21,8 +21,8 @@
 //!   they are submitted. In [`SimMode::Deferred`] nothing runs until a thread waits for it, so a
 //!   missing wait fails every time. Lists of copies run with the last one first.
 //! - **Every access is checked when it runs** against the live allocations. Memory is filled with
-//!   `0xA5` when fresh and with `0x5A` when freed, surrounded by red zones, and quarantined before
-//!   it is used again.
+//!   `0xA5` when fresh. The addresses of freed memory are in quarantine: they are used again only
+//!   after all others.
 //! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees,
 //!   host memory that is freed under a copy, and similar errors.
 //!
@@ -34,8 +34,9 @@
 //! # The event type
 //!
 //! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here
-//! `sync_event` points to a [`SimEvent`]. Only the device that recorded the event can use it, in
-//! the same process; null means that there is nothing to wait for. Since any producer of test data
+//! `sync_event` is an address that no other event of the process has or had, with nothing behind
+//! it. Only the device that recorded the event can use it, in the same process; null means that
+//! there is nothing to wait for. Since any producer of test data
 //! may use this device type, a simulated device accepts only its own addresses and events.
 //!
 //! # Errors
@@ -54,29 +55,25 @@
 //!
 //! After a `fork`, a simulated device works in the parent only, as a GPU does: in the child it can
 //! be dropped with all that is on it, and every other use is an error (code 4). The child can make
-//! simulated devices of its own.
+//! simulated devices of its own unless another thread was using one when the process was forked.
 //!
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
-use std::alloc::Layout;
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
 use crate::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error, lock,
+    AddressClass, Backend, CopyKind, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, lock,
 };
 use crate::error::{Error, Result};
 
-mod clock;
 mod config;
-mod copy;
 mod engine;
-mod event;
 mod fault;
 mod kernel;
 mod memory;
@@ -87,66 +84,21 @@ mod state;
 mod tests;
 
 pub use config::{SimConfig, SimMode};
-use copy::is_host;
-use engine::Handle;
-use event::Point;
-pub use event::SimEvent;
+use engine::{Handle, is_host, register};
 pub use fault::{FaultOp, Faults};
 pub use kernel::SimMemory;
+use memory::Memory;
 pub use queue::SimQueue;
 pub use report::SimReport;
-use state::{Core, HostBlock, State};
+use state::{Core, Op, Point, State};
 
 const INJECTED: i32 = 1;
 const INVALID_ACCESS: i32 = 2;
 const KERNEL: i32 = 3;
 const MISUSE: i32 = 4;
 
-/// Why queued work failed.
-#[derive(Debug)]
-struct SimError {
-    operation: &'static str,
-    code: i32,
-    message: String,
-}
-
 /// The ids of this process's simulated devices, those that are gone included.
-static IDS: Mutex<Ids> = Mutex::new(Ids {
-    last: 0,
-    named: BTreeSet::new(),
-});
-
-struct Ids {
-    /// All from 1 to this one were given out, or are in `named`.
-    last: i64,
-    /// Those that were requested by name.
-    named: BTreeSet<i64>,
-}
-
-impl Ids {
-    fn next(&mut self) -> i64 {
-        loop {
-            self.last += 1;
-            if !self.named.contains(&self.last) {
-                return self.last;
-            }
-        }
-    }
-
-    fn name(&mut self, device: DeviceId) -> Result<()> {
-        let reason = if device.id < 0 {
-            "simulated devices are numbered from 0"
-        } else if (1..=self.last).contains(&device.id) || !self.named.insert(device.id) {
-            "the program has made a simulated device of this number itself; Devices::add adds it"
-        } else {
-            return Ok(());
-        };
-        Err(Error::DeviceNotAvailable {
-            device,
-            reason: reason.into(),
-        })
-    }
-}
+static IDS: Mutex<BTreeSet<i64>> = Mutex::new(BTreeSet::new());
 
 /// A simulated device.
 ///
@@ -199,32 +151,37 @@ impl SimDevice {
     /// Makes a device with an id that no other has in this process: `sim:1`, `sim:2`, ...
     /// ([`Devices::simulated`](crate::Devices::simulated) makes `sim`.)
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
-        let id = lock(&IDS).next();
+        let mut ids = lock(&IDS);
+        let id = (1..).find(|id| ids.insert(*id)).unwrap_or(i64::MAX);
+        drop(ids);
         Self::with_id(config, DeviceId::new(ArrowDeviceType::EXT_DEV, id))
     }
 
     /// Makes the device of an id that no other has, nor had, in this process.
     pub(crate) fn numbered(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
-        lock(&IDS).name(id)?;
-        Self::with_id(config, id).inspect_err(|_| {
-            lock(&IDS).named.remove(&id.id);
+        let reason = if id.id < 0 {
+            "simulated devices are numbered from 0"
+        } else if !lock(&IDS).insert(id.id) {
+            "the program has made a simulated device of this number itself; Devices::add adds it"
+        } else {
+            return Self::with_id(config, id).inspect_err(|_| {
+                lock(&IDS).remove(&id.id);
+            });
+        };
+        Err(Error::DeviceNotAvailable {
+            device: id,
+            reason: reason.into(),
         })
     }
 
     fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
-        /// A multiple of any system's page size.
-        const PAGE_BYTES: usize = 1 << 16;
-
-        let bytes = config.capacity_bytes.max(1);
-        let bytes = bytes
-            .checked_next_multiple_of(PAGE_BYTES)
-            .ok_or_else(|| Error::argument("capacity of a simulated device is too large"))?;
-        let mapping = memory::Mapping::new(bytes).map_err(|why| Error::DeviceNotAvailable {
+        let mapping = memory::Mapping::new(config.capacity_bytes.max(1));
+        let mapping = mapping.map_err(|why| Error::DeviceNotAvailable {
             device: id,
             reason: why.into(),
         })?;
         let core = Core::new(id, config, mapping);
-        copy::register(&core);
+        register(&core);
         let handle = Arc::new(Handle(core));
         let queue = Arc::new(SimQueue::new(handle.clone()));
         Ok(Arc::new(Self { handle, queue }))
@@ -247,54 +204,13 @@ impl SimDevice {
         let core = self.core();
         core.check_process()?;
         let mut state = core.state();
-        let offset = core.begin_free(&mut state, base, bytes)?;
-        let freed = state.finish_free(&core.mapping, offset);
-        drop(state);
-        core.retire(freed);
+        let address = core.begin_free(&mut state, base, bytes)?;
+        state.memory.finish_free(address);
         Ok(())
     }
 
     fn core(&self) -> &Arc<Core> {
         &self.handle.0
-    }
-}
-
-impl Core {
-    /// Marks an allocation as freed, and returns its byte offset. Anything else is refused, and
-    /// becomes a violation.
-    fn begin_free(&self, state: &mut State, base: DevicePtr, bytes: usize) -> Result<usize> {
-        let freed = match self.mapping.offset(base.address()) {
-            Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
-            None => Err("not an address of this device".into()),
-        };
-        freed.map_err(|why| {
-            let text = format!("free of {base:?} ({bytes} bytes): {why}");
-            state.violations.push(text.clone());
-            device_error(self.id, "free", MISUSE, text)
-        })
-    }
-
-    /// Returns the position of a live event of this device. Anything else is refused, and becomes a
-    /// violation.
-    fn point_of(
-        &self,
-        state: &mut State,
-        event: EventPtr,
-        operation: &'static str,
-    ) -> Result<Point> {
-        state.events.find(event).ok_or_else(|| {
-            let text = format!("{event:?} is not a live event of {}", self.id);
-            state.violations.push(format!("{operation}: {text}"));
-            device_error(self.id, operation, MISUSE, text)
-        })
-    }
-}
-
-/// Returns the layout of a host allocation.
-fn host_layout(bytes: usize) -> Result<Layout> {
-    match Layout::from_size_align(bytes, 64) {
-        Ok(layout) if bytes > 0 => Ok(layout),
-        _ => Err(Error::argument(format!("host allocation of {bytes} bytes"))),
     }
 }
 
@@ -318,17 +234,16 @@ unsafe impl Backend for SimDevice {
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         let core = self.core();
         drop(core.alive()?);
-        core.faults
-            .pass(FaultOp::NewQueue, core.id, "new queue", 0)?;
+        core.count(FaultOp::NewQueue, "new queue", 0)?;
         Ok(Arc::new(SimQueue::new(self.handle.clone())))
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
         core.check_process()?;
-        match core.state().events.find(event) {
-            Some(_) => Ok(()),
-            None => Err(Error::argument(format!(
+        match core.state().events.contains_key(&event.as_ptr().addr()) {
+            true => Ok(()),
+            false => Err(Error::argument(format!(
                 "{event:?} is not a live event of {}",
                 core.id
             ))),
@@ -339,8 +254,7 @@ unsafe impl Backend for SimDevice {
         let core = self.core();
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "query event")?;
-        core.faults
-            .pass(FaultOp::Query, core.id, "query event", 0)?;
+        core.count(FaultOp::Query, "query event", 0)?;
         Ok(state.reached(point))
     }
 
@@ -348,36 +262,35 @@ unsafe impl Backend for SimDevice {
         let core = self.core();
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "wait event")?;
-        core.faults
-            .pass(FaultOp::HostWait, core.id, "wait event", 0)?;
+        core.count(FaultOp::HostWait, "wait event", 0)?;
         drop(state);
         core.wait(point, "wait event")
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         // Cloned and dropped while no lock is held: both run code of the waker's.
-        let waker = waker.clone();
+        let mut own = Some(waker.clone());
         let core = self.core();
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "notify event")?;
-        core.faults
-            .pass(FaultOp::Query, core.id, "notify event", 0)?;
+        core.count(FaultOp::Query, "notify event", 0)?;
         if state.reached(point) {
             return Ok(Notify::Completed);
         }
-        let queue = state.queues.get_mut(&point.queue);
-        let unused = queue.map(|queue| queue.wakers.add(point.position, waker));
-        drop(state);
-        drop(unused);
+        if let Some(queue) = state.queues.get_mut(&point.queue) {
+            let waiting = queue.wakers.entry(point.position).or_default();
+            if !waiting.iter().any(|other| other.will_wake(waker)) {
+                waiting.extend(own.take());
+            }
+        }
         Ok(Notify::Registered)
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        if self.core().is_forked() {
+        let Some(mut state) = self.core().here() else {
             return;
-        }
-        let mut state = self.core().state();
-        if !state.events.release(event) {
+        };
+        if state.events.remove(&event.as_ptr().addr()).is_none() {
             let text = format!("release of {event:?}: not a live event (double release?)");
             state.violations.push(text);
         }
@@ -385,16 +298,11 @@ unsafe impl Backend for SimDevice {
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         let core = self.core();
-        let offset = core.mapping.offset(address.address());
-        if core.is_forked() {
-            return AddressClass::Inaccessible;
-        }
-        match offset {
-            Some(offset) if core.state().memory.owned(offset, bytes) => AddressClass::Device,
+        let owned = |state: MutexGuard<'_, State>| state.memory.owned(address.address(), bytes);
+        match core.here().map(owned) {
+            Some(true) => AddressClass::Device,
             // Only the copy engine reads host memory, work on the device does not.
-            None if !address.is_null() && self.copies_directly_from(address, bytes) => {
-                AddressClass::Host
-            }
+            Some(false) if is_host(address, bytes) => AddressClass::Host,
             _ => AddressClass::Inaccessible,
         }
     }
@@ -402,46 +310,45 @@ unsafe impl Backend for SimDevice {
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let core = self.core();
         drop(core.alive()?);
-        let layout = host_layout(bytes)?;
-        let operation = "allocate_host";
-        core.faults
-            .pass(FaultOp::HostAllocate, core.id, operation, bytes)?;
-        // SAFETY: the layout is not empty.
-        let memory = unsafe { std::alloc::alloc(layout) };
-        if memory.is_null() {
-            return Err(Error::OutOfMemory {
-                device: core.id,
-                operation,
-                bytes,
-            });
+        if bytes == 0 {
+            return Err(Error::argument("host allocation of 0 bytes"));
         }
-        // SAFETY: the memory was just allocated with this length, and nothing else has it.
-        core.clock
-            .filling(|| unsafe { memory.write_bytes(memory::FRESH, bytes) });
-        let block = HostBlock { bytes, copies: 0 };
-        core.state().host.0.insert(memory.addr(), block);
-        Ok(Some(DevicePtr::new(memory.cast())))
+        let operation = "allocate_host";
+        core.count(FaultOp::HostAllocate, operation, bytes)?;
+        let memory = Memory::new(bytes, true).ok_or(Error::OutOfMemory {
+            device: core.id,
+            operation,
+            bytes,
+        })?;
+        let start = memory.start;
+        core.state().host.insert(start.addr().get(), memory);
+        Ok(Some(DevicePtr::new(start.as_ptr().cast())))
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        if self.core().is_forked() {
+        let Some(mut state) = self.core().here() else {
             return;
-        }
-        let mut state = self.core().state();
+        };
         let start = address.address();
-        let why = match state.host.0.get(&start) {
+        let queued = state.queues.values().flat_map(|queue| &queue.pending);
+        let copies = queued.flat_map(|op| match op {
+            Op::Copy(copies) => &copies[..],
+            _ => &[],
+        });
+        let used = copies.map(|copy| match copy.kind {
+            CopyKind::HostToDevice => (copy.src.address(), copy.bytes),
+            CopyKind::DeviceToHost => (copy.dst.address(), copy.bytes),
+            CopyKind::DeviceToDevice => (0, 0),
+        });
+        let why = match state.host.get(&start) {
             None => "not a live host allocation (double free?)",
-            Some(block) if block.bytes != bytes => "allocated with another length",
+            Some(memory) if memory.bytes() != bytes => "allocated with another length",
             // It stays allocated, so that the copy stays harmless.
-            Some(block) if block.copies > 0 => "a queued copy uses it",
+            Some(_) if { used }.any(|(at, length)| at < start + bytes && start < at + length) => {
+                "a queued copy uses it"
+            }
             Some(_) => {
-                state.host.0.remove(&start);
-                drop(state);
-                if let Ok(layout) = host_layout(bytes) {
-                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once:
-                    // it was in `host`.
-                    unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
-                }
+                state.host.remove(&start);
                 return;
             }
         };
@@ -476,10 +383,10 @@ unsafe impl Backend for SimDevice {
     }
 
     fn settle(&self) -> Result<()> {
-        match self.core().is_forked() {
+        match self.core().check_process() {
             // The work is the parent's.
-            true => Ok(()),
-            false => self.synchronize(),
+            Err(_) => Ok(()),
+            Ok(()) => self.synchronize(),
         }
     }
 

@@ -4,12 +4,12 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use super::MISUSE;
 use super::engine::Handle;
 use super::fault::FaultOp;
-use super::kernel::{self, SimMemory};
+use super::kernel;
 use super::state::{Core, Op, QueueState};
-use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue, device_error};
+use super::{MISUSE, SimMemory};
+use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
 
 /// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch).
@@ -58,7 +58,7 @@ impl SimQueue {
     fn submit(&self, fault: FaultOp, operation: &'static str, op: Op) -> Result<()> {
         let core = self.core();
         let mut state = core.alive()?;
-        core.faults.pass(fault, core.id, operation, 0)?;
+        core.count(fault, operation, 0)?;
         core.enqueue(&mut state, self.id, op)?;
         Ok(())
     }
@@ -66,11 +66,8 @@ impl SimQueue {
     /// Returns how many operations have not completed. Unlike recording an event, this queues no
     /// further operation.
     pub fn pending_operations(&self) -> usize {
-        if self.core().is_forked() {
-            return 0;
-        }
-        let state = self.core().state();
-        let queue = state.queues.get(&self.id);
+        let state = self.core().here();
+        let queue = state.as_ref().and_then(|s| s.queues.get(&self.id));
         queue.map_or(0, |queue| queue.pending.len())
     }
 
@@ -126,30 +123,21 @@ impl SimQueue {
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Result<()> {
-        let kernel = Op::Kernel(Some(Box::new(move |core| kernel::run(core, kernel))));
+        let kernel = Op::Work(Some(Box::new(move |core| kernel::run(core, kernel))));
         self.submit(FaultOp::Launch, "launch", kernel)
     }
 }
 
 /// Checks what holds for a copy in any memory.
 fn check_copy(copy: &CopyOp) -> Result<()> {
-    let CopyOp {
-        src, dst, bytes, ..
-    } = *copy;
-    if src.is_null() || dst.is_null() || bytes == 0 {
+    let (src, dst) = (copy.src.address(), copy.dst.address());
+    if src == 0 || dst == 0 || copy.bytes == 0 {
         return Err(Error::argument(format!("empty or null: {copy:?}")));
     }
-    let ends = (
-        src.address().checked_add(bytes),
-        dst.address().checked_add(bytes),
-    );
-    match ends {
-        (Some(src_end), Some(dst_end)) if src.address() < dst_end && dst.address() < src_end => {
-            Err(Error::argument(format!("overlaps itself: {copy:?}")))
-        }
-        (Some(_), Some(_)) => Ok(()),
-        _ => Err(Error::argument(format!("past all memory: {copy:?}"))),
+    if src.abs_diff(dst) < copy.bytes {
+        return Err(Error::argument(format!("overlaps itself: {copy:?}")));
     }
+    Ok(())
 }
 
 // SAFETY: the allocator returns 64-byte aligned blocks that nothing else has, valid from then on;
@@ -162,16 +150,9 @@ unsafe impl RawQueue for SimQueue {
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
-        core.faults
-            .pass(FaultOp::Allocate, core.id, "allocate", bytes)?;
-        let reserved = state.memory.reserve(&core.mapping, bytes);
-        drop(state);
-        match reserved {
-            Some(fresh) => {
-                core.poison(&fresh);
-                let offset = core.state().memory.hand_out(fresh);
-                Ok(DevicePtr::new(core.mapping.device(offset).cast()))
-            }
+        core.count(FaultOp::Allocate, "allocate", bytes)?;
+        match state.memory.allocate(bytes, core.config.fill) {
+            Some(address) => Ok(DevicePtr::new(std::ptr::without_provenance_mut(address))),
             None => Err(Error::OutOfMemory {
                 device: core.id,
                 operation: "allocate",
@@ -182,19 +163,16 @@ unsafe impl RawQueue for SimQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
-        if core.is_forked() {
-            // The memory is the parent's.
+        // In a child, the memory is the parent's.
+        let Some(mut state) = core.here() else {
             return Ok(());
-        }
-        let mut state = core.state();
-        let offset = core.begin_free(&mut state, base, bytes)?;
+        };
+        let address = core.begin_free(&mut state, base, bytes)?;
         if state.error.is_some() {
             // Nothing runs any more, so nothing uses it.
-            let freed = state.finish_free(&core.mapping, offset);
-            drop(state);
-            core.retire(freed);
+            state.memory.finish_free(address);
         } else {
-            core.enqueue(&mut state, self.id, Op::Free(offset))?;
+            core.enqueue(&mut state, self.id, Op::Free(address))?;
         }
         Ok(())
     }
@@ -204,35 +182,31 @@ unsafe impl RawQueue for SimQueue {
         if copies.is_empty() {
             return self.core().alive().map(drop);
         }
-        let op = Op::Copy {
-            copies: copies.into(),
-            host: Vec::new(),
-        };
-        self.submit(FaultOp::Copy, "copy", op)
+        self.submit(FaultOp::Copy, "copy", Op::Copy(copies.into()))
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         if dst.is_null() || bytes == 0 {
             return Err(Error::argument("empty or null fill"));
         }
-        self.submit(FaultOp::Fill, "fill", Op::Fill { dst, byte, bytes })
+        let fill = Op::Work(Some(Box::new(move |core| core.run_fill(dst, byte, bytes))));
+        self.submit(FaultOp::Fill, "fill", fill)
     }
 
     fn record(&self) -> Result<EventPtr> {
         let core = self.core();
         let mut state = core.alive()?;
-        core.faults.pass(FaultOp::Record, core.id, "record", 0)?;
+        core.count(FaultOp::Record, "record", 0)?;
         let point = core.enqueue(&mut state, self.id, Op::Mark)?;
-        let event = state.events.record(core.id.id, point);
-        event.ok_or_else(|| device_error(core.id, "record", MISUSE, "null event"))
+        let event = state.record(point);
+        event.ok_or_else(|| core.error("record", MISUSE, "null event"))
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "queue wait")?;
-        core.faults
-            .pass(FaultOp::QueueWait, core.id, "queue wait", 0)?;
+        core.count(FaultOp::QueueWait, "queue wait", 0)?;
         core.enqueue(&mut state, self.id, Op::Wait(point))?;
         Ok(())
     }
@@ -244,10 +218,9 @@ unsafe impl RawQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        if self.core().is_forked() {
+        let Some(mut state) = self.core().here() else {
             return;
-        }
-        let mut state = self.core().state();
+        };
         let queue = state.queues.get_mut(&self.id);
         if queue.is_some_and(|queue| {
             queue.dropped = true;

@@ -1,8 +1,7 @@
 //! What is live on a device, and which mistakes its users have made.
 
-use std::time::Duration;
-
 use super::SimDevice;
+use super::memory::Memory;
 use crate::error::Error;
 
 /// The state of a [`SimDevice`], from [`SimDevice::report`].
@@ -13,10 +12,6 @@ pub struct SimReport {
     pub live_allocations: usize,
     /// Their bytes, as requested.
     pub live_bytes: usize,
-    /// Device allocations whose free waits in a queue.
-    pub pending_frees: usize,
-    /// Bytes of device memory in quarantine, red zones included.
-    pub quarantined_bytes: usize,
     /// Host allocations that were not freed.
     pub live_host_allocations: usize,
     /// Their bytes.
@@ -25,15 +20,8 @@ pub struct SimReport {
     pub live_events: usize,
     /// Queued operations that have not completed.
     pub pending_operations: usize,
-    /// The time that threads have spent filling fresh and freed memory so far
-    /// ([`SimConfig::with_fill`](super::SimConfig::with_fill)), first use of the memory included. Host memory is filled
-    /// whatever that says.
-    pub fill_time: Duration,
-    /// The time that threads have spent running queued copies so far, on the device's worker in
-    /// [`SimMode::Async`](super::SimMode::Async).
-    pub copy_time: Duration,
-    /// Mistakes: double frees and releases, dead events used, invalid accesses, damaged
-    /// red zones, host memory freed under a copy.
+    /// Mistakes: double frees and releases, dead events used, invalid accesses, host memory freed
+    /// under a copy.
     pub violations: Vec<String>,
     /// The error that ended the device, if it has failed.
     pub error: Option<Error>,
@@ -50,8 +38,8 @@ impl SimReport {
 }
 
 impl SimDevice {
-    /// Returns what is live and which mistakes were made so far. Checks all red zones. In a child of the process (`fork`), which
-    /// has nothing of the device, only the error says so.
+    /// Returns what is live and which mistakes were made so far. In a child of the process (`fork`), which has nothing of the
+    /// device, only the error says so.
     pub fn report(&self) -> SimReport {
         let core = self.core();
         if let Err(forked) = core.check_process() {
@@ -60,38 +48,17 @@ impl SimDevice {
                 ..SimReport::default()
             };
         }
-        self.check();
         let state = core.state();
         let (live_allocations, live_bytes) = state.memory.owned_total();
         SimReport {
             live_allocations,
             live_bytes,
-            pending_frees: state.memory.freeing(),
-            quarantined_bytes: state.memory.quarantined_bytes(),
-            live_host_allocations: state.host.0.len(),
-            live_host_bytes: state.host.0.values().map(|block| block.bytes).sum(),
-            live_events: state.events.live(),
+            live_host_allocations: state.host.len(),
+            live_host_bytes: state.host.values().map(Memory::bytes).sum(),
+            live_events: state.events.len(),
             pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
-            fill_time: core.clock.fill_time(),
-            copy_time: core.clock.copy_time(),
             violations: state.violations.clone(),
             error: state.error.clone(),
-        }
-    }
-
-    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of
-    /// the [report](Self::report). Does nothing in a child of the process (`fork`), which has none of the memory.
-    pub fn check(&self) {
-        let core = self.core();
-        if core.is_forked() {
-            return;
-        }
-        let mut state = core.state();
-        for offset in state.memory.damaged(&core.mapping) {
-            let address = core.mapping.device(offset);
-            state
-                .violations
-                .push(format!("red zone damaged around {address:p}"));
         }
     }
 

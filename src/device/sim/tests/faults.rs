@@ -66,9 +66,7 @@ fn every_operation_fails_once() {
 #[test]
 fn each_operation_fails_in_turn() {
     let Some(device) = deferred() else { return };
-    program(&device).unwrap();
-    let total = device.faults().ops_seen();
-    assert_eq!(total, FaultOp::ALL.len() as u64); // one of each
+    let total = FaultOp::ALL.len() as u64; // one of each
     for n in 1..=total {
         device.faults().clear();
         device.faults().fail_nth_of_any(n);
@@ -108,9 +106,8 @@ fn ids_are_unique_and_absence_is_clear() {
     };
     assert_ne!(a.id(), b.id());
     assert_eq!(a.id().device_type, ArrowDeviceType::EXT_DEV);
-    let error = SimDevice::new(SimConfig::default().with_capacity_bytes(usize::MAX)).unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
-    let huge = usize::MAX / 4;
-    let error = SimDevice::new(SimConfig::default().with_capacity_bytes(huge)).unwrap_err();
-    assert!(matches!(error, Error::DeviceNotAvailable { .. }), "{error}");
+    for huge in [usize::MAX, usize::MAX / 4] {
+        let error = SimDevice::new(SimConfig::default().with_capacity_bytes(huge)).unwrap_err();
+        assert!(matches!(error, Error::DeviceNotAvailable { .. }), "{error}");
+    }
 }

@@ -145,11 +145,7 @@ fn only_live_events_of_the_device_pass() {
         return;
     };
     let queue = device.default_queue().unwrap();
-    let mut local = SimEvent {
-        magic: SimEvent::MAGIC,
-        device_id: device.id().id,
-        serial: 1,
-    };
+    let mut local = 0u64;
     let foreign = other.default_queue().unwrap().record().unwrap();
     let released = queue.record().unwrap();
     release(&device, released);
@@ -170,31 +166,10 @@ fn only_live_events_of_the_device_pass() {
     let event = queue.record().unwrap();
     // SAFETY: live.
     unsafe { device.check_event(event) }.unwrap();
-    // SAFETY: live.
-    let seen = unsafe { &*event.as_ptr().cast::<SimEvent>() };
-    assert_eq!(
-        (seen.magic, seen.device_id),
-        (SimEvent::MAGIC, device.id().id)
-    );
     assert_eq!(device.report().live_events, 1);
     release(&device, event);
     release(&other, foreign);
     other.assert_clean();
-}
-
-#[test]
-fn events_are_used_again_but_not_at_once() {
-    let Some(device) = deferred() else { return };
-    let queue = device.default_queue().unwrap();
-    let mut seen = std::collections::HashMap::new();
-    for i in 0..1000 {
-        let event = queue.record().unwrap();
-        if let Some(before) = seen.insert(event, i) {
-            assert!(i - before > 64, "{before} {i}");
-        }
-        release(&device, event);
-    }
-    assert!(seen.len() < 100, "{}", seen.len());
 }
 
 #[test]
@@ -325,29 +300,4 @@ fn threads_share_a_device() {
         device.synchronize().unwrap();
         device.assert_clean();
     }
-}
-
-/// A notification costs the same however many others are pending.
-#[test]
-fn two_visits_a_waker() {
-    const N: usize = 300;
-    let Some(device) = deferred() else { return };
-    let queue = device.default_queue().unwrap();
-    let count = Arc::new(Count::default());
-    let events: Vec<EventPtr> = (0..N).map(|_| queue.record().unwrap()).collect();
-    for event in &events {
-        // SAFETY: live until completed.
-        let notify = unsafe { device.notify_event(*event, &count.waker()) }.unwrap();
-        assert_eq!(notify, Notify::Registered);
-    }
-    for (i, event) in events.iter().enumerate() {
-        wait(&device, *event).unwrap();
-        assert_eq!(count.get(), i + 1);
-        release(&device, *event);
-    }
-    let state = device.core().state();
-    let visits: usize = state.queues.values().map(|queue| queue.wakers.visits).sum();
-    drop(state);
-    assert!((N..=2 * N).contains(&visits), "{visits} visits");
-    device.assert_clean();
 }
