@@ -51,6 +51,8 @@ fn addresses() {
             import(&rig, managed.ptr, None);
             import(&rig, pinned.ptr, None);
             let short = Block::device(first, 128);
+            // Nothing is behind it, so that the last byte of the column is in no other allocation.
+            drop(Block::device(first, 1 << 10));
             let freed = short.ptr;
             import(&rig, freed, Some(""));
             drop(short);
