@@ -238,7 +238,8 @@ fn uploads_do_not_wait() {
     }
 }
 
-/// What the host packs for another device has arrived in page-locked memory first. Nothing runs by itself here.
+/// What the host packs for another device, or reads to plan a copy, has arrived in page-locked memory first. Nothing runs by itself
+/// here.
 #[test]
 fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
     let group = Group::open(1, LAZY);
@@ -255,6 +256,14 @@ fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
             &batch.slice(offset, rows),
             &there.to_host().unwrap(),
             "out of page-locked memory",
+        );
+        let up = from.upload(&batch).unwrap();
+        assert!(!up.is_ready().unwrap());
+        let compact = up.slice(offset, rows).unwrap().compact().unwrap();
+        assert_same_batch(
+            &batch.slice(offset, rows),
+            &compact.to_host().unwrap(),
+            "compacted",
         );
     }
     drop((from, to));
