@@ -224,7 +224,7 @@ impl Context {
             return Ok(block.base);
         }
         if blocks.needs_wait(rounded) {
-            // What an error leaves idle may still be too little.
+            // An error, as while another library captures, frees nothing; there may be enough all the same.
             let _ = self.synchronize();
         }
         if blocks.is_full(rounded) {

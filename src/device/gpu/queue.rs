@@ -167,7 +167,7 @@ unsafe fn check_stream(context: &Context, current: &Current<'_>, stream: RawStre
     // SAFETY: the caller guarantees that the stream is live (see `# Safety`); it is no default
     // stream.
     match context.check(unsafe { current.foreign(stream) })? {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live stream (see `# Safety`), which is no default stream.
         None => unsafe { check_capture(context, current, stream) },
         Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
     }
@@ -219,7 +219,7 @@ unsafe impl RawQueue for GpuQueue {
             self.context.give_up(base);
         }
         match freed {
-            // While the stream is captured, only the order is missing.
+            // A stream that is captured gives the free no order: it comes with the next wait for the device.
             Err(Error::InvalidArgument(_)) => Ok(()),
             freed => freed,
         }
