@@ -127,7 +127,7 @@ pub(super) fn never_waits(subject: &Subject) -> Verdict {
     call("record and wait", &mut || {
         queue.wait(&record(&queue)).expect("wait");
     });
-    call("notify_event", &mut || {
+    call("notify", &mut || {
         let _: bool = event.notify(std::task::Waker::noop()).expect("notify");
     });
     let mut event = Some(event);

@@ -1,6 +1,5 @@
 //! Rules about the identity of devices.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::kit::{Block, join, record};
@@ -48,43 +47,6 @@ pub(super) fn registry(subject: &Subject) -> Verdict {
     let factory = device.clone();
     made.register(device.id().device_type, move |_| Ok(factory.clone()));
     assert_eq!(made.get(device.id()).as_ref().ok(), Some(device));
-    Verdict::Kept
-}
-
-pub(super) fn within(subject: &Subject) -> Verdict {
-    let device = &subject.device;
-    let backend = device.backend();
-    let queue = device.new_queue().expect("new_queue");
-    let thread = std::thread::current().id();
-    let mut runs = Vec::new();
-    // Everything works inside as outside, and on other threads meanwhile.
-    let work = || {
-        let block = Block::new(&queue, 4096);
-        block.fill(&queue, 7);
-        queue.synchronize().expect("synchronize");
-    };
-    backend.within(&mut || {
-        runs.push((1, std::thread::current().id()));
-        work();
-        backend.within(&mut || {
-            runs.push((2, std::thread::current().id()));
-            work();
-        });
-        std::thread::scope(|scope| {
-            join([scope.spawn(work)]);
-        });
-        work();
-    });
-    assert_eq!(runs, [(1, thread), (2, thread)], "the work runs once");
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        backend.within(&mut || {
-            work();
-            resume_unwind(Box::new("a panic of the work"));
-        });
-    }));
-    let panic = panicked.expect_err("within keeps the panic");
-    assert_eq!(panic.downcast_ref(), Some(&"a panic of the work"));
-    work();
     Verdict::Kept
 }
 

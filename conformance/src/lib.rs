@@ -66,8 +66,6 @@ rules! {
         "id, host-readable, synchronous and the default queue never change"
     "identity.registry" identity::registry:
         "a registered device is found under its id, and no other takes that id"
-    "identity.within" identity::within:
-        "within runs its work once, on the same thread, also inside itself, and panics leave it as they are"
     "identity.another" identity::another:
         "two devices of a type have two ids, and neither takes the other's memory or events for its own"
     "allocate.aligned" memory::aligned:
@@ -108,10 +106,6 @@ rules! {
         "recorded work runs although nobody waits for it, queries it or synchronizes"
     "queue.dropped" queues::dropped:
         "dropping a queue does not wait for its work, but synchronize and settle do"
-    "notify.backend" notify::backend:
-        "notify_event calls the waker after the event completes and not before, or reports that it is not supported"
-    "notify.foreign" notify::foreign:
-        "a waker is called where it may use the device: without a lock held, and on a thread that may call the runtime"
     "notify.event" notify::event:
         "SyncEvent::notify calls the waker on every backend"
     "copy.exact" copies::exact:

@@ -3,10 +3,9 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::task::Waker;
 
 use arrow_device::device::parts::{Failure, Process};
-use arrow_device::device::{AddressClass, Backend, DevicePtr, EventPtr, Notify, RawQueue};
+use arrow_device::device::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{ArrowDeviceType, DeviceId, Result};
 
 use super::event::Events;
@@ -92,10 +91,6 @@ unsafe impl Backend for SampleDevice {
         self.shared.event(event)?.wait();
         // Work that failed has not done what the event stands for.
         self.shared.failure.check()
-    }
-
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        Ok(self.shared.event(event)?.notify(waker))
     }
 
     unsafe fn release_event(&self, event: EventPtr) {

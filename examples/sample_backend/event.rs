@@ -2,54 +2,30 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
 
-use arrow_device::device::{EventPtr, Notify};
+use arrow_device::device::EventPtr;
 
 /// What `sync_event` points to. A real backend has an event of its runtime here.
 #[derive(Default, Debug)]
 pub(crate) struct Event {
-    state: Mutex<State>,
+    done: Mutex<bool>,
     completed: Condvar,
-}
-
-#[derive(Default, Debug)]
-struct State {
-    done: bool,
-    wakers: Vec<Waker>,
 }
 
 impl Event {
     /// Called by the queue, after all its earlier work.
     pub(crate) fn complete(&self) {
-        let mut state = lock(&self.state);
-        state.done = true;
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
+        *lock(&self.done) = true;
         self.completed.notify_all();
-        // Wakers run foreign code, so no lock is held.
-        wakers.into_iter().for_each(Waker::wake);
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        lock(&self.state).done
+        *lock(&self.done)
     }
 
     pub(crate) fn wait(&self) {
-        let waited = self.completed.wait_while(lock(&self.state), |s| !s.done);
+        let waited = self.completed.wait_while(lock(&self.done), |done| !*done);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
-    }
-
-    pub(crate) fn notify(&self, waker: &Waker) -> Notify {
-        // A clone runs foreign code, too.
-        let waker = waker.clone();
-        let mut state = lock(&self.state);
-        if state.done {
-            drop(state);
-            return Notify::Completed;
-        }
-        state.wakers.push(waker);
-        Notify::Registered
     }
 }
 

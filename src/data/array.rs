@@ -225,16 +225,14 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn is_ready(&self) -> Result<bool> {
-        self.device().within(|| {
-            for owner in self.owners() {
-                if let Some(event) = owner.ready() {
-                    if !event.is_complete()? {
-                        return Ok(false);
-                    }
+        for owner in self.owners() {
+            if let Some(event) = owner.ready() {
+                if !event.is_complete()? {
+                    return Ok(false);
                 }
             }
-            Ok(true)
-        })
+        }
+        Ok(true)
     }
 
     /// Blocks this thread until the array's memory may be read.
@@ -242,8 +240,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn wait(&self) -> Result<()> {
-        self.device()
-            .within(|| self.owners().iter().try_for_each(|owner| owner.wait_host()))
+        self.owners().iter().try_for_each(|owner| owner.wait_host())
     }
 
     /// Returns an event after which the array's memory may be read, for example for
@@ -253,13 +250,12 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
-        self.device()
-            .within(|| self.merged_event(|| self.device().default_queue()))
+        self.merged_event(|| self.device().default_queue())
     }
 
     /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device.
     pub(crate) fn ready_event_on(&self, queue: &Queue) -> Result<Option<SyncEvent>> {
-        self.device().within(|| self.merged_event(|| queue.clone()))
+        self.merged_event(|| queue.clone())
     }
 
     fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {

@@ -6,7 +6,6 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::task::Waker;
 
 use crate::device::DeviceId;
 use crate::error::{Error, Result};
@@ -152,17 +151,6 @@ pub enum Handover {
     Wait,
 }
 
-/// The answer of [`Backend::notify_event`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Notify {
-    /// The event has completed already; the waker is not called.
-    Completed,
-    /// The waker is called once the event completes.
-    Registered,
-    /// This backend does not call wakers; the caller must wait in another way.
-    Unsupported,
-}
-
 /// The implementation of a device. Programs use [`Device`](crate::Device), which wraps a backend
 /// and counts what it does; crates that add a device implement this trait and register it with
 /// [`Devices::register`](crate::Devices::register).
@@ -176,9 +164,6 @@ pub enum Notify {
 ///   batches work hands it over in [`RawQueue::record`] at the latest.
 /// - **Dropped queues count.** The work of a queue whose last handle was dropped still runs, and
 ///   [`synchronize`](Self::synchronize) and [`settle`](Self::settle) wait for it.
-/// - **Wakers run foreign code.** A waker is called without a lock held, and not where calls of the runtime would
-///   block or be forbidden for it (such as a callback of the runtime that must not call the runtime): there, a thread
-///   of the backend calls it.
 /// - **Host-readable memory is initialised**, also when it is reused: safe code may read it before any work has written to it.
 ///
 /// Direct calls of a backend and its queues are not counted in
@@ -258,18 +243,6 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// As [`query_event`](Self::query_event).
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()>;
 
-    /// Arranges that `waker` is called, on any thread, once the event has completed or never will
-    /// because the device failed. If the backend drops all clones of it without a call, this crate
-    /// falls back to [`query_event`](Self::query_event).
-    ///
-    /// # Safety
-    /// As [`query_event`](Self::query_event); the event lives until the waker was called, or all
-    /// its clones were dropped.
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        let _ = (event, waker);
-        Ok(Notify::Unsupported)
-    }
-
     /// Releases an event that [`RawQueue::record`] returned, which may be reused. Never waits.
     ///
     /// # Safety
@@ -291,16 +264,6 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         bytes: usize,
     ) -> (AddressClass, Range<usize>) {
         (self.classify(address, bytes), address.range(bytes))
-    }
-
-    /// Runs `work` once, on this thread. Calls of this backend and its queues that this thread
-    /// makes meanwhile may share what each would otherwise do by itself, such as making a context
-    /// current: that is then done at most once, and undone before this returns or unwinds. Several
-    /// threads may be inside at once, and one may wait for another. `work` may call this function
-    /// again, and that of another backend, and must not run foreign code, which would find this
-    /// device's context current.
-    fn within(&self, work: &mut dyn FnMut()) {
-        work();
     }
 
     /// Returns text for an error message: why [`classify`](Self::classify) does not accept `bytes`

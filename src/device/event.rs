@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use crate::device::backend::{Backend, EventPtr, Notify};
-use crate::device::reaper::Item;
-use crate::device::{Counters, Device, lock, scope};
+use crate::device::backend::EventPtr;
+use crate::device::{Counters, Device, lock};
 use crate::error::Result;
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
@@ -103,8 +102,8 @@ impl SyncEvent {
         self.as_ref().wait()
     }
 
-    /// Keeps `sources` until the event has completed. Then the reaper's thread drops them, unless
-    /// [`drop_kept`](Self::drop_kept) was first; if the event has completed already, this thread.
+    /// Keeps `sources` until the event has completed. Then the release thread drops them, unless
+    /// [`drop_kept`](Self::drop_kept) was first.
     pub(crate) fn keep(&self, sources: impl Send + 'static) {
         {
             let mut kept = lock(&self.0.kept);
@@ -113,15 +112,14 @@ impl SyncEvent {
         }
         let event = self.clone();
         let done = vec![self.clone()];
-        self.device().after(done, move || drop(event.take_kept()));
+        self.device().when(done, move || drop(event.take_kept()));
     }
 
     /// Drops what is [kept](Self::keep) until this event on this thread, if the event is known to have
-    /// completed: the reaper's thread may be far behind. Panics are kept for
+    /// completed: the release thread may be far behind. Panics are kept for
     /// [`take_drop_error`](Device::take_drop_error).
     pub(crate) fn drop_kept(&self) {
-        // In a scope no foreign code runs: that is left to the reaper.
-        if self.as_ref().is_known_complete() && !scope::is_inside() {
+        if self.as_ref().is_known_complete() {
             let kept = self.take_kept();
             self.device().parking("release", || drop(kept));
         }
@@ -144,85 +142,45 @@ impl SyncEvent {
         }
         let waker = waker.clone();
         let done = vec![self.clone()];
-        self.device().reap(done, move || waker.wake());
+        self.device().when(done, move || waker.wake());
         Ok(false)
     }
 }
 
 impl Device {
     /// Runs `action` once all `events` have completed: at once, on this thread, if they have
-    /// already, or else on the reaper's thread. In a [scope](crate::device::scope) always there, and
-    /// the events, which are likely to have been recorded a moment ago, are not queried. A panic is
-    /// kept for [`take_drop_error`](Self::take_drop_error).
-    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        if scope::is_inside() {
-            return self.reap(events, action);
-        }
-        events.retain(|event| !event.is_complete().unwrap_or(false));
-        if events.is_empty() {
-            return self.parking("release", action);
-        }
-        self.reap(events, action);
-    }
-
-    /// Runs `action`, which may wait for the device, on the reaper's thread. A panic is kept for
+    /// already, or else on the release thread. A panic is kept for
     /// [`take_drop_error`](Self::take_drop_error).
-    pub(crate) fn later(&self, action: impl FnOnce() + Send + 'static) {
-        self.reap(Vec::new(), action);
+    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        events.retain(|event| !event.is_complete().unwrap_or(false));
+        match events.is_empty() {
+            true => self.parking("release", action),
+            false => self.when(events, action),
+        }
     }
 
-    /// As [`after`](Self::after), always on the reaper's thread, for events that have hardly
-    /// completed yet: they are not queried here.
-    pub(crate) fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+    /// As [`after`](Self::after), always on the release thread, for events that have hardly completed
+    /// yet: they are not queried here. Without events `action` may wait for the device.
+    pub(crate) fn when(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         let device = self.clone();
         let action = move || device.parking("release", action);
-        self.reaper().push(Box::new(After { events, action }));
-    }
-}
-
-struct After<F> {
-    /// Waited for from the last one to the first.
-    events: Vec<SyncEvent>,
-    action: F,
-}
-
-impl<F: FnOnce() + Send> Item for After<F> {
-    fn backend(&self) -> Option<Arc<dyn Backend>> {
-        let last = self.events.last();
-        last.map(|event| event.device().shared_backend())
-    }
-
-    unsafe fn notify(&self, waker: &Waker) -> Result<Notify> {
-        let Some(event) = self.events.last() else {
-            return Ok(Notify::Completed);
-        };
-        // SAFETY: the event is of its device, and lives as long as this item, which the caller keeps
-        // until the waker was called or dropped (see `Item::notify`).
-        unsafe { event.device().backend().notify_event(event.0.ptr, waker) }
-    }
-
-    fn is_complete(&self) -> Result<bool> {
-        self.events.last().map_or(Ok(true), SyncEvent::is_complete)
-    }
-
-    /// Not counted: a background thread holds up no other work.
-    fn wait(&self) -> Result<()> {
-        let wait = |event: &SyncEvent| event.as_ref().wait_uncounted();
-        self.events.last().map_or(Ok(()), wait)
-    }
-
-    fn settle(&self) {
-        if let Some(event) = self.events.last() {
-            event.device().settle();
+        if self.is_forked() {
+            // Neither that thread nor work of the device is here.
+            return action();
         }
-    }
-
-    fn advance(&mut self) {
-        self.events.pop();
-    }
-
-    fn run(self: Box<Self>) {
-        (self.action)();
+        let are_complete = move || {
+            while let Some(last) = events.last() {
+                match last.is_complete() {
+                    Ok(false) => return false,
+                    Ok(true) => {}
+                    // Wait until all work has ended.
+                    Err(_) => last.device().settle(),
+                }
+                events.pop();
+            }
+            true
+        };
+        self.release_thread().watch(are_complete, action);
     }
 }
 
@@ -271,10 +229,6 @@ impl<'a> EventRef<'a> {
 
     pub(crate) fn wait(&self) -> Result<()> {
         Counters::add(&self.device.counters().host_waits, 1);
-        self.wait_uncounted()
-    }
-
-    fn wait_uncounted(&self) -> Result<()> {
         if self.is_known_complete() {
             return Ok(());
         }

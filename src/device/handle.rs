@@ -8,8 +8,8 @@ use std::thread::available_parallelism;
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
-use crate::device::reaper::Reaper;
-use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, TransferStats, lock, scope};
+use crate::device::parts::Worker;
+use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
 /// A device, with its memory, queues and counters. Clones are the same device.
@@ -35,7 +35,9 @@ struct Inner {
     synchronous: bool,
     default_queue: Arc<dyn RawQueue>,
     counters: Counters,
-    reaper: Reaper,
+    process: Process,
+    /// Runs what comes after events.
+    releases: Worker,
     slabs: SlabPool,
     drop_error: Mutex<Option<Error>>,
     /// What runs once the device has settled.
@@ -53,7 +55,7 @@ impl std::panic::RefUnwindSafe for Inner {}
 impl Inner {
     /// The pool of host slabs; `None` in a child of the process, where it may be locked for ever.
     fn slabs(&self) -> Option<&SlabPool> {
-        (!self.reaper.is_forked()).then_some(&self.slabs)
+        self.process.is_this().then_some(&self.slabs)
     }
 }
 
@@ -78,7 +80,8 @@ impl Device {
             synchronous: backend.is_synchronous(),
             default_queue: backend.default_queue()?,
             counters: Counters::default(),
-            reaper: Reaper::default(),
+            process: Process::this(),
+            releases: Worker::new("arrow-device release"),
             slabs: SlabPool::default(),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
@@ -124,21 +127,7 @@ impl Device {
 
     /// Whether this process is a child of the one that made the device.
     pub(crate) fn is_forked(&self) -> bool {
-        self.0.reaper.is_forked()
-    }
-
-    /// Returns an owner of the backend.
-    pub(super) fn shared_backend(&self) -> Arc<dyn Backend> {
-        self.0.backend.clone()
-    }
-
-    /// Runs `work` in a scope: calls of the backend that this thread makes meanwhile may share one
-    /// entry into the device's runtime. `work` must not run foreign code.
-    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
-        match self.0.synchronous {
-            true => work(),
-            false => scope::within(&*self.0.backend, work),
-        }
+        !self.0.process.is_this()
     }
 
     /// Makes this thread wait for all work of the device: one host wait.
@@ -221,7 +210,7 @@ impl Device {
         }
     }
 
-    /// Runs `action` on the reaper's thread once no work that was queued before runs any more. The thread settles once for all
+    /// Runs `action` on the release thread once no work that was queued before runs any more. The thread settles once for all
     /// actions that have come by then. A panic is kept for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn settled(&self, action: impl FnOnce() + Send + 'static) {
         if self.is_forked() {
@@ -230,7 +219,7 @@ impl Device {
         }
         lock(&self.0.unsettled).push(Box::new(action));
         let device = self.clone();
-        self.later(move || {
+        self.when(Vec::new(), move || {
             let actions = std::mem::take(&mut *lock(&device.0.unsettled));
             if actions.is_empty() {
                 return;
@@ -254,8 +243,8 @@ impl Device {
         }
     }
 
-    pub(super) fn reaper(&self) -> &Reaper {
-        &self.0.reaper
+    pub(super) fn release_thread(&self) -> &Worker {
+        &self.0.releases
     }
 
     pub(crate) fn slabs(&self) -> Option<&SlabPool> {

@@ -37,11 +37,9 @@ mod name;
 pub mod parts;
 mod process;
 mod queue;
-mod reaper;
 mod registry;
 #[cfg(feature = "rocm")]
 pub(crate) mod rocm;
-mod scope;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;
@@ -49,8 +47,7 @@ mod stats;
 pub use crate::abi::DeviceId;
 pub use arriving::Arriving;
 pub use backend::{
-    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
-    device_error,
+    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Handover, RawQueue, device_error,
 };
 pub(crate) use completion::Completion;
 #[cfg(feature = "async")]
@@ -60,6 +57,8 @@ pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};
 pub use handle::{Device, WeakDevice};
 pub(crate) use lock::lock;
+#[cfg(feature = "sim")]
+pub(crate) use parts::is_worker;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) use process::FORKED;
 pub(crate) use process::Process;

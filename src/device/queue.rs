@@ -192,18 +192,18 @@ impl Queue {
     /// # Errors
     /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
-        self.device.within(|| match self.record()? {
+        match self.record()? {
             Some(event) => event.wait(),
             None => Ok(()),
-        })
+        }
     }
 
     /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
-    /// recorded, the reaper waits for the device.
+    /// recorded, the release thread waits for the device.
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),
-            Ok(Some(event)) => self.device.reap(vec![event], move || drop(sources)),
+            Ok(Some(event)) => self.device.when(vec![event], move || drop(sources)),
             Err(_) => self.device.settled(move || drop(sources)),
         }
     }

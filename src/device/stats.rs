@@ -130,7 +130,7 @@ impl Counters {
 impl TransferStats {
     /// Runs `work`, and returns its result and what this thread did meanwhile, on all devices
     /// together, with what threads did that helped it to pack an upload. Work of other threads is not
-    /// included, even if `work` caused it (a foreign release on the reaper's thread, for example).
+    /// included, even if `work` caused it (a foreign release on the release thread, for example).
     /// Scopes nest.
     ///
     /// ```

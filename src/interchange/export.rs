@@ -151,9 +151,7 @@ fn export_resolved(
     let owners = array.owners();
     let event = match owners.iter().all(|owner| owner.ready().is_none()) {
         true => Carried::None,
-        false => array
-            .device()
-            .within(|| Carried::of(array, &owners, options.sync))?,
+        false => Carried::of(array, &owners, options.sync)?,
     };
     let id = array.device().id();
     let sync_event = event.pointer();

@@ -263,11 +263,9 @@ unsafe fn import(
         buffers: 0,
         known: None,
     };
-    let node = device.within(|| {
-        // SAFETY: the caller guarantees that the struct complies with the interface
-        // (`DeviceArray::import`).
-        unsafe { importer.node(&array.array, data_type, 0, &Path::Root("array")) }
-    })?;
+    // SAFETY: the caller guarantees that the struct complies with the interface
+    // (`DeviceArray::import`).
+    let node = unsafe { importer.node(&array.array, data_type, 0, &Path::Root("array")) }?;
     Ok(DeviceArray::from_node(device, node))
 }
 

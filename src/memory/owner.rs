@@ -16,7 +16,7 @@ use crate::memory::{Counted, HostSlab};
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
 ///
 /// Dropping the last holder frees memory of this crate on its home queue, after all recorded uses. Anything else (a foreign
-/// array, host memory under an asynchronous copy) is dropped by the device's reaper once its uses have completed, or at once if
+/// array, host memory under an asynchronous copy) is dropped by the device's release thread once its uses have completed, or at once if
 /// there are none. Nothing here waits.
 #[derive(Debug)]
 pub(crate) struct Owner {
@@ -161,10 +161,10 @@ impl Owner {
 
     /// Makes this thread wait until the memory is ready. Counts no host wait if it is already.
     pub(crate) fn wait_host(&self) -> Result<()> {
-        self.device.within(|| match self.ready() {
+        match self.ready() {
             Some(event) if !event.is_complete()? => event.wait(),
             _ => Ok(()),
-        })
+        }
     }
 
     fn is_home(&self, queue: &Queue) -> bool {
@@ -269,8 +269,8 @@ impl Memory {
 
     fn free(self, device: &Device) {
         match self {
-            // SAFETY: the memory is consumed, so this is the only free; `Owner::drop` calls this after its uses on other queues
-            // have completed.
+            // SAFETY: the memory is consumed, so this is the only free; `Owner::drop` calls this once its uses on other queues
+            // have completed, or the queue waits for them.
             Self::Device { .. } => unsafe { self.free_in_order() },
             Self::Foreign(array) => {
                 if let Err(e) = array.release() {
@@ -299,24 +299,7 @@ impl Drop for Owner {
             uses.push(event.clone());
         }
         if let Memory::Device { queue, .. } = &memory {
-            let all = std::mem::take(&mut uses);
-            let mut ended = Vec::new();
-            let freed = self.device.within(|| {
-                let can_order = |event: &_| queue.wait_ref_unless_complete(event).is_ok();
-                (ended, uses) = all.into_iter().partition(can_order);
-                if uses.is_empty() {
-                    // SAFETY: `memory` was taken out of the owner and is dropped below, so this is the only free. The queue waits
-                    // for the uses on other queues that have not completed.
-                    unsafe { memory.free_in_order() };
-                }
-                uses.is_empty()
-            });
-            // The queue, which may own foreign objects, and the events, which may be the last of another device, are dropped
-            // outside the scope.
-            drop(ended);
-            if freed {
-                return;
-            }
+            uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
         }
         if uses.is_empty() {
             memory.free(&self.device);

@@ -303,16 +303,16 @@ mod tests {
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
 
-    /// While the reaper's thread does not come to anything, a stream uses the staging memory of uploads that are done.
+    /// While the release thread does not come to anything, a stream uses the staging memory of uploads that are done.
     #[test]
-    fn staging_memory_comes_back_without_the_reaper() {
+    fn staging_memory_comes_back_without_the_release_thread() {
         const N: usize = 1000;
         let batch = record_batch!(("a", Int32, [1, 2, 3])).unwrap();
         for mode in [SimMode::Async, SimMode::Deferred] {
             let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
             let device = Device::new(sim.clone()).unwrap();
             let (go, held) = mpsc::channel::<()>();
-            device.later(move || {
+            device.when(Vec::new(), move || {
                 let _ = held.recv();
             });
             let sources = || Arc::strong_count(batch.column(0));

@@ -274,8 +274,7 @@ impl Arriving {
         if queue_waits || array.is_ready()? {
             self.reserved.grow(plan.device_bytes())?;
             let device = to.device();
-            let copied = device
-                .within(|| copy_planned(array.data_type(), &[array], to, plan, !queue_waits))?;
+            let copied = copy_planned(array.data_type(), &[array], to, plan, !queue_waits)?;
             self.array = array.like(device.clone(), copied.to_node());
             self.copies(None);
         } else {

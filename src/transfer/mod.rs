@@ -175,7 +175,7 @@ fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<D
 
 /// Copies an array to memory of a queue's device; see [`upload`].
 fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<DeviceArray> {
-    queue.device().within(|| copy::copy(array, queue, extent))
+    copy::copy(array, queue, extent)
 }
 
 impl DeviceArray {
@@ -197,8 +197,7 @@ impl DeviceArray {
     /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn to_host_on(&self, queue: &Queue) -> Result<ArrayRef> {
-        self.device()
-            .within(|| self.start_to_host_on(queue)?.wait())
+        self.start_to_host_on(queue)?.wait()
     }
 
     /// As [`to_host`](Self::to_host), but returns [`ArrayData`].
@@ -249,8 +248,7 @@ impl DeviceArray {
     /// As [`to_host_on`](Self::to_host_on).
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
         check_queue(queue, self.device())?;
-        self.device()
-            .within(|| Download::of_array(self.clone(), queue.clone()))
+        Download::of_array(self.clone(), queue.clone())
     }
 
     /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array. Each buffer is copied
@@ -264,7 +262,7 @@ impl DeviceArray {
     fn arrived(&self, extent: Extent, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
         let arriving = Arriving::new(self.clone(), extent, queue.clone());
-        queue.device().within(|| arriving.wait())
+        arriving.wait()
     }
 
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
@@ -361,8 +359,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::to_host_on`].
     pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
-        self.device()
-            .within(|| self.start_to_host_on(queue)?.wait())
+        self.start_to_host_on(queue)?.wait()
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
@@ -379,8 +376,7 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::to_host_on`].
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
         check_queue(queue, self.device())?;
-        self.device()
-            .within(|| Download::of_batch(self, queue.clone()))
+        Download::of_batch(self, queue.clone())
     }
 
     /// Returns the batch on `device`; see [`DeviceArray::to_device`].

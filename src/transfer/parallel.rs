@@ -112,7 +112,7 @@ pub(super) unsafe fn run(
                 let mut stage = Stage::new(&queue, base, work.bytes, work.chunk, slabs);
                 let pack = || {
                     // SAFETY: this thread has begun, so `run` waits for its end, and until then its caller guarantees what `pack` asks for.
-                    queue.device().within(|| unsafe { work.pack(&mut stage) });
+                    unsafe { work.pack(&mut stage) };
                 };
                 work.check(call_foreign("packing", pack));
                 stage.into_slabs()

@@ -75,11 +75,10 @@ impl ToSlab {
                 }
             })
             .collect();
-        let reading = queue.device().within(|| {
-            // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
-            // its owners; its destinations lie in the slabs, which have the bytes that the plan says.
-            unsafe { Reading::start(queue, &array.owners(), &copies, slabs, array.clone()) }
-        })?;
+        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
+        // owners; its destinations lie in the slabs, which have the bytes that the plan says.
+        let reading =
+            unsafe { Reading::start(queue, &array.owners(), &copies, slabs, array.clone()) }?;
         Ok(Self { plan, reading })
     }
 

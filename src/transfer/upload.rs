@@ -23,9 +23,8 @@ pub(crate) fn upload(
     admit: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<DeviceArray> {
     let plan = plan(array, Extent::Rows, Some(queue.device()), None)?;
-    // Outside of the scope, since it may be a caller's.
     admit(plan.device_bytes())?;
-    queue.device().within(|| upload_plan(plan, array, queue))
+    upload_plan(plan, array, queue)
 }
 
 /// As [`upload`], of a plan for `array`.

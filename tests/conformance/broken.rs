@@ -5,17 +5,11 @@ use std::time::Duration;
 
 use arrow_device::Queue;
 use arrow_device::device::sim::{SimConfig, SimDevice};
-use arrow_device_conformance::{Subject, Verdict, check_all, run};
+use arrow_device_conformance::{Subject, check_all, run};
 
 use super::simulated::{balance, deferred, hold};
 use super::wrapped::{Twist, Wrapped, WrappedQueue};
 use super::{rule, wrap};
-
-/// A device of which nothing else is known.
-fn unknown(config: SimConfig, twist: Twist) -> Subject {
-    let sim = SimDevice::new(config).unwrap();
-    Subject::new(wrap(Wrapped::new(sim, twist)))
-}
 
 fn subject(config: SimConfig, twist: Twist) -> Subject {
     let sim = SimDevice::new(config.clone()).unwrap();
@@ -48,7 +42,6 @@ fn deferred_subject(twist: Twist) -> Subject {
 #[test]
 fn other_backends_pass() {
     let twists = [
-        Twist::NoNotify, // The reaper waits for the events of such a backend itself.
         Twist::HandsOverByWaiting,
         Twist::HasOneOrder,
         Twist::RefusesExports,
@@ -84,19 +77,15 @@ fn broken_backends_are_refused() {
         (Twist::FreesAtOnce, "free.in-order", "not allocated, or freed"),
         (Twist::FreeWaits, "event.never-waits", "free waited for the device"),
         (Twist::Misaligned, "allocate.aligned", "1 bytes at 0x"),
-        (Twist::NeverNotifies, "notify.backend", "the waker was not called"),
-        (Twist::NeverNotifies, "notify.event", "a waker was not called"),
-        (Twist::NotifiesEarly, "notify.backend", "the waker is called before the event completes"),
-        (Twist::NotifiesUnderLock, "notify.foreign", "a waker that records, allocates and frees has not returned"),
         (Twist::ClassifiesTooMuch, "host.classify", "more than there is"),
         (Twist::AllocationsTooLong, "host.allocation", "which was returned for 0x"),
-        (Twist::WithinTwice, "identity.within", "the work runs once"),
         (Twist::RefusesOwnEvents, "event.check", "a live event: InvalidArgument"),
         (Twist::EventsLeak, "balance", "live_events: 1"),
         (Twist::SynchronizesOneQueue, "event.synchronize", "read after synchronize: byte 0"),
         (Twist::NewDefaultQueues, "identity.stable", "another default queue"),
         (Twist::NoFlush, "queue.progress", "work had not run"),
-        (Twist::NoFlush, "notify.backend", "the waker was not called"),
+        (Twist::NoFlush, "notify.event", "a waker was not called"),
+        (Twist::CompletesEarly, "notify.event", "complete before its work"),
         (Twist::FlushesWhenQueried, "queue.progress", "work had not run"),
         (Twist::ForgetsDroppedQueues, "queue.dropped", "synchronize did not wait for the work of a dropped queue"),
         (Twist::SettlesLiveQueues, "queue.dropped", "settle did not wait for the work of a dropped queue"),
@@ -122,12 +111,7 @@ fn broken_backends_are_refused() {
 
 /// What a rule says about a device that is broken in this way.
 fn seen(twist: Twist, name: &str, patience: Duration) -> String {
-    let subject = match twist {
-        // On the other device, the thread that waits would call the waker.
-        Twist::NotifiesUnderLock => subject(SimConfig::default(), twist),
-        _ => deferred_subject(twist),
-    };
-    let subject = subject
+    let subject = deferred_subject(twist)
         .with_patience(patience)
         .with_limit(Duration::from_secs(60));
     if name == "balance" {
@@ -144,14 +128,6 @@ fn with_more_time<E>(attempt: impl Fn(u32) -> Result<(), E>) -> Result<(), E> {
     attempt(1)
         .or_else(|_| attempt(10))
         .or_else(|_| attempt(100))
-}
-
-/// Without a hold, all events may have completed before a waker is registered.
-#[test]
-fn a_rule_about_wakers_that_registers_none_is_skipped() {
-    let idle = unknown(SimConfig::default(), Twist::AlreadyComplete);
-    let verdict = rule("notify.foreign").check(&idle);
-    assert!(matches!(verdict, Ok(Verdict::Skipped(_))), "{verdict:?}");
 }
 
 /// What would wait for ever is reported, with what came before.

@@ -15,8 +15,6 @@ mod broken;
 #[cfg(not(miri))]
 mod sample;
 #[cfg(all(target_os = "linux", not(miri)))]
-mod scopes;
-#[cfg(all(target_os = "linux", not(miri)))]
 mod simulated;
 mod unwritten;
 #[cfg(all(target_os = "linux", not(miri)))]

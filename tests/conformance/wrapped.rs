@@ -1,14 +1,12 @@
 //! Third-party backends that pass everything on to a simulated device, except one thing.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Wake, Waker};
 
 use arrow_device::device::sim::{SimDevice, SimQueue};
 use arrow_device::device::{
-    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, RawQueue,
 };
 use arrow_device::{DeviceId, Error, Result};
 
@@ -16,12 +14,9 @@ use arrow_device::{DeviceId, Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Twist {
     // These keep the contract.
-    NoNotify,
     HandsOverByWaiting,
     HasOneOrder,
     RefusesExports,
-    /// All work has completed when a waker is registered.
-    AlreadyComplete,
     // These break it.
     NoFlush,
     FlushesWhenQueried,
@@ -45,23 +40,12 @@ pub(crate) enum Twist {
     FreesAtOnce,
     FreeWaits,
     Misaligned,
-    NeverNotifies,
-    NotifiesEarly,
-    NotifiesUnderLock,
     ClassifiesTooMuch,
     AllocationsTooLong,
     RefusesOwnEvents,
     EventsLeak,
     SynchronizesOneQueue,
     NewDefaultQueues,
-    WithinTwice,
-}
-
-thread_local!(static DEPTH: Cell<usize> = const { Cell::new(0) });
-
-/// How many calls of `within` this thread is in.
-pub(crate) fn depth() -> usize {
-    DEPTH.get()
 }
 
 #[derive(Debug)]
@@ -73,31 +57,19 @@ pub(crate) struct Wrapped {
     twist: Twist,
 }
 
-/// Calls another waker while it holds the lock that recording takes.
-struct UnderLock(Waker, Arc<Mutex<()>>);
-
-impl Wake for UnderLock {
-    fn wake(self: Arc<Self>) {
-        let _held = self.1.lock().unwrap();
-        self.0.wake_by_ref();
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct WrappedQueue {
     sim: Arc<SimDevice>,
     queue: Arc<dyn RawQueue>,
     /// Where frees go that do not wait for the queue.
     side: Arc<dyn RawQueue>,
-    /// Of the whole device.
-    lock: Arc<Mutex<()>>,
     twist: Twist,
 }
 
 impl Wrapped {
     pub(crate) fn new(sim: Arc<SimDevice>, twist: Twist) -> Arc<Self> {
         let default = sim.default_queue().unwrap();
-        let queue = Self::wrap(&sim, default, Arc::default(), twist);
+        let queue = Self::wrap(&sim, default, twist);
         let queues = Mutex::new(vec![Arc::downgrade(&queue)]);
         Arc::new(Self {
             sim,
@@ -122,16 +94,10 @@ impl Wrapped {
         Ok(())
     }
 
-    fn wrap(
-        sim: &Arc<SimDevice>,
-        queue: Arc<dyn RawQueue>,
-        lock: Arc<Mutex<()>>,
-        twist: Twist,
-    ) -> Arc<WrappedQueue> {
+    fn wrap(sim: &Arc<SimDevice>, queue: Arc<dyn RawQueue>, twist: Twist) -> Arc<WrappedQueue> {
         Arc::new(WrappedQueue {
             sim: sim.clone(),
             queue,
-            lock,
             side: sim.new_queue().unwrap(),
             twist,
         })
@@ -168,7 +134,7 @@ unsafe impl Backend for Wrapped {
             Twist::HasOneOrder => self.queue.queue.clone(),
             _ => self.sim.new_queue()?,
         };
-        let queue = Self::wrap(&self.sim, queue, self.queue.lock.clone(), self.twist);
+        let queue = Self::wrap(&self.sim, queue, self.twist);
         self.queues.lock().unwrap().push(Arc::downgrade(&queue));
         Ok(queue)
     }
@@ -234,34 +200,6 @@ unsafe impl Backend for Wrapped {
         unsafe { self.sim.wait_event(event) }
     }
 
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        match self.twist {
-            Twist::NoNotify => return Ok(Notify::Unsupported),
-            Twist::AlreadyComplete => {
-                // SAFETY: the caller guarantees a live event of this device.
-                unsafe { self.sim.wait_event(event) }?;
-                return Ok(Notify::Completed);
-            }
-            Twist::NeverNotifies => {
-                // A waker that is dropped would count as called.
-                std::mem::forget(waker.clone());
-                return Ok(Notify::Registered);
-            }
-            Twist::NotifiesEarly => {
-                waker.wake_by_ref();
-                return Ok(Notify::Registered);
-            }
-            Twist::NotifiesUnderLock => {
-                let waker = UnderLock(waker.clone(), self.queue.lock.clone());
-                // SAFETY: as below.
-                return unsafe { self.sim.notify_event(event, &Arc::new(waker).into()) };
-            }
-            _ => {}
-        }
-        // SAFETY: the caller guarantees a live event of this device, whose events are the simulated one's.
-        unsafe { self.sim.notify_event(event, waker) }
-    }
-
     unsafe fn release_event(&self, event: EventPtr) {
         if self.twist != Twist::EventsLeak {
             // SAFETY: the caller guarantees that the event is live and of this device, which is
@@ -288,15 +226,6 @@ unsafe impl Backend for Wrapped {
             Twist::AllocationsTooLong => (class, range.start..range.end.saturating_add(1 << 30)),
             Twist::ClassifiesTooMuch => (self.classify(address, bytes), range),
             _ => (class, range),
-        }
-    }
-
-    fn within(&self, work: &mut dyn FnMut()) {
-        DEPTH.set(DEPTH.get() + 1);
-        work();
-        DEPTH.set(DEPTH.get() - 1);
-        if self.twist == Twist::WithinTwice {
-            work();
         }
     }
 
@@ -443,7 +372,6 @@ unsafe impl RawQueue for WrappedQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
-        let _held = self.lock.lock().unwrap();
         self.queue.record()
     }
 

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
 
 use arrow_device::device::sim::SimDevice;
 use arrow_device::device::{
-    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, RawQueue,
 };
 use arrow_device::{DeviceId, Error, Result};
 
@@ -23,8 +22,6 @@ pub(crate) struct Altered {
     pub direct: Option<bool>,
     /// Queues go on asking for foreign events.
     pub polls: bool,
-    /// The answer to whoever wants to be woken, who never is.
-    pub notify: Option<Notify>,
     /// How often each event was asked about.
     pub queries: Mutex<HashMap<EventPtr, usize>>,
     /// The next copy says that it is there, and stays until it is let go.
@@ -42,7 +39,6 @@ impl Altered {
             exports: true,
             direct: None,
             polls: sim.polls_foreign_events(),
-            notify: None,
             queries: Mutex::default(),
             stay: Arc::default(),
             sim,
@@ -61,8 +57,7 @@ struct AlteredQueue {
     stay: Arc<Mutex<Option<Stay>>>,
 }
 
-// SAFETY: all work, memory and events are the simulated device's, to which every method passes its call on; a waker that is dropped
-// counts as one that was not registered.
+// SAFETY: all work, memory and events are the simulated device's, to which every method passes its call on.
 unsafe impl Backend for Altered {
     fn id(&self) -> DeviceId {
         self.id
@@ -99,13 +94,6 @@ unsafe impl Backend for Altered {
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.sim.wait_event(event) }
-    }
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        match self.notify {
-            Some(answer) => Ok(answer),
-            // SAFETY: as this method's caller guarantees.
-            None => unsafe { self.sim.notify_event(event, waker) },
-        }
     }
     unsafe fn release_event(&self, event: EventPtr) {
         // SAFETY: as this method's caller guarantees.

@@ -206,7 +206,7 @@ fn release_synchronizes_elsewhere() {
         drop(up);
         let (queue, go) = busy(&place);
         drop(exported);
-        // Long enough for a reaper that does not wait.
+        // Long enough for a release thread that does not wait.
         thread::sleep(Duration::from_millis(50));
         let live = place.sim().report().live_allocations;
         assert_eq!(

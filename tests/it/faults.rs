@@ -371,7 +371,7 @@ fn buffers() {
 /// Whatever fails, a source lives until its copy has run.
 #[test]
 fn sources_of_failed_uploads() {
-    // The record fails; so does the next one, whereupon the reaper waits for the device.
+    // The record fails; so does the next one, whereupon the release thread waits for the device.
     for failures in 1..=2 {
         let sim = Sim::new(SimMode::Deferred);
         let (column, watch) = watched(200_001);
@@ -384,10 +384,10 @@ fn sources_of_failed_uploads() {
         drop(column);
         assert_eq!(sim.faults().fired(), failures);
         sim.trim();
-        // If no event could be recorded the reaper waits for the device.
+        // If no event could be recorded the release thread waits for the device.
         assert!(watch.strong_count() > 0 || failures == 2);
         sim.assert_done();
-        // The reaper's thread drops the source after the memory that `assert_done` waits for.
+        // The release thread drops the source after the memory that `assert_done` waits for.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
         while watch.strong_count() > 0 {
             assert!(

@@ -177,17 +177,18 @@ fn a_worker_is_the_parents() {
                 let (job, poll) = (sender.clone(), sender.clone());
                 worker.push(move || job.send("a job").unwrap());
                 worker.watch(move || poll.send("a poll").is_ok(), || {});
-                worker.finish();
             }
             drop(worker);
             assert!(ran.recv_timeout(Duration::from_millis(100)).is_err());
             // One of its own works.
             let own = Worker::new("the child's worker");
             own.push(move || sender.send("the child's").unwrap());
-            own.finish();
-            assert_eq!(ran.try_recv(), Ok("the child's"));
+            assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok("the child's"));
         });
         go.send(()).unwrap();
-        worker.take().unwrap().finish();
+        assert_eq!(
+            ran.recv_timeout(Duration::from_secs(10)),
+            Ok("the parent's")
+        );
     });
 }

@@ -6,12 +6,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Waker;
 
 use arrow_device::device::parts::Failure;
-use arrow_device::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue,
-};
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Queue, RawQueue};
 use arrow_device::{Device, Error, Result};
 
 use crate::event::{self, Recorded};
@@ -225,17 +222,6 @@ unsafe impl Backend for OneApiDevice {
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         // SAFETY: the caller guarantees that the event lives during the call (see `# Safety`).
         event::wait(|| unsafe { self.shared.is_complete(event) })
-    }
-
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        // SAFETY: the caller guarantees a live event (see `# Safety`).
-        if unsafe { self.shared.is_complete(event) }? {
-            return Ok(Notify::Completed);
-        }
-        let waker = waker.clone();
-        // SAFETY: the caller guarantees a live event (see `# Safety`).
-        unsafe { self.shared.notify(event, || waker.wake()) }?;
-        Ok(Notify::Registered)
     }
 
     unsafe fn release_event(&self, event: EventPtr) {

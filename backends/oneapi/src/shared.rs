@@ -34,8 +34,6 @@ pub(crate) struct Shared {
     failure: Arc<Failure>,
     /// Asks about events, and opens gates. It runs code of this crate only, and nothing that blocks.
     watches: Worker,
-    /// Calls wakers, which are foreign code and may wait for what is behind a gate.
-    wakers: Worker,
     work: Mutex<Work>,
 }
 
@@ -80,7 +78,6 @@ impl Shared {
             process: Process::this(),
             failure,
             watches: Worker::new("arrow-device oneapi events"),
-            wakers: Worker::new("arrow-device oneapi wakers"),
             work: Mutex::default(),
         }
     }
@@ -282,25 +279,9 @@ impl Shared {
         }))
     }
 
-    /// Calls `then` on a thread once an event has completed or its work has failed.
-    ///
-    /// # Safety
-    /// `event` points to a live `sycl::event`.
-    pub(crate) unsafe fn notify(
-        &self,
-        event: EventPtr,
-        then: impl FnOnce() + Send + 'static,
-    ) -> Result<()> {
-        // SAFETY: the caller guarantees a live event (see `# Safety`).
-        let mut is_complete = unsafe { self.asked(event) }?;
-        self.wakers
-            .watch(move || is_complete().unwrap_or(true), then);
-        Ok(())
-    }
-
     /// How many events are watched.
     pub(crate) fn watched(&self) -> usize {
-        self.watches.pending() + self.wakers.pending()
+        self.watches.pending()
     }
 }
 

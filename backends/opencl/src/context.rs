@@ -23,8 +23,6 @@ pub(crate) struct Context {
     pub(crate) failure: Arc<Failure>,
     /// Polls events. Its jobs do not block.
     pub(crate) worker: Worker,
-    /// Calls wakers, which are foreign code and may block.
-    pub(crate) wakers: Worker,
 }
 
 // SAFETY: a device's handle may be used on any thread; the context keeps it alive.
@@ -48,7 +46,6 @@ impl Context {
             device,
             failure: Arc::default(),
             worker: Worker::new("arrow-device opencl"),
-            wakers: Worker::new("arrow-device opencl wakers"),
         }
     }
 
@@ -129,7 +126,7 @@ impl Drop for Context {
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
         match IN_CALLBACK.get() {
             // The runtime would end the context's threads, of which this may be one.
-            true => self.wakers.push(move || drop(object)),
+            true => Worker::new("arrow-device opencl end").push(move || drop(object)),
             false => drop(object),
         }
     }

@@ -5,11 +5,8 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
-use std::task::Waker;
 
-use arrow_device::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue,
-};
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Device, DeviceBuffer, Error, Queue, Result};
 use opencl_sys::*;
 
@@ -338,23 +335,6 @@ unsafe impl Backend for OpenClDevice {
         })?;
         context.failure.check()?;
         context.check(self.shared.cells.producer(event).check())
-    }
-
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        let context = &self.shared.context;
-        context.check_process()?;
-        // SAFETY: the caller guarantees a live event (contract of `notify_event`).
-        let event = unsafe { self.shared.read(event) };
-        // SAFETY: the caller guarantees a live event, whose handle this is (contract of `notify_event`).
-        if context.check(unsafe { event::is_complete(context.cl, event) })? {
-            return Ok(Notify::Completed);
-        }
-        let (owner, waker) = (context.clone(), waker.clone());
-        // In a callback of the runtime, foreign code could make calls that must not be made there.
-        let wake = move |_| owner.wakers.push(move || waker.wake());
-        // SAFETY: the caller guarantees a live event, whose handle this is (contract of `notify_event`).
-        context.check(unsafe { event::on_end(context, event, wake) })?;
-        Ok(Notify::Registered)
     }
 
     unsafe fn release_event(&self, event: EventPtr) {

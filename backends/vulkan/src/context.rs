@@ -35,8 +35,6 @@ pub(crate) struct Context {
     pub(crate) worker: Worker,
     /// Copies between ordinary memory and staging memory.
     pub(crate) copier: Worker,
-    /// Calls wakers, which are foreign code and may block.
-    pub(crate) wakers: Worker,
     /// After all of the above.
     origin: ManuallyDrop<Origin>,
 }
@@ -64,7 +62,6 @@ impl Context {
             failure: Failure::new(),
             worker: Worker::new("arrow-device vulkan"),
             copier: Worker::new("arrow-device vulkan copies"),
-            wakers: Worker::new("arrow-device vulkan wakers"),
             origin: ManuallyDrop::new(origin),
         }
     }

@@ -4,12 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::Duration;
 
-use arrow_device::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue,
-};
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Device, DeviceBuffer, Error, Result};
 use ash::vk;
 
@@ -282,27 +279,6 @@ unsafe impl Backend for VulkanDevice {
             pause = (pause * 2).min(PAUSE.1);
         }
         Ok(())
-    }
-
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        let context = &self.shared.context;
-        context.check_process()?;
-        let known = event::recorded(event);
-        // SAFETY: the caller guarantees a live event until the waker was called or dropped (contract of `notify_event`).
-        let ended = unsafe { self.shared.ending(known, event) };
-        if context.check(ended()?)? {
-            return Ok(Notify::Completed);
-        }
-        let (owner, waker) = (context.clone(), waker.clone());
-        let poll = move || match ended() {
-            Ok(ended) => ended.unwrap_or(false),
-            // The event never completes, which who is woken is told.
-            Err(_) => true,
-        };
-        context.worker.watch(poll, move || {
-            owner.wakers.push(move || waker.wake());
-        });
-        Ok(Notify::Registered)
     }
 
     unsafe fn release_event(&self, event: EventPtr) {

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::Waker;
 
 use arrow_device::device::parts::exit;
 use arrow_device::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, RawQueue,
 };
 use arrow_device::{Device, Error, Result};
 
@@ -61,7 +60,7 @@ impl WgpuDevice {
         self.shared.gpu.info.clone()
     }
 
-    /// Runs the callbacks of work that has ended, the program's included, and has wakers called. Never blocks. With
+    /// Runs the callbacks of work that has ended, the program's included. Never blocks. With
     /// [`Polling::Program`](crate::Polling::Program) the program calls this in each frame, or polls its `wgpu::Device`.
     ///
     /// # Errors
@@ -74,7 +73,6 @@ impl WgpuDevice {
             .check()
             .and_then(|()| self.shared.gpu.poll());
         let alive = polled.and_then(|_| self.shared.gpu.check_alive());
-        // Of a device that has failed, all wakers.
         self.shared.timeline.push();
         alive
     }
@@ -134,13 +132,6 @@ unsafe impl Backend for WgpuDevice {
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         self.shared.timeline.wait(event)
-    }
-
-    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        Ok(match self.shared.timeline.notify(event, waker)? {
-            true => Notify::Registered,
-            false => Notify::Completed,
-        })
     }
 
     unsafe fn release_event(&self, event: EventPtr) {

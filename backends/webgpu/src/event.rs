@@ -4,13 +4,11 @@
 //! by a callback, in whichever thread polls the device first, the program's included. The callback does nothing else.
 //!
 //! A download ends in a staging buffer, from which the host copies it to its destination: it *lands*. That is done by the thread that
-//! waits for it, or by the device's own thread ([`Polling::Thread`]), which also calls wakers. Events complete after the downloads before
-//! them have landed.
+//! waits for it, or by the device's own thread ([`Polling::Thread`]). Events complete after the downloads before them have landed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use arrow_device::device::EventPtr;
@@ -33,12 +31,12 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_m
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Polling {
-    /// Whoever waits, and a thread of this crate while downloads run or wakers are registered, by `PollType::Wait`. wgpu then holds a
+    /// Whoever waits, and a thread of this crate while downloads run, by `PollType::Wait`. wgpu then holds a
     /// lock which those need who destroy a buffer or present a surface, until the work has ended.
     #[default]
     Thread,
     /// The program, as in a loop that renders: it calls [`WgpuDevice::poll`](crate::WgpuDevice::poll) or polls its `wgpu::Device` in
-    /// each frame. This crate has no thread that polls, and waits by polling at intervals of up to a millisecond, without
+    /// each frame. This crate waits by polling at intervals of up to a millisecond, and asks so for events too, without
     /// `PollType::Wait`.
     Program,
 }
@@ -52,7 +50,7 @@ pub(crate) struct Timeline {
     /// The last event that may complete: tests hold the others back.
     limit: AtomicU64,
     state: Mutex<State>,
-    /// Rung when a waker is registered.
+    /// Rung when the device ends.
     bell: Arc<Bell>,
     /// Held by the thread that lands downloads.
     lander: Mutex<()>,
@@ -221,15 +219,15 @@ impl Timeline {
         // After that: a download that failed is taken out of the list once the failure is set.
         self.check_device()?;
         if !is_complete {
-            self.notice().inspect_err(|_| self.push())?;
+            self.notice()?;
         }
         Ok(is_complete)
     }
 
-    /// Returns an error if the device has failed, after which all wakers are called.
+    /// Returns an error if the device has failed.
     fn check_device(&self) -> Result<()> {
         self.gpu.check_process()?;
-        self.gpu.failure.check().inspect_err(|_| self.push())
+        self.gpu.failure.check()
     }
 
     /// Finds out whether what runs will never end.
@@ -376,62 +374,18 @@ impl Timeline {
         }
     }
 
-    /// Calls a waker once an event has completed, or never will. Returns `false` if it has completed already.
-    pub(crate) fn notify(&self, event: EventPtr, waker: &Waker) -> Result<bool> {
-        self.check_device()?;
-        let recorded = self.find(event)?;
-        if !self.has_reached(recorded.number) {
-            self.gpu.poll()?;
-        }
-        if self.is_complete(recorded.number)? {
-            return Ok(false);
-        }
-        lock(&self.state).wakers.push((recorded, waker.clone()));
-        self.bell.ring();
-        self.drive();
-        // Its callback may have run before the waker was there.
-        if self.polling == Polling::Program {
-            self.push();
-        }
-        Ok(true)
-    }
-
-    /// Calls the wakers of events that have completed, or never will.
-    fn wake(&self) {
-        if lock(&self.state).wakers.is_empty() {
-            return;
-        }
-        let is_failed = self.gpu.failure.is_set() || self.notice().is_err();
-        let ready: Vec<_> = {
-            let mut state = lock(&self.state);
-            let wakers = std::mem::take(&mut state.wakers);
-            let is_ready = |number| self.has_ended(number) && state.has_landed(number);
-            let (ready, rest) = wakers
-                .into_iter()
-                .partition(|(recorded, _)| is_failed || is_ready(recorded.number));
-            // Under the same lock: `push` leaves a device alone that has no wakers.
-            state.wakers = rest;
-            ready
-        };
-        for (_, waker) in ready {
-            // A panic of one must not keep the others waiting.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| waker.wake()));
-        }
-    }
-
-    /// Lands and wakes what is ready, on the device's worker: not in a callback of wgpu.
+    /// Lands what is ready, on the device's worker: not in a callback of wgpu.
     pub(crate) fn push(&self) {
         {
             let state = lock(&self.state);
             // A thread that waits lands by itself.
-            if state.is_idle() || state.waiting > 0 && state.wakers.is_empty() {
+            if state.landings.is_empty() || state.waiting > 0 {
                 return;
             }
         }
         let Some(me) = self.me.upgrade() else { return };
         self.worker.push(move || {
             me.land();
-            me.wake();
             leave(me);
         });
     }
@@ -440,7 +394,7 @@ impl Timeline {
     /// be unloaded on a thread.
     pub(crate) fn end(&self) {
         for _ in 0..100 {
-            if !lock(&self.state).is_idle() || self.worker.pending() == 0 {
+            if !lock(&self.state).landings.is_empty() || self.worker.pending() == 0 {
                 return;
             }
             self.bell.ring();
@@ -462,15 +416,12 @@ impl Timeline {
     /// Returns what the device's thread does next.
     fn next(&self, is_alone: bool) -> Next {
         let mut state = lock(&self.state);
-        if state.is_idle() || self.gpu.failure.is_set() {
+        if state.landings.is_empty() || self.gpu.failure.is_set() {
             state.is_driven = false;
             return Next::End;
         }
-        let wakers = state.wakers.iter().map(|(recorded, _)| recorded);
-        let first = wakers.min_by_key(|recorded| recorded.number);
-        match (first, state.landings.front()) {
-            (Some(waker), _) => Next::Reach(waker.number, waker.submission.clone()),
-            (None, Some(landing)) if is_alone && state.waiting == 0 => {
+        match state.landings.front() {
+            Some(landing) if is_alone && state.waiting == 0 => {
                 Next::Reach(landing.number, Some(landing.submission.clone()))
             }
             _ => Next::Leave(state.front()),
@@ -493,7 +444,7 @@ enum Next {
     Leave(Option<usize>),
 }
 
-/// The device's thread: until nothing lands and no waker is registered. It keeps the device only while it works, so that it is not the
+/// The device's thread: until nothing lands. It keeps the device only while it works, so that it is not the
 /// one that drops it, at the end of the process for example.
 fn run(timeline: &Weak<Timeline>, bell: &Bell) {
     // Whether nobody waits for the downloads.
@@ -502,18 +453,13 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
     loop {
         let Some(me) = timeline.upgrade() else { return };
         match me.next(is_alone) {
-            // After a failure wakers may be left.
-            Next::End => {
-                me.wake();
-                return leave(me);
-            }
+            Next::End => return leave(me),
             Next::Reach(number, submission) => {
                 // If that was not enough, work of the program comes before the event.
                 let submission = submission.filter(|_| number != before);
                 before = number;
                 // An error is the device's failure.
                 let _ = me.step(number, submission, &mut PAUSE.0.clone());
-                me.wake();
                 leave(me);
             }
             Next::Leave(front) => {

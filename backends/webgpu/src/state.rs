@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::task::Waker;
 
 use wgpu::SubmissionIndex;
 
@@ -26,7 +25,6 @@ pub(crate) struct State {
     pub(crate) landings: VecDeque<Landing>,
     /// The landing that is taking place: its number, and the host memory to which it writes.
     pub(crate) current: Option<(u64, Vec<Range<usize>>)>,
-    pub(crate) wakers: Vec<(Recorded, Waker)>,
     /// How many threads wait for events. They land the downloads before those.
     pub(crate) waiting: usize,
     /// The device's thread has a job.
@@ -51,9 +49,5 @@ impl State {
     /// Returns what tells the first download from others.
     pub(crate) fn front(&self) -> Option<usize> {
         self.landings.front().map(Landing::identity)
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.landings.is_empty() && self.wakers.is_empty()
     }
 }

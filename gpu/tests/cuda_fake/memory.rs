@@ -40,7 +40,7 @@ fn warm_transfers_create_nothing() {
             rig.synchronize().unwrap();
         };
         round();
-        // The reaper gives staging memory and events back, when it comes to it: there is enough for all rounds.
+        // The release thread gives staging memory and events back, when it comes to it: there is enough for all rounds.
         let bytes = rig.stats().allocated_bytes as usize;
         drop([0; 16].map(|_| rig.host_slab(bytes).unwrap()));
         drop([0; 80].map(|_| rig.default_queue().record().unwrap()));

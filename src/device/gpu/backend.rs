@@ -166,11 +166,6 @@ unsafe impl Backend for Gpu {
         }
     }
 
-    fn within(&self, work: &mut dyn FnMut()) {
-        let _scope = self.context.scope();
-        work();
-    }
-
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         match self.allocation_of(address, bytes) {
             Ok(found) => self.judge(found?.kind).1,

@@ -61,7 +61,9 @@
 //!                 self.free_idle(false);
 //!                 let again = || {
 //!                     self.free_idle(true);
-//!                     self.frees.finish();
+//!                     while self.frees.pending() > 0 {
+//!                         std::thread::yield_now();
+//!                     }
 //!                     allocate_by_runtime(bytes)
 //!                 };
 //!                 let base = allocate_by_runtime(bytes).or_else(again);
@@ -106,13 +108,11 @@
 //! # assert_eq!(shared.allocate(queue, 100)?, base);
 //! # shared.free(queue, base)?;
 //! # shared.free_idle(true);
-//! # shared.frees.finish();
 //! # assert!(shared.pool.is_empty());
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! At the end of a device the backend waits for its work, frees what [`Pool::take_all`] returns, and calls [`Worker::finish`] if
-//! the runtime must not be used after that.
+//! At the end of a device the backend waits for its work, and frees what [`Pool::take_all`] returns.
 
 pub mod exit;
 mod failure;
@@ -127,3 +127,5 @@ pub use pool::{Block, Pool, queue_number};
 pub use ranges::{Found, Ranges};
 pub use reserved::Reserved;
 pub use worker::Worker;
+#[cfg(feature = "sim")]
+pub(crate) use worker::is_worker;

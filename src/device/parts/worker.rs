@@ -1,8 +1,8 @@
 //! Work that the host does for a device, on a thread of its own.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt;
-use std::mem::{forget, take};
+use std::mem::{forget, replace, take};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,33 +17,30 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_m
 const LONG_PAUSE: Duration = Duration::from_millis(10);
 
 /// A thread for what the host does for a device: calls that may block where the backend must not, and events that have to be
-/// polled. It is started when there is work, and ends when there has been none for two seconds.
+/// polled. It is started when there is work, and ends when there has been none for two seconds. Each [`Device`](crate::Device)
+/// has one by itself, which runs releases once their events have completed, and calls wakers.
 ///
-/// - **One thread**, as long as the system starts one. A job that blocks delays all others, so no job may wait for what another of the same worker does. A backend
-///   has one worker for calls that block, and another one for what it watches.
+/// - **One thread**, as long as the system starts one. A job that blocks delays all others, so no job may wait for what another of
+///   the same worker does. A backend has one worker for calls that block, and another one for what it watches.
 /// - **Panics** of a job are caught. The panic hook reports them; the other jobs run.
 /// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return.
 ///   Call them without a lock held that a job takes.
-/// - **Drop** does not wait: what is left is still done, and the thread then ends. Call [`finish`](Self::finish) first if the
-///   runtime must not be used any more afterwards.
+/// - **Drop** does not wait: what is left is still done, and the thread then ends.
 /// - **Forks.** A child of the process that made the worker has neither its thread nor a runtime that may be called. Jobs that the
-///   child pushes are leaked, without a call, and there is nothing to wait for.
+///   child pushes are leaked, without a call.
 ///
 /// ```
 /// use arrow_device::device::parts::Worker;
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use std::sync::mpsc;
 ///
 /// let worker = Worker::new("arrow-device example");
-/// let (event, freed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-/// let (done, free) = (event.clone(), freed.clone());
-/// worker.watch(move || done.load(Ordering::Acquire), move || free.store(true, Ordering::Release));
+/// let (complete, event) = mpsc::channel();
+/// let (freed, is_freed) = mpsc::channel();
+/// worker.watch(move || event.try_recv().is_ok(), move || freed.send("freed").unwrap());
 /// worker.push(|| std::thread::yield_now()); // stands for a call that blocks
-/// assert!(!freed.load(Ordering::Acquire));
-/// event.store(true, Ordering::Release); // the event completes
-/// worker.finish();
-/// assert!(freed.load(Ordering::Acquire));
-/// assert_eq!(worker.pending(), 0);
+/// assert!(is_freed.try_recv().is_err());
+/// complete.send(()).unwrap(); // the event completes
+/// assert_eq!(is_freed.recv(), Ok("freed"));
 /// ```
 pub struct Worker {
     shared: Arc<Shared>,
@@ -51,13 +48,14 @@ pub struct Worker {
     process: Process,
 }
 
+/// Returns whether it has ended; otherwise it is called again.
+type Job = Box<dyn FnMut() -> bool + Send>;
+
 struct Shared {
     name: &'static str,
     state: Mutex<State>,
     /// Signalled when there is work, or the worker was dropped.
     wake: Condvar,
-    /// Signalled when no job is left.
-    finished: Condvar,
     /// With a stack that is too large there is no thread.
     #[cfg(test)]
     stack_bytes: usize,
@@ -74,39 +72,14 @@ struct State {
     closed: bool,
 }
 
-struct Job {
-    /// `None`: the job can run.
-    poll: Option<Box<dyn FnMut() -> bool + Send>>,
-    /// `None` once it has run.
-    then: Option<Box<dyn FnOnce() + Send>>,
-}
-
 thread_local! {
-    /// The addresses of the workers whose jobs this thread runs, one within the other.
-    static RUNS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Job {
-    /// Runs the job if it can run now. Returns whether it has ended.
-    fn run(&mut self) -> bool {
-        if let Some(poll) = &mut self.poll {
-            match guard::call_foreign("poll of a job", poll) {
-                Ok(false) => return false,
-                Ok(true) => {}
-                // What the job waits for may not have happened.
-                Err(_) => {
-                    let then = self.then.take();
-                    let _ = guard::call_foreign("drop of a job", || drop(then));
-                }
-            }
-        }
-        let poll = self.poll.take();
-        let _ = guard::call_foreign("drop of a job", || drop(poll));
-        if let Some(then) = self.then.take() {
-            let _ = guard::call_foreign("job", then);
-        }
-        true
-    }
+/// Whether this is the thread of a worker, whose polls come at any time.
+#[cfg(feature = "sim")]
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.get()
 }
 
 impl Shared {
@@ -114,43 +87,33 @@ impl Shared {
         lock(&self.state)
     }
 
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// Runs the jobs that can run now.
+    /// Calls each job once, and keeps those that have not ended.
     fn round(&self, jobs: &mut Vec<Job>) {
-        // Where a thread's own values are gone already, `finish` does not wait, either.
-        let _ = RUNS.try_with(|runs| runs.borrow_mut().push(self.address()));
         jobs.retain_mut(|job| {
-            if !job.run() {
+            if let Ok(false) = guard::call_foreign("job", &mut *job) {
                 return true;
             }
-            let mut state = self.lock();
-            state.pending -= 1;
-            if state.pending == 0 {
-                self.finished.notify_all();
-            }
+            // After a panic it still holds what it has not come to.
+            let rest = replace(job, Box::new(|| true));
+            let _ = guard::call_foreign("drop of a job", || drop(rest));
+            self.lock().pending -= 1;
             false
         });
-        let _ = RUNS.try_with(|runs| runs.borrow_mut().pop());
     }
 
     /// The thread. It ends when there has been no work for a while.
     fn run(&self) {
+        IS_WORKER.set(true);
         let mut jobs = Vec::new();
         let mut pause = PAUSE.0;
         loop {
             let state = self.lock();
-            let nothing = |state: &mut State| state.jobs.is_empty();
-            let waited = match jobs.is_empty() {
-                true => self
-                    .wake
-                    .wait_timeout_while(state, IDLE, |state| nothing(state) && !state.closed),
-                false => self.wake.wait_timeout_while(state, pause, nothing),
-            };
+            let is_idle = jobs.is_empty();
+            let nothing = |state: &mut State| state.jobs.is_empty() && !(state.closed && is_idle);
+            let pause_now = if is_idle { IDLE } else { pause };
+            let waited = self.wake.wait_timeout_while(state, pause_now, nothing);
             let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            if jobs.is_empty() && state.jobs.is_empty() {
+            if is_idle && state.jobs.is_empty() {
                 state.running = false;
                 return;
             }
@@ -160,8 +123,7 @@ impl Shared {
 
             let (start, before) = (Instant::now(), jobs.len());
             self.round(&mut jobs);
-            let changed = is_new || jobs.len() < before;
-            pause = match changed {
+            pause = match is_new || jobs.len() < before {
                 true => PAUSE.0,
                 // Polling takes at most a part of this thread's time.
                 false => (pause * 2)
@@ -192,7 +154,6 @@ impl Worker {
             name,
             state: Mutex::default(),
             wake: Condvar::new(),
-            finished: Condvar::new(),
             #[cfg(test)]
             stack_bytes: tests::stack_bytes(name),
         };
@@ -204,10 +165,7 @@ impl Worker {
 
     /// Runs `job` on the thread. Pushed jobs run one after the other, in the order in which they were pushed.
     pub fn push(&self, job: impl FnOnce() + Send + 'static) {
-        self.add(Job {
-            poll: None,
-            then: Some(Box::new(job)),
-        });
+        self.watch(|| true, job);
     }
 
     /// Calls `poll` on the thread until it returns `true`, at growing intervals of up to a millisecond, then drops it and calls
@@ -217,10 +175,19 @@ impl Worker {
         poll: impl FnMut() -> bool + Send + 'static,
         then: impl FnOnce() + Send + 'static,
     ) {
-        self.add(Job {
-            poll: Some(Box::new(poll)),
-            then: Some(Box::new(then)),
-        });
+        let mut job = Some((poll, then));
+        self.add(Box::new(move || {
+            if let Some((poll, _)) = &mut job {
+                if !poll() {
+                    return false;
+                }
+            }
+            if let Some((poll, then)) = job.take() {
+                drop(poll);
+                then();
+            }
+            true
+        }));
     }
 
     fn add(&self, job: Job) {
@@ -259,18 +226,6 @@ impl Worker {
             false => 0,
         }
     }
-
-    /// Waits until no job is left, those that are pushed meanwhile included. Within a job of this worker, and once the
-    /// thread's own values are gone, it returns at once: a job would wait for itself.
-    pub fn finish(&self) {
-        let within = |runs: &RefCell<Vec<usize>>| runs.borrow().contains(&self.shared.address());
-        if !self.process.is_this() || RUNS.try_with(within).unwrap_or(true) {
-            return;
-        }
-        let left = |state: &mut State| state.pending > 0;
-        let state = self.shared.finished.wait_while(self.shared.lock(), left);
-        drop(state.unwrap_or_else(PoisonError::into_inner));
-    }
 }
 
 impl Drop for Worker {
@@ -302,27 +257,20 @@ mod tests {
     /// The name of workers that get no thread.
     const NO_THREAD: &str = "no thread";
 
+    /// Waits until no job is left.
+    fn finish(worker: &Worker) {
+        let end = Instant::now() + LONG;
+        while worker.pending() > 0 {
+            assert!(Instant::now() < end, "{} pending", worker.pending());
+            std::thread::yield_now();
+        }
+    }
+
     pub(super) fn stack_bytes(name: &str) -> usize {
         match name {
             NO_THREAD => usize::MAX / 4,
             _ => 1 << 20,
         }
-    }
-
-    /// A job of one worker runs within a job of another: neither waits for the other.
-    #[test]
-    #[cfg(all(target_os = "linux", not(miri)))]
-    fn a_job_within_a_job_does_not_wait_for_the_outer_one() {
-        let (outer, inner) = (Arc::new(Worker::new(NO_THREAD)), Worker::new(NO_THREAD));
-        let (sender, ran) = mpsc::channel();
-        let this = outer.clone();
-        outer.push(move || {
-            inner.push(move || {
-                this.finish();
-                sender.send(()).unwrap();
-            });
-        });
-        assert_eq!(ran.try_recv(), Ok(()));
     }
 
     /// Without a thread, jobs run before `push` and `watch` return, also those that a job pushes.
@@ -334,7 +282,6 @@ mod tests {
         let (this, inner) = (worker.clone(), sender.clone());
         worker.push(move || {
             this.push(move || inner.send(2).unwrap());
-            this.finish();
             sender.send(1).unwrap();
         });
         assert_eq!((ran.try_recv(), ran.try_recv()), (Ok(2), Ok(1)));
@@ -347,7 +294,6 @@ mod tests {
         worker.watch(poll, move || sender.send(()).unwrap());
         assert_eq!(ran.try_recv(), Ok(()));
         assert_eq!(worker.pending(), 0);
-        worker.finish();
     }
 
     #[test]
@@ -358,7 +304,6 @@ mod tests {
             let sender = sender.clone();
             worker.push(move || sender.send((i, std::thread::current().id())).unwrap());
         }
-        worker.finish();
         drop(sender);
         let ran: Vec<_> = ran.iter().collect();
         assert!(ran.iter().map(|(i, _)| *i).eq(0..100));
@@ -395,16 +340,9 @@ mod tests {
         while polls.load(Ordering::Relaxed) < 3 {
             std::thread::yield_now();
         }
-        // The job that was pushed counts until a moment after it has sent.
-        let end = Instant::now() + LONG;
-        while worker.pending() != 1 {
-            assert!(Instant::now() < end, "{} pending", worker.pending());
-            std::thread::yield_now();
-        }
         event.store(true, Ordering::Release);
         assert_eq!(ran.recv_timeout(LONG), Ok("watched"));
-        worker.finish();
-        assert_eq!(worker.pending(), 0);
+        finish(&worker);
     }
 
     #[test]
@@ -437,13 +375,13 @@ mod tests {
         );
         let (sender, ran) = mpsc::channel();
         worker.push(move || sender.send(()).unwrap());
-        worker.finish();
+        finish(&worker);
         assert_eq!(ran.recv_timeout(LONG), Ok(()));
         assert!(!called.load(Ordering::Relaxed));
         assert_eq!(Arc::strong_count(&called), 1);
     }
 
-    /// A job may push jobs, and `finish` waits for those too. Within a job it does not wait.
+    /// A job may push jobs.
     #[test]
     fn jobs_use_their_worker() {
         let worker = Arc::new(Worker::new("a test"));
@@ -451,14 +389,13 @@ mod tests {
         fn step(worker: &Arc<Worker>, left: &Arc<AtomicUsize>) {
             let (this, count) = (worker.clone(), left.clone());
             worker.push(move || {
-                this.finish();
                 if count.fetch_sub(1, Ordering::Relaxed) > 1 {
                     step(&this, &count);
                 }
             });
         }
         step(&worker, &left);
-        worker.finish();
+        finish(&worker);
         assert_eq!(left.load(Ordering::Relaxed), 0);
         // The last job may drop the last handle, on the worker's own thread.
         let (sender, ran) = mpsc::channel();
@@ -509,7 +446,7 @@ mod tests {
                             worker.watch(poll, move || {
                                 count.fetch_add(1, Ordering::Relaxed);
                             });
-                            worker.finish();
+                            finish(&worker);
                         }
                     });
                 }

@@ -28,7 +28,7 @@ pub enum FaultOp {
     QueueWait,
     /// `Backend::wait_event`. `Backend::synchronize` fails only if the device has failed for good.
     HostWait,
-    /// `Backend::query_event` and `Backend::notify_event`.
+    /// `Backend::query_event`, but not on the release thread, which asks at any time.
     Query,
     /// `Backend::new_queue`.
     NewQueue,

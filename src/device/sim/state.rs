@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,7 @@ use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
 ///
-/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while
-/// neither is held.
+/// Locks are taken in this order: `engine`, `state`. Closures are dropped while neither is held.
 pub(super) struct Core {
     pub(super) id: DeviceId,
     /// Where the worker runs. A child of that process has no worker, and the locks may be held for ever there.
@@ -200,15 +198,12 @@ impl State {
         after.garbage.extend(queue.pending.pop_front());
         queue.completed += 1;
         queue.due.set(None);
-        let later = queue.wakers.split_off(&(queue.completed + 1));
-        let ready = std::mem::replace(&mut queue.wakers, later);
-        after.wakers.extend(ready.into_values().flatten());
         if queue.dropped && queue.pending.is_empty() {
             self.queues.remove(&id);
         }
     }
 
-    /// Ends the device: runs queued frees, drops all other work, and wakes every waker.
+    /// Ends the device: runs queued frees and drops all other work.
     pub(super) fn fail(&mut self, error: Error, after: &mut After) {
         if let Error::Device {
             code: INVALID_ACCESS,
@@ -266,16 +261,11 @@ pub(super) enum Pick {
 /// What is left to do after work has run, once no lock is held.
 #[derive(Default)]
 pub(super) struct After {
-    wakers: Vec<Waker>,
     garbage: Vec<Op>,
 }
 
 impl After {
     pub(super) fn finish(self) {
-        for waker in self.wakers {
-            // A waker that panics must not end the worker.
-            let _ = guard::call_foreign("waker", || waker.wake());
-        }
         let _ = guard::call_foreign("kernel", || drop(self.garbage));
     }
 }
@@ -301,8 +291,6 @@ pub(super) struct QueueState {
     /// Operations ever submitted, and ever run.
     pub(super) submitted: u64,
     pub(super) completed: u64,
-    /// By the position that they wait for.
-    pub(super) wakers: BTreeMap<u64, Vec<Waker>>,
     /// When the first operation may run, if copies are slowed down.
     due: Cell<Option<Instant>>,
     /// The handle was dropped; the queue is forgotten once its work is done.

@@ -36,7 +36,7 @@ fn abort_of(test: &str, exception: &str) {
 fn an_exception_aborts() {
     for test in [
         "release",
-        "on_the_reaper",
+        "on_the_release_thread",
         "owners_of_an_export",
         "get_schema",
         "get_next",

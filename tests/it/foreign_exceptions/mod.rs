@@ -155,9 +155,9 @@ fn owned(place: &Place, throw: Throw) -> DeviceBuffer {
     unsafe { DeviceBuffer::from_raw(&place.device, address, 12, owner, None) }
 }
 
-/// Releases on the thread of the reaper, after our own use: of a foreign array, and of an owner of the program's.
+/// Releases on the release thread, after our own use: of a foreign array, and of an owner of the program's.
 #[test]
-fn on_the_reaper() {
+fn on_the_release_thread() {
     let place = simulated(SimMode::Async).unwrap();
     for foreign in [true, false] {
         let thrown = Thrown::default();

@@ -31,7 +31,7 @@ impl Rig {
     fn assert_clean(&self) {
         let mut last = None;
         for _ in 0..500 {
-            // What was freed is counted when the queues have run, what copies held when the reaper has.
+            // What was freed is counted when the queues have run, what copies held when the release thread has.
             self.device.synchronize().unwrap();
             self.device.trim();
             last = (self.unclean)();

@@ -179,7 +179,7 @@ fn sources_of_abandoned_downloads_live() {
     sim.assert_done();
 }
 
-/// The reaper lets go of what uploads held that are done: events, and staging memory before them.
+/// The release thread lets go of what uploads held that are done: events, and staging memory before them.
 #[track_caller]
 fn few_events(sim: &Sim, most: usize) {
     let end = Instant::now() + Duration::from_secs(5);
@@ -273,7 +273,7 @@ fn warm_streams_create_nothing() {
         let run = |n: usize| {
             for back in UploadingReader::new(repeated(&wide, n), &sim).into_host_reader() {
                 assert_same_batch(&wide, &back.unwrap(), "warm");
-                // The reaper gives staging memory back.
+                // The release thread gives staging memory back.
                 std::thread::sleep(Duration::from_micros(500));
             }
         };

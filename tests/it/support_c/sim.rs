@@ -48,7 +48,7 @@ impl Place {
         self.sim.as_ref().unwrap()
     }
 
-    /// Panics unless everything is freed and released, nothing was done wrong, once the reaper has caught up.
+    /// Panics unless everything is freed and released, nothing was done wrong, once the release thread has caught up.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
         let Some(sim) = &self.sim else { return };

@@ -9,6 +9,10 @@ mod conformance;
 #[cfg(target_os = "linux")]
 mod ends;
 #[cfg(target_os = "linux")]
+#[cfg(target_os = "linux")]
+#[path = "../../../support/exit.rs"]
+mod exit;
+#[cfg(target_os = "linux")]
 mod first;
 #[cfg(target_os = "linux")]
 mod gate;
@@ -19,16 +23,6 @@ mod programs;
 #[cfg(target_os = "linux")]
 mod rigs;
 #[cfg(target_os = "linux")]
-mod traps;
-#[cfg(target_os = "linux")]
-mod waits;
-#[cfg(target_os = "linux")]
-mod wakers;
-
-#[cfg(target_os = "linux")]
-#[path = "../../../support/exit.rs"]
-mod exit;
-#[cfg(target_os = "linux")]
 #[cfg(target_os = "linux")]
 #[path = "../../../../tests/it/stream_suite/mod.rs"]
 mod stream_suite;
@@ -38,5 +32,9 @@ mod suite;
 #[cfg(target_os = "linux")]
 #[path = "../../../../tests/it/support/mod.rs"]
 mod support;
+#[cfg(target_os = "linux")]
+mod traps;
+#[cfg(target_os = "linux")]
+mod waits;
 
 use support::fork_kit;

@@ -1,12 +1,11 @@
 //! Events that fail. What runtimes make of them differs: PoCL 3.1 ends the process when a command waits for one, and Intel's
 //! runtime lets the command run. Here they are errors, and nothing of them reaches the runtime.
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Wake, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::device::{EventPtr, Notify};
+use arrow_device::device::EventPtr;
 use arrow_device::{Device, Queue};
 use arrow_device_opencl::OpenClQueue;
 use cl3::command_queue::enqueue_marker_with_wait_list;
@@ -14,7 +13,7 @@ use cl3::event::release_event;
 use cl3::types::cl_event;
 
 use crate::rigs::{Gate, memories, open};
-use crate::suite::{Count, assert_clean, assert_error, soon};
+use crate::suite::{assert_clean, assert_error, soon};
 
 const FAILED: &str = "the producer's work before an event failed on opencl:";
 
@@ -55,7 +54,6 @@ fn an_event_that_has_failed_is_an_error_of_the_call() {
                 unsafe {
                     assert_error(backend.query_event(pointer(&event)), FAILED);
                     assert_error(backend.wait_event(pointer(&event)), FAILED);
-                    assert_error(backend.notify_event(pointer(&event), Waker::noop()), FAILED);
                     let stream = queue.raw().stream_handle().unwrap();
                     assert_error(backend.stream_wait(stream, pointer(&event)), FAILED);
                 }
@@ -106,57 +104,19 @@ fn a_pending_event_that_fails_is_the_end_of_the_device() {
 fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
     for memory in memories() {
         let device = open(memory);
-        let (gate, woken) = (Gate::new(&open(memory)), Arc::new(Count::default()));
+        let gate = Gate::new(&open(memory));
         let event = gate.event();
         let backend = device.backend();
-        // SAFETY: the event is live until the end of the test, after the waker was called.
-        let answer = unsafe { backend.notify_event(pointer(&event), &woken.clone().into()) };
-        assert_eq!(answer.unwrap(), Notify::Registered);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(20));
-                assert_eq!(woken.get(), 0);
                 gate.end(-5);
             });
             // SAFETY: the event is live until the end of the test.
             assert_error(unsafe { backend.wait_event(pointer(&event)) }, FAILED);
         });
-        assert!(soon(|| woken.get() > 0), "not woken");
         assert_works(&device);
         assert_clean(&device);
-    }
-}
-
-/// Foreign code that blocks until an event has failed, which only a poll of the backend sees on some runtimes.
-#[test]
-fn a_waker_that_blocks_holds_up_nothing() {
-    struct Block(Mutex<mpsc::Receiver<()>>, mpsc::Sender<bool>);
-    impl Wake for Block {
-        fn wake(self: Arc<Self>) {
-            let released = self.0.lock().unwrap().recv_timeout(Duration::from_secs(5));
-            let _ = self.1.send(released.is_ok());
-        }
-    }
-    for memory in memories() {
-        let device = open(memory);
-        let (first, second) = (Gate::new(&open(memory)), Gate::new(&open(memory)));
-        let (release, released) = mpsc::channel();
-        let (seen, answers) = mpsc::channel();
-        let event = first.event();
-        let waker = Arc::new(Block(Mutex::new(released), seen)).into();
-        // SAFETY: the event is live until the end of the test, after the waker was called.
-        let answer = unsafe { device.backend().notify_event(pointer(&event), &waker) };
-        assert_eq!(answer.unwrap(), Notify::Registered);
-        drop(waker);
-        let queue = device.new_queue().unwrap();
-        wait(&queue, &second.event()).unwrap();
-        let after = queue.record().unwrap().unwrap();
-        first.end(0);
-        std::thread::sleep(Duration::from_millis(20));
-        second.end(-5);
-        assert_error(after.wait(), FAILED);
-        release.send(()).unwrap();
-        assert!(answers.recv().unwrap(), "{memory:?}: held up by a waker");
     }
 }
 

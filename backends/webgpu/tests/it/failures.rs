@@ -172,23 +172,6 @@ fn wakers_are_called_by_the_programs_polls() {
     }
 }
 
-/// The device's thread has nothing left to do after a failure but to call the wakers.
-#[test]
-fn wakers_of_a_thread_that_ends() {
-    for _ in 0..20 {
-        let Some(device) = try_open() else { return };
-        let queue = device.default_queue();
-        let held = hold(&queue);
-        let event = queue.record().unwrap().unwrap();
-        let count = Arc::new(Count::default());
-        assert!(!event.notify(&count.clone().into()).unwrap());
-        destroy(&device);
-        assert_error(queue.record(), LOST);
-        assert!(soon(|| count.get() > 0), "not woken");
-        drop(held);
-    }
-}
-
 #[test]
 fn a_destroyed_device_is_not_adopted() {
     let Some((device, queue)) = own_device(|_| {}) else {

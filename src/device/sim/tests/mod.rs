@@ -1,8 +1,6 @@
 //! Tests of the simulated device. Under Miri, which has no addresses without memory, they end at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Wake, Waker};
 
 use super::*;
 use crate::device::{CopyKind, CopyOp};
@@ -124,25 +122,5 @@ fn code(result: Result<impl std::fmt::Debug>) -> i32 {
     match result {
         Err(Error::Device { code, .. }) => code,
         other => panic!("{other:?}"),
-    }
-}
-
-/// Counts how often it is woken.
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Count {
-    fn get(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn waker(self: &Arc<Self>) -> Waker {
-        self.clone().into()
     }
 }
