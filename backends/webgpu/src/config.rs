@@ -94,7 +94,9 @@ impl WgpuConfig {
     }
 
     /// Opens an adapter: makes a `wgpu::Device` with the limits of the adapter and, where it has them, the features `SHADER_F16`,
-    /// `SHADER_F64` and `SHADER_INT64`. wgpu's environment variables, such as `WGPU_BACKEND`, choose among backends.
+    /// `SHADER_F64` and `SHADER_INT64`. Adapters of Vulkan, Metal and Direct3D 12 are looked for, or those of the backends that wgpu's
+    /// environment variable `WGPU_BACKEND` names. The `wgpu::Device` is kept to the end of the process: once the device is dropped, the next
+    /// call for the same adapter uses it again.
     ///
     /// # Errors
     /// Returns [`Error::DeviceNotAvailable`] with the reason if there is no adapter, or if it makes no device.
@@ -102,11 +104,42 @@ impl WgpuConfig {
         let id = self.id();
         PROCESS.check(id, -1)?;
         let _inside = exit::enter().ok_or_else(|| absent(id, "the process is ending"))?;
+        // One that was lost since is let go.
+        while let Some((device, queue)) = take_unused(self.adapter) {
+            if let Ok(opened) = self.keep(device, queue) {
+                return Ok(opened);
+            }
+        }
         let caught = std::panic::catch_unwind(|| request(id, self.adapter));
         let (device, queue) = caught
             .unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;
-        adopt(&device, &queue, self)
+        self.keep(device, queue)
     }
+
+    /// Adopts a device of this crate, and remembers it.
+    fn keep(&self, device: wgpu::Device, queue: wgpu::Queue) -> Result<Device> {
+        let opened = adopt(&device, &queue, self)?;
+        lock(&OPENED).push((self.adapter, device, queue));
+        Ok(opened)
+    }
+}
+
+/// The devices that this crate has made, with the number of the adapter that was asked for. They are used again, and never destroyed:
+/// NVIDIA's driver locks up if a device is destroyed while a thread that has called the driver ends.
+static OPENED: Mutex<Vec<(Option<usize>, wgpu::Device, wgpu::Queue)>> = Mutex::new(Vec::new());
+
+/// Takes a device of such an adapter that nobody uses.
+fn take_unused(adapter: Option<usize>) -> Option<(wgpu::Device, wgpu::Queue)> {
+    let live = adopted();
+    let mut opened = lock(&OPENED);
+    let is_unused = |device: &wgpu::Device| find(&live, device).is_none();
+    let at = opened
+        .iter()
+        .position(|(of, device, _)| *of == adapter && is_unused(device))?;
+    let (_, device, queue) = opened.swap_remove(at);
+    // One of the handles may be the last.
+    drop(opened);
+    Some((device, queue))
 }
 
 /// The process that used wgpu first: its children must not.
@@ -123,7 +156,10 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
 const NO_ADAPTER: &str = "wgpu finds no adapter; install a driver of Vulkan, Direct3D 12 or Metal (for processors without a GPU: Mesa's lavapipe)";
 
 fn request(id: DeviceId, adapter: Option<usize>) -> Result<(wgpu::Device, wgpu::Queue)> {
-    let instance = Instance::new(InstanceDescriptor::new_without_display_handle_from_env());
+    let mut descriptor = InstanceDescriptor::new_without_display_handle_from_env();
+    // OpenGL's libraries end some processes with a signal on NVIDIA's driver, and its adapters are others' in Vulkan.
+    descriptor.backends = Backends::PRIMARY.with_env();
+    let instance = Instance::new(descriptor);
     let adapter: Adapter = match adapter {
         Some(number) => {
             let adapters = now(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
@@ -173,6 +209,21 @@ fn request(id: DeviceId, adapter: Option<usize>) -> Result<(wgpu::Device, wgpu::
 /// The devices of this crate, by what they adopted.
 static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 
+/// The devices of this crate that are in use.
+fn adopted() -> Vec<Device> {
+    lock(&ADOPTED)
+        .iter()
+        .filter_map(WeakDevice::upgrade)
+        .collect()
+}
+
+/// Returns that of the devices which adopted this `wgpu::Device`.
+fn find(live: &[Device], device: &wgpu::Device) -> Option<Device> {
+    let is_it =
+        |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
+    live.iter().find(is_it).cloned()
+}
+
 /// Makes a device of a program's `wgpu::Device` and its queue: that of bevy, cubecl, burn or egui, for example. Both are kept as long as
 /// the device is used. A `wgpu::Device` that is adopted already is the same device again, whatever the configuration says then.
 ///
@@ -185,19 +236,7 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
     PROCESS.check(config.id(), -1)?;
-    let live = || -> Vec<Device> {
-        lock(&ADOPTED)
-            .iter()
-            .filter_map(WeakDevice::upgrade)
-            .collect()
-    };
-    let find = |live: &[Device]| {
-        let is_it = |other: &&Device| {
-            WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device))
-        };
-        live.iter().find(is_it).cloned()
-    };
-    if let Some(found) = find(&live()) {
+    if let Some(found) = find(&adopted(), device) {
         return Ok(found);
     }
     let WgpuConfig {
@@ -213,7 +252,7 @@ pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) ->
     let mut live: Vec<Device>;
     let mut adopted = lock(&ADOPTED);
     live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
-    if let Some(found) = find(&live) {
+    if let Some(found) = find(&live, device) {
         drop(adopted);
         return Ok(found);
     }

@@ -89,10 +89,11 @@ impl Drop for Handle {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.timeline.end();
-        // wgpu waits for the work where the last handle of a queue is dropped.
+        // wgpu waits for the work where the last handle of a queue is dropped, and frees memory of a device that is kept once it is
+        // polled after the work.
         if !self.gpu.poll().unwrap_or(true) {
             let gpu = self.gpu.clone();
-            Worker::new("arrow-device wgpu end").push(move || drop(gpu));
+            Worker::new("arrow-device wgpu end").push(move || drop(gpu.wait(None)));
         }
     }
 }

@@ -109,4 +109,18 @@ fn the_registry_opens_adapters_by_number() {
         "which are numbered from 0",
     );
     assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
+    // What this crate has made is used again once nobody does.
+    let open = || config().with_adapter(0).open().unwrap();
+    let other = open();
+    let gpu = WgpuDevice::of(&device).unwrap();
+    let (gpu, queue) = (gpu.device().clone(), gpu.queue().clone());
+    drop((devices, device));
+    let again = open();
+    assert_eq!(adopt(&gpu, &queue, &config()).unwrap(), again);
+    assert_ne!(other, again);
+    // But not if it is lost.
+    gpu.destroy();
+    drop(again);
+    let sent = record_batch!(("a", Int64, [1, 2, 3])).unwrap();
+    assert_eq!(open().upload(&sent).unwrap().to_host().unwrap(), sent);
 }

@@ -42,8 +42,9 @@ pub(crate) fn own_device(
     lower: impl FnOnce(&mut wgpu::Limits),
 ) -> Option<(wgpu::Device, wgpu::Queue)> {
     limit();
-    let instance =
-        wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    descriptor.backends = wgpu::Backends::PRIMARY.with_env();
+    let instance = wgpu::Instance::new(descriptor);
     let adapter = match now(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {
         Ok(adapter) => adapter,
         Err(e) => {
