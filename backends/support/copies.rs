@@ -89,10 +89,19 @@ fn check(device: &Device) {
             copy((device, 0), (host, 0), ROOM);
         }
         let mut model = [2, 3, 2, 3].map(|byte| vec![byte; ROOM]);
+        // A runtime may read the host's memory as soon as a copy from it is queued, so what writes there is waited for first.
+        let mut is_written = [true; 2];
         for step in &steps {
             match *step {
                 Step::Copy { from, to, bytes } => {
+                    if from.0 < 2 && is_written[from.0] {
+                        queue.synchronize().unwrap();
+                        is_written = [false; 2];
+                    }
                     copy(from, to, bytes);
+                    if to.0 < 2 {
+                        is_written[to.0] = true;
+                    }
                     let part = model[from.0][from.1..from.1 + bytes].to_vec();
                     model[to.0][to.1..to.1 + bytes].copy_from_slice(&part);
                 }

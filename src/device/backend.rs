@@ -391,7 +391,8 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     /// All memory is valid for its length and lives, unchanged, until the copies have completed. No
-    /// destination overlaps another range of the list.
+    /// destination overlaps another range of the list. Host memory may be read during this call: work
+    /// that writes to it has completed.
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()>;
 
     /// Queues setting `bytes` bytes of device memory to `byte`.
