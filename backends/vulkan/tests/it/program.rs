@@ -145,6 +145,15 @@ impl Program {
     }
 }
 
+impl Program {
+    /// Whether the device is NVIDIA's.
+    pub(crate) fn is_nvidia(&self) -> bool {
+        // SAFETY: the physical device is the instance's, which lives as long as the program.
+        let of = unsafe { self.instance.get_physical_device_properties(self.physical) };
+        of.vendor_id == 0x10DE
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: everything is destroyed once, with nothing left that was made of it.
@@ -152,8 +161,7 @@ impl Drop for Program {
             self.device.device_wait_idle().unwrap();
             self.device.destroy_command_pool(self.pool, None);
             // NVIDIA's driver hangs if a thread of another test ends meanwhile.
-            let of = self.instance.get_physical_device_properties(self.physical);
-            if of.vendor_id == 0x10DE {
+            if self.is_nvidia() {
                 return;
             }
             self.device.destroy_device(None);

@@ -188,9 +188,15 @@ fn every_call_fails_once() {
         left
     };
     let owned = left();
+    let mut lost = 0;
     for (name, operation) in OPERATIONS {
         for code in CODES {
             for nth in 1.. {
+                // NVIDIA's driver 580 ends with a signal where a process makes about its 33rd device, and lost ones are kept.
+                lost += usize::from(*name == "opening" && code == vk::Result::ERROR_DEVICE_LOST);
+                if program.is_nvidia() && lost > 20 {
+                    break;
+                }
                 let device = program.adopt();
                 fail("*", nth, code);
                 let outcome = operation(&program, &device);
