@@ -165,7 +165,7 @@ mod transfer;
 pub use stream::async_stream;
 
 pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
-pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice, Validity};
+pub use data::{DeviceArray, DeviceRecordBatch, Validity};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{

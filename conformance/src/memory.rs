@@ -170,9 +170,9 @@ pub(super) fn initialised(subject: &Subject) -> Verdict {
     for _ in 0..3 {
         for bytes in [64, 4096, LARGE] {
             let memory = DeviceBufferMut::allocate(&queue, bytes).expect("allocate");
-            let buffer = memory.freeze().and_then(|buffer| buffer.into_host());
+            let buffer = memory.freeze().and_then(|buffer| buffer.to_host());
             // This reads all of it: here Miri and memory checkers stop.
-            let poisoned = poison::shows(&buffer.expect("into_host"));
+            let poisoned = poison::shows(&buffer.expect("to_host"));
             assert!(!poisoned, "{bytes} bytes that nobody has written");
             // The next round may be given what was written here.
             let mut memory = DeviceBufferMut::allocate(&queue, bytes).expect("allocate");

@@ -9,7 +9,7 @@ use arrow_array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_device::cuda::cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::{
-    Device, DeviceArray, DeviceBits, DeviceBufferMut, DeviceRecordBatch, ExportOptions, NullCounts,
+    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, ExportOptions, Loan, NullCounts,
     Queue, SyncPolicy, TransferStats, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -180,7 +180,7 @@ pub(crate) fn above(
 }
 
 /// Returns the address of a bitmap and the number of bits before the first row's. The kernels take address 0 for none.
-fn bitmap(bits: &Option<DeviceBits<'_>>) -> (usize, usize) {
+fn bitmap(bits: &Option<Loan<'_, bool>>) -> (usize, usize) {
     bits.as_ref()
         .map_or((0, 0), |bits| (bits.address().address(), bits.bit_offset()))
 }

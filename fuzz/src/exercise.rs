@@ -3,7 +3,7 @@
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
-use arrow_device::{DeviceArray, DeviceBits, DeviceSlice, Error, Queue};
+use arrow_device::{DeviceArray, Error, Loan, Queue};
 use arrow_schema::DataType;
 
 use crate::check::{comparable, read};
@@ -125,10 +125,6 @@ pub(crate) fn loans(world: &World, array: &DeviceArray) {
     loan(&queue, array.sizes_on::<i64>(&queue));
     loan(&queue, array.type_ids_on(&queue));
     loan(&queue, array.bytes_on(&queue));
-    macro_rules! keys {
-        ($($t:ty)*) => { $( loan(&queue, array.keys_on::<$t>(&queue)); )* };
-    }
-    keys!(i8 i16 i32 i64 u8 u16 u32 u64);
     if let Ok(Some(bits)) = array.validity_on(&queue) {
         assert_eq!(bits.len(), array.len());
         touch_bits(&queue, &bits);
@@ -152,14 +148,14 @@ pub(crate) fn loans(world: &World, array: &DeviceArray) {
     assert!(!matches!(array.validity_on(&elsewhere), Ok(Some(_))));
 }
 
-fn loan<T: ArrowNativeType>(queue: &Queue, values: arrow_device::Result<DeviceSlice<'_, T>>) {
+fn loan<T: ArrowNativeType>(queue: &Queue, values: arrow_device::Result<Loan<'_, T>>) {
     let Ok(values) = values else { return };
     assert!(values.queue().same_as(queue));
     assert_eq!(values.address().address() % align_of::<T>(), 0);
     touch(queue, values.address(), values.len() * size_of::<T>());
 }
 
-fn touch_bits(queue: &Queue, bits: &DeviceBits<'_>) {
+fn touch_bits(queue: &Queue, bits: &Loan<'_, bool>) {
     touch(
         queue,
         bits.address(),

@@ -3,7 +3,6 @@
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{LaunchArgs, PushKernelArg};
 
-use crate::data::{DeviceBits, DeviceSlice};
 use crate::device::DevicePtr;
 use crate::memory::{DeviceBufferMut, Loan};
 
@@ -21,28 +20,10 @@ fn argument(address: &DevicePtr) -> &CUdeviceptr {
 
 // SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
 // guarantees (`launch` is unsafe) that the stream is that of the loan's queue, which has waited for
-// the memory.
-unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
+// the memory. The bit offset of a bitmap is an argument of its own.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Loan<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
-    fn arg(&mut self, arg: &'b Loan<'_>) -> &mut Self {
-        self.arg(argument(arg.address_ref()))
-    }
-}
-
-// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
-// guarantees (`launch` is unsafe) that the stream is that of the slice's queue.
-unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<'a> {
-    #[inline(always)]
-    fn arg(&mut self, arg: &'b DeviceSlice<'_, T>) -> &mut Self {
-        self.arg(argument(arg.address_ref()))
-    }
-}
-
-// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
-// guarantees (`launch` is unsafe) that the stream is that of the bits' queue. The bit offset is an argument of its own.
-unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
-    #[inline(always)]
-    fn arg(&mut self, arg: &'b DeviceBits<'_>) -> &mut Self {
+    fn arg(&mut self, arg: &'b Loan<'_, T>) -> &mut Self {
         self.arg(argument(arg.address_ref()))
     }
 }

@@ -1,18 +1,19 @@
 //! Kernel access: loans of an array's values, offsets and validity bitmap, ordered on a queue and checked by type.
 
-use std::marker::PhantomData;
+use std::any::TypeId;
 use std::sync::Arc;
 
-use arrow_buffer::{ArrowNativeType, i256};
-use arrow_schema::{DataType, IntervalUnit, UnionMode};
+use arrow_array::{ArrowPrimitiveType, downcast_primitive};
+use arrow_buffer::ArrowNativeType;
+use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
-use crate::data::layout::{BufferKind, Layout, Nesting};
-use crate::data::loan::{DeviceBits, DeviceSlice};
+use crate::data::layout::{BufferKind, Nesting};
+use crate::data::node::NodeBuffer;
 use crate::data::validity::Validity;
-use crate::device::{DevicePtr, Queue};
+use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Owner, check_queue};
+use crate::memory::{DeviceBuffer, Loan, Owner, check_queue};
 
 impl DeviceArray {
     /// Returns the validity bitmap of exactly these rows, without a copy, for another array or a kernel. Returns
@@ -98,7 +99,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the array has another type, if the values are misaligned or if the
     /// queue belongs to another device.
-    pub fn values_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
+    pub fn values_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<Loan<'_, T>> {
         if !is_native::<T>(self.data_type()) {
             return Err(Error::argument(format!(
                 "values of {} are not {}",
@@ -109,61 +110,13 @@ impl DeviceArray {
         self.elements_on(queue, 1, 0)
     }
 
-    /// Lends the keys of a dictionary array, which are positions in [`dictionary`](Self::dictionary). `K` is the native
-    /// type of the keys, for example `i32`. The queue waits as for [`values_on`](Self::values_on); nothing is copied.
-    ///
-    /// ```
-    /// # use arrow_array::{DictionaryArray, types::Int32Type};
-    /// # use arrow_device::Devices;
-    /// let device = Devices::cpu();
-    /// let queue = device.default_queue();
-    /// let colours: DictionaryArray<Int32Type> = ["red", "blue", "red"].into_iter().collect();
-    /// let colours = device.upload_array(&colours)?;
-    /// let keys = colours.keys_on::<i32>(&queue)?;
-    /// let names = colours.dictionary().expect("its values");
-    /// assert_eq!((keys.len(), names.len()), (3, 2));
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`values_on`](Self::values_on).
-    pub fn keys_on<K: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, K>> {
-        match self.data_type() {
-            DataType::Dictionary(key, _) if is_native::<K>(key) => self.elements_on(queue, 1, 0),
-            DataType::Dictionary(key, _) => Err(Error::argument(format!(
-                "keys_on on {}: the keys are of type {key}, not {}",
-                self.device(),
-                std::any::type_name::<K>()
-            ))),
-            t => Err(Error::argument(format!(
-                "keys_on on {}: {t} is not a dictionary and has no keys; use values_on",
-                self.device()
-            ))),
-        }
-    }
-
     /// Lends the offsets of a binary, text, list or map array (one more than rows), of a list view or of a dense
     /// union (one for each row). `T` is `i32` or `i64`, depending on the type.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
-    pub fn offsets_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
-        use DataType as D;
-        let width = offset_width::<T>()?;
-        // The width in bytes of offsets of which there is one more than rows.
-        let second = match self.node().layout.buffers().get(1) {
-            Some(BufferKind::Offsets { width }) => *width,
-            _ => 0,
-        };
-        match self.data_type() {
-            D::ListView(_) if width == 4 => self.elements_on(queue, 1, 0),
-            D::LargeListView(_) if width == 8 => self.elements_on(queue, 1, 0),
-            D::Union(_, UnionMode::Dense) if width == 4 => self.elements_on(queue, 1, 0),
-            _ if usize::from(second) == width => self.elements_on(queue, 1, 1),
-            t => Err(Error::argument(format!(
-                "{t} has no offsets of {width} bytes"
-            ))),
-        }
+    pub fn offsets_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<Loan<'_, T>> {
+        self.integers_on(queue, 1, "offsets")
     }
 
     /// Lends the bytes of a binary or text array, or of a fixed-size binary array.
@@ -193,7 +146,7 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] if the array has another type or if the queue belongs to another device, and
     /// [`Error::InvalidInput`] if a size that is stored in device memory is impossible. Also returns the errors that the
     /// device reports.
-    pub fn bytes_on(&self, queue: &Queue) -> Result<DeviceSlice<'_, u8>> {
+    pub fn bytes_on(&self, queue: &Queue) -> Result<Loan<'_>> {
         let (buffer, first, len) = match self.node().layout.buffers() {
             [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
                 check_queue(queue, self.device())?;
@@ -214,40 +167,29 @@ impl DeviceArray {
                 )));
             }
         };
-        let (owner, base) = self.lend(queue, buffer)?;
-        let len = if base.is_null() { 0 } else { len };
-        Ok(DeviceSlice {
-            owner,
-            queue: queue.clone(),
-            address: match len {
-                0 => DevicePtr::NULL,
-                _ => base.offset(first),
-            },
+        let buffer = &self.node().buffers[buffer];
+        let len = if buffer.is_null() { 0 } else { len };
+        Loan::new(
+            self.lender(buffer),
+            queue,
+            buffer.address().offset(first),
             len,
-            values: PhantomData,
-        })
+        )
     }
 
     /// Lends the sizes of a list view, in elements. `T` is `i32` or `i64`, depending on the type.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
-    pub fn sizes_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
-        match (self.data_type(), offset_width::<T>()?) {
-            (DataType::ListView(_), 4) | (DataType::LargeListView(_), 8) => {
-                self.elements_on(queue, 2, 0)
-            }
-            (t, width) => Err(Error::argument(format!(
-                "{t} has no sizes of {width} bytes"
-            ))),
-        }
+    pub fn sizes_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<Loan<'_, T>> {
+        self.integers_on(queue, 2, "sizes")
     }
 
     /// Lends the type ids of a union.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
-    pub fn type_ids_on(&self, queue: &Queue) -> Result<DeviceSlice<'_, i8>> {
+    pub fn type_ids_on(&self, queue: &Queue) -> Result<Loan<'_, i8>> {
         match self.data_type() {
             DataType::Union(_, _) => self.elements_on(queue, 0, 0),
             t => Err(Error::argument(format!("{t} has no type ids"))),
@@ -260,7 +202,7 @@ impl DeviceArray {
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the queue belongs to another device.
-    pub fn validity_on(&self, queue: &Queue) -> Result<Option<DeviceBits<'_>>> {
+    pub fn validity_on(&self, queue: &Queue) -> Result<Option<Loan<'_, bool>>> {
         if self.node().bitmap().is_none() {
             return Ok(None);
         }
@@ -272,111 +214,91 @@ impl DeviceArray {
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
-    pub fn booleans_on(&self, queue: &Queue) -> Result<DeviceBits<'_>> {
+    pub fn booleans_on(&self, queue: &Queue) -> Result<Loan<'_, bool>> {
         match self.data_type() {
             DataType::Boolean => self.bits_on(queue, 1, self.view().offset),
             t => Err(Error::argument(format!("{t} has no boolean values"))),
         }
     }
 
-    fn bits_on(&self, queue: &Queue, slot: usize, bit_offset: usize) -> Result<DeviceBits<'_>> {
-        let (owner, address) = self.lend(queue, slot)?;
-        let len = self.len();
-        Ok(DeviceBits::new(owner, queue, address, bit_offset, len))
+    /// Lends the bit of each row of buffer `slot`, the first of which is bit `bit_offset`.
+    fn bits_on(&self, queue: &Queue, slot: usize, bit_offset: usize) -> Result<Loan<'_, bool>> {
+        let buffer = &self.node().buffers[slot];
+        let lender = self.lender(buffer);
+        Loan::bits(lender, queue, buffer.address(), bit_offset, self.len())
     }
 
-    /// Lends one element of `T` for each row, and `extra` more, of buffer `slot`.
-    fn elements_on<T>(
+    /// Lends buffer `slot`, which is of offsets or of sizes of the native type `T`, `i32` or `i64`.
+    fn integers_on<T: ArrowNativeType>(
         &self,
         queue: &Queue,
         slot: usize,
-        extra: usize,
-    ) -> Result<DeviceSlice<'_, T>> {
-        let (owner, base) = self.lend(queue, slot)?;
+        what: &str,
+    ) -> Result<Loan<'_, T>> {
+        let layout = &self.node().layout;
+        let (width, extra) = match layout.buffers().get(slot) {
+            Some(BufferKind::Offsets { width }) => (u32::from(*width), 1),
+            // Of a list view or of a dense union.
+            Some(BufferKind::Fixed { width, .. }) if layout.nesting == Nesting::Anywhere => {
+                (*width, 0)
+            }
+            _ => (0, 0),
+        };
+        let is_of_width = match width {
+            4 => TypeId::of::<T>() == TypeId::of::<i32>(),
+            8 => TypeId::of::<T>() == TypeId::of::<i64>(),
+            _ => false,
+        };
+        if !is_of_width {
+            return Err(Error::argument(format!(
+                "{} has no {what} of type {}",
+                self.data_type(),
+                std::any::type_name::<T>()
+            )));
+        }
+        self.elements_on(queue, slot, extra)
+    }
+
+    /// Lends one element of `T` for each row, and `extra` more, of buffer `slot`.
+    fn elements_on<T>(&self, queue: &Queue, slot: usize, extra: usize) -> Result<Loan<'_, T>> {
         let buffer = &self.node().buffers[slot];
-        let (mut address, mut len) = (base, 0);
         // The rows fit the buffer, which was checked when the array was made. Only the single offset of an array without
         // rows may be missing.
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
-        if !base.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed) {
-            address = base.offset(self.offset() * size_of::<T>());
-            len = self.len() + extra;
-        }
-        if len == 0 {
-            address = DevicePtr::NULL;
-        }
+        let is_there = !buffer.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed);
+        let (address, len) = match self.len() + extra {
+            len if is_there && len > 0 => {
+                let first = self.offset() * size_of::<T>();
+                (buffer.address().offset(first), len)
+            }
+            _ => (DevicePtr::NULL, 0),
+        };
         if address.address() % align_of::<T>() != 0 {
             return Err(Error::argument(format!(
                 "values at {address:?} are not aligned to {} bytes",
                 align_of::<T>()
             )));
         }
-        Ok(DeviceSlice {
-            owner,
-            queue: queue.clone(),
-            address,
-            len,
-            values: PhantomData,
-        })
+        Loan::new(self.lender(buffer), queue, address, len)
     }
 
-    fn lend(&self, queue: &Queue, slot: usize) -> Result<(Option<&Arc<Owner>>, DevicePtr)> {
-        check_queue(queue, self.device())?;
-        let buffer = &self.node().buffers[slot];
-        let Some(owner) = &buffer.owner else {
-            return Ok((None, DevicePtr::NULL));
-        };
-        owner.wait_on(queue)?;
-        Ok((Some(owner), buffer.address()))
+    /// What a loan of `buffer` is of.
+    fn lender<'a>(&'a self, buffer: &'a NodeBuffer) -> (&'a Device, Option<&'a Arc<Owner>>) {
+        (self.device(), buffer.owner.as_ref())
     }
 }
 
-/// Returns the width in bytes of offsets or sizes of the native type `T`, `i32` or `i64`.
-fn offset_width<T: ArrowNativeType>() -> Result<usize> {
-    use std::any::TypeId;
-    let of = TypeId::of::<T>();
-    if of == TypeId::of::<i32>() || of == TypeId::of::<i64>() {
-        return Ok(size_of::<T>());
-    }
-    Err(Error::argument(format!(
-        "offsets and sizes are i32 or i64, not {}",
-        std::any::type_name::<T>()
-    )))
-}
-
-/// Returns whether `T` is the native type of the values of `data_type`.
+/// Returns whether `T` is the native type of the values of `data_type`, or of its keys if it is a dictionary.
 fn is_native<T: ArrowNativeType>(data_type: &DataType) -> bool {
-    use DataType as D;
-    use std::any::TypeId;
-    let of = |t: TypeId| TypeId::of::<T>() == t;
-    match data_type {
-        D::Dictionary(key, _) => is_native::<T>(key),
-        D::Int8 => of(TypeId::of::<i8>()),
-        D::Int16 => of(TypeId::of::<i16>()),
-        D::UInt8 => of(TypeId::of::<u8>()),
-        D::UInt16 => of(TypeId::of::<u16>()),
-        D::UInt32 => of(TypeId::of::<u32>()),
-        D::UInt64 => of(TypeId::of::<u64>()),
-        D::Float16 => of(TypeId::of::<half::f16>()),
-        D::Float32 => of(TypeId::of::<f32>()),
-        D::Float64 => of(TypeId::of::<f64>()),
-        D::Interval(IntervalUnit::DayTime) => of(TypeId::of::<arrow_buffer::IntervalDayTime>()),
-        D::Interval(IntervalUnit::MonthDayNano) => {
-            of(TypeId::of::<arrow_buffer::IntervalMonthDayNano>())
-        }
-        D::Decimal128(_, _) => of(TypeId::of::<i128>()),
-        D::Decimal256(_, _) => of(TypeId::of::<i256>()),
-        D::Utf8View | D::BinaryView => of(TypeId::of::<u128>()),
-        t => {
-            let layout = Layout::of(t);
-            if layout.nesting != Nesting::Leaf || layout.buffers().len() != 2 {
-                return false;
-            }
-            match layout.buffers()[1] {
-                BufferKind::Fixed { width: 4, align: 4 } => of(TypeId::of::<i32>()),
-                BufferKind::Fixed { width: 8, align: 8 } => of(TypeId::of::<i64>()),
-                _ => false,
-            }
-        }
+    macro_rules! native {
+        ($t:ty) => {
+            TypeId::of::<T>() == TypeId::of::<<$t as ArrowPrimitiveType>::Native>()
+        };
+    }
+    downcast_primitive! {
+        data_type => (native),
+        DataType::Dictionary(key, _) => is_native::<T>(key),
+        DataType::Utf8View | DataType::BinaryView => TypeId::of::<T>() == TypeId::of::<u128>(),
+        _ => false,
     }
 }

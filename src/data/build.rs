@@ -80,18 +80,15 @@ impl DeviceArray {
         children: &[DeviceArray],
     ) -> Result<Self> {
         let (bitmap, bit_offset, nulls) = match validity {
-            Some(validity) if validity.len() != length || validity.device() != device => {
+            Some(validity) if validity.len != length || validity.buffer.device() != device => {
                 return Err(Error::argument(format!(
                     "{operation} on {device}: {data_type} of {length} rows with a validity bitmap of {} rows on {}; \
                      pass one of the same rows and device",
-                    validity.len(),
-                    validity.device()
+                    validity.len,
+                    validity.buffer.device()
                 )));
             }
-            Some(validity) => {
-                let (buffer, bit_offset, nulls) = validity.into_parts();
-                (Some(buffer), bit_offset, nulls)
-            }
+            Some(validity) => (Some(validity.buffer), validity.bit_offset, validity.nulls),
             None => (None, 0, Some(0)),
         };
         let mut buffers = Vec::with_capacity(1 + others.len());

@@ -8,7 +8,6 @@ pub(crate) mod fit;
 pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
-mod loan;
 mod memory_size;
 mod nested;
 pub(crate) mod node;
@@ -18,7 +17,6 @@ mod validity;
 
 pub use array::DeviceArray;
 pub use batch::DeviceRecordBatch;
-pub use loan::{DeviceBits, DeviceSlice};
 pub use validity::Validity;
 
 /// A panic in foreign code leaves these types as they were: they are immutable except for caches,

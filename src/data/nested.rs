@@ -64,7 +64,7 @@ impl DeviceArray {
         let operation = "DeviceArray::new_struct";
         let (device, rows) = match (columns.first(), &validity) {
             (Some(first), _) => (first.device().clone(), first.len()),
-            (None, Some(validity)) => (validity.device().clone(), validity.len()),
+            (None, Some(validity)) => (validity.buffer.device().clone(), validity.len),
             (None, None) => {
                 return Err(Error::argument(format!(
                     "{operation}: without columns and validity, device and number of rows are unknown; use \
@@ -137,7 +137,7 @@ impl DeviceArray {
 
 /// The most rows that a validity masks: those in which a child's null does not show.
 fn masked(validity: Option<&Validity>, rows: usize) -> usize {
-    validity.map_or(0, |validity| validity.null_count().unwrap_or(rows))
+    validity.map_or(0, |validity| validity.nulls.unwrap_or(rows))
 }
 
 /// Refuses columns that do not fit the fields of a struct of `rows` rows, at most `masked` of which are null.

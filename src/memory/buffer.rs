@@ -5,16 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_buffer::Buffer;
-use bytes::Bytes;
 
 use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::{Kept, Memory, Owner, Ready, read_back};
+use crate::memory::{Kept, Loan, Memory, Owner, Ready, check_queue, read_back};
 
 /// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
 ///
 /// Safe code cannot read it on the host: there is no `Deref` and no slice of bytes, and `Debug` prints the address only.
-/// [`into_host`](Self::into_host) turns memory that the host can read into an arrow [`Buffer`].
+/// [`to_host`](Self::to_host) turns memory that the host can read into an arrow [`Buffer`] without a copy.
 ///
 /// ```
 /// use arrow_buffer::Buffer;
@@ -22,7 +21,7 @@ use crate::memory::{Kept, Memory, Owner, Ready, read_back};
 ///
 /// let buffer = DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3])); // on the CPU, not copied
 /// let last = buffer.slice(8, 4)?;
-/// assert_eq!(last.into_host()?.typed_data::<i32>(), [3]);
+/// assert_eq!(last.to_host()?.typed_data::<i32>(), [3]);
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 ///
@@ -126,32 +125,8 @@ impl DeviceBuffer {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] for a queue of another device, or the device's own error.
     pub fn on(&self, queue: &Queue) -> Result<Loan<'_>> {
-        check_queue(queue, self.device())?;
-        self.owner.wait_on(queue)?;
-        Ok(Loan {
-            owner: &self.owner,
-            queue: queue.clone(),
-            address: self.address(),
-            len: self.len,
-        })
-    }
-
-    /// Returns the memory as an arrow buffer, without a copy. Waits until it is ready.
-    ///
-    /// # Errors
-    /// Returns [`Error::NotSupported`] if the host cannot read the memory.
-    pub fn into_host(self) -> Result<Buffer> {
-        if !self.device().is_host_readable() {
-            return Err(Error::NotSupported {
-                device: self.device().id(),
-                operation: "reading memory on the host",
-                reason: "the host cannot read this device's memory; copy it with to_host".into(),
-            });
-        }
-        self.owner.wait_host()?;
-        // SAFETY: the device is host-readable and the memory is ready, as was just checked; the owner keeps `len` bytes at
-        // the address alive.
-        Ok(unsafe { host_buffer(&self.owner, self.address(), self.len) })
+        let lender = (self.device(), Some(&self.owner));
+        Loan::new(lender, queue, self.address(), self.len)
     }
 
     /// Returns the bytes as an arrow buffer. Memory that the host can read is not copied, but waited for. Other memory is copied
@@ -181,7 +156,10 @@ impl DeviceBuffer {
     pub fn to_host_on(&self, queue: &Queue) -> Result<Buffer> {
         check_queue(queue, self.device())?;
         if self.device().is_host_readable() {
-            return self.clone().into_host();
+            self.owner.wait_host()?;
+            // SAFETY: the host can read the device's memory, which is ready, as was just checked; the owner keeps `len` bytes at
+            // the address alive.
+            return Ok(unsafe { host_buffer(&self.owner, self.address(), self.len) });
         }
         let slab = self.device().host_slab(self.len)?;
         let whole = CopyOp {
@@ -225,16 +203,6 @@ pub(crate) unsafe fn host_buffer(owner: &Arc<Owner>, address: DevicePtr, len: us
     }
 }
 
-pub(crate) fn check_queue(queue: &Queue, device: &Device) -> Result<()> {
-    if queue.device() == device {
-        return Ok(());
-    }
-    Err(Error::argument(format!(
-        "a queue of {} for memory of {device}",
-        queue.device()
-    )))
-}
-
 impl From<Buffer> for DeviceBuffer {
     /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(buffer: Buffer) -> Self {
@@ -247,18 +215,6 @@ impl From<Buffer> for DeviceBuffer {
     }
 }
 
-impl From<Bytes> for DeviceBuffer {
-    /// Wraps host memory as a buffer of the CPU, without a copy.
-    fn from(bytes: Bytes) -> Self {
-        let (base, len) = (
-            DevicePtr::new(bytes.as_ptr().cast_mut().cast()),
-            bytes.len(),
-        );
-        // SAFETY: `bytes` keeps `len` bytes alive, wherever it is moved, and nobody writes to them.
-        unsafe { Self::from_raw(&Devices::cpu(), base, len, Box::new(bytes), None) }
-    }
-}
-
 impl fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBuffer")
@@ -266,52 +222,6 @@ impl fmt::Debug for DeviceBuffer {
             .field("address", &self.address())
             .field("len", &self.len)
             .finish()
-    }
-}
-
-/// A buffer lent to the work of one queue (see [`DeviceBuffer::on`]). Dropping it records the use.
-#[derive(Debug)]
-#[must_use = "dropping the loan means that all work that uses the buffer was queued"]
-pub struct Loan<'a> {
-    owner: &'a Arc<Owner>,
-    queue: Queue,
-    address: DevicePtr,
-    /// Bytes.
-    len: usize,
-}
-
-impl Loan<'_> {
-    /// Returns the address of the first byte.
-    pub fn address(&self) -> DevicePtr {
-        self.address
-    }
-
-    /// Returns the length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns the queue that the buffer is lent to.
-    pub fn queue(&self) -> &Queue {
-        &self.queue
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Loan<'_> {
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.address
-    }
-}
-
-impl Drop for Loan<'_> {
-    fn drop(&mut self) {
-        self.owner.record_use(&self.queue);
     }
 }
 

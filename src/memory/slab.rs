@@ -1,25 +1,23 @@
 //! [`HostSlab`]: host memory that becomes arrow buffers.
 
 use std::fmt;
-use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow_buffer::{ArrowNativeType, Buffer};
-use bytes::Bytes;
 
 use crate::device::block::{Block, out_of_memory, round};
 use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
 
-/// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] or [`Bytes`] without a copy.
+/// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] without a copy.
 ///
 /// Slabs of [`Device::host_slab`](crate::Device::host_slab) are page-locked where the device has such memory, which makes copies
 /// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in such slabs.
 ///
-/// Fill a slab as bytes ([`as_bytes_mut`](Self::as_bytes_mut), [`read_from`](Self::read_from)) or as values
-/// ([`typed_mut`](Self::typed_mut), [`fill_from_iter`](Self::fill_from_iter)), and make an array of it without a copy:
+/// Fill a slab as bytes, which it dereferences to, or as values ([`typed_mut`](Self::typed_mut)), and make an array of it without a
+/// copy:
 ///
 /// ```
 /// use arrow_array::Int64Array;
@@ -28,7 +26,7 @@ use crate::error::Result;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
 /// let mut slab = device.host_slab(3 * size_of::<i64>())?;
-/// assert_eq!(slab.fill_from_iter([1i64, 2, 3]), 3);
+/// slab.typed_mut::<i64>().copy_from_slice(&[1, 2, 3]);
 /// let column = Int64Array::new(ScalarBuffer::from(slab.into_buffer()), None);
 /// let on_device = device.upload_array(&column)?;
 /// # let _ = on_device;
@@ -75,34 +73,10 @@ impl HostSlab {
         })
     }
 
-    /// Returns the length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Shortens the slab to `bytes` bytes, as [`Vec::truncate`] does. A greater number changes nothing. The memory stays
     /// allocated.
     pub fn truncate(&mut self, bytes: usize) {
         self.len = self.len.min(bytes);
-    }
-
-    /// Returns the bytes, for writing.
-    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        self
-    }
-
-    /// Returns the memory as values of an arrow type. Bytes after the last whole value are left out.
-    pub fn typed<T: ArrowNativeType>(&self) -> &[T] {
-        const { assert!(align_of::<T>() <= ALIGNMENT) };
-        let (ptr, values) = (self.block.ptr().cast::<T>(), self.len / size_of::<T>());
-        // SAFETY: the bytes are initialised and not written meanwhile (see `deref`); a block is aligned to `ALIGNMENT`, which is
-        // enough for `T`; every bit pattern is a value of a native type, as arrow-rs guarantees of this sealed trait.
-        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), values) }
     }
 
     /// Returns the memory as values of an arrow type, for writing. Bytes after the last whole value are left out.
@@ -111,7 +85,7 @@ impl HostSlab {
     /// use arrow_device::HostSlab;
     /// let mut slab = HostSlab::new(11)?;
     /// slab.typed_mut::<i32>().copy_from_slice(&[7, 8]);
-    /// assert_eq!(slab.typed::<i32>(), [7, 8]);
+    /// assert_eq!(slab[4..8], 8i32.to_ne_bytes());
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     pub fn typed_mut<T: ArrowNativeType>(&mut self) -> &mut [T] {
@@ -136,52 +110,6 @@ impl HostSlab {
         }
     }
 
-    /// Reads into the slab from its start until it is full or the reader has ended. Returns how many bytes were read; the others
-    /// keep what they were ([`truncate`](Self::truncate) cuts them off).
-    ///
-    /// ```
-    /// use arrow_device::HostSlab;
-    /// let mut slab = HostSlab::new(8)?;
-    /// let bytes = slab.read_from(&mut "hello".as_bytes()).unwrap();
-    /// slab.truncate(bytes);
-    /// assert_eq!(slab.into_buffer().as_slice(), b"hello");
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the reader's error. Bytes that were read before it are in the slab. [`io::ErrorKind::Interrupted`] is tried again.
-    pub fn read_from(&mut self, reader: &mut (impl io::Read + ?Sized)) -> io::Result<usize> {
-        let mut done = 0;
-        while let rest @ [_, ..] = &mut self[done..] {
-            let room = rest.len();
-            match reader.read(rest) {
-                Ok(0) => break,
-                Ok(bytes) if bytes <= room => done += bytes,
-                Ok(bytes) => {
-                    let what = format!("the reader returned {bytes} bytes for {room}");
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(done)
-    }
-
-    /// Writes values from the slab's start until it is full or the iterator has ended. Returns how many values were written; the
-    /// bytes after them keep what they were. Takes no value for which there is no room.
-    pub fn fill_from_iter<T: ArrowNativeType>(
-        &mut self,
-        values: impl IntoIterator<Item = T>,
-    ) -> usize {
-        let mut written = 0;
-        for (place, value) in self.typed_mut().iter_mut().zip(values) {
-            *place = value;
-            written += 1;
-        }
-        written
-    }
-
     /// Returns the address of the first byte, for copies.
     pub fn as_device_ptr(&self) -> DevicePtr {
         DevicePtr::new(self.block.ptr().as_ptr().cast())
@@ -192,11 +120,6 @@ impl HostSlab {
         let (ptr, len) = (self.block.ptr(), self.len);
         // SAFETY: the block is valid and initialised for `len` bytes as long as the slab lives, which the buffer holds.
         unsafe { Buffer::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(self))) }
-    }
-
-    /// Returns the memory as [`Bytes`], without a copy.
-    pub fn into_bytes(self) -> Bytes {
-        Bytes::from_owner(self)
     }
 }
 
@@ -309,8 +232,6 @@ impl Device {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Read};
-
     use super::*;
 
     #[test]
@@ -318,78 +239,15 @@ mod tests {
         let mut slab = HostSlab::new(31).unwrap();
         assert_eq!(slab.typed_mut::<i64>().len(), 3);
         slab.typed_mut::<i64>().copy_from_slice(&[1, -1, 2]);
-        assert_eq!(slab.typed::<i64>(), [1, -1, 2]);
-        assert_eq!(slab.typed::<u8>().len(), 31);
-        assert_eq!(slab.typed::<i128>().len(), 1);
-        assert_eq!(slab.typed::<arrow_buffer::i256>(), []);
-        slab.as_bytes_mut()[24..].fill(7);
+        assert_eq!(slab.typed_mut::<u8>().len(), 31);
+        assert_eq!(slab.typed_mut::<i128>().len(), 1);
+        assert_eq!(slab.typed_mut::<arrow_buffer::i256>(), []);
+        slab[24..].fill(7);
         assert_eq!(slab[22..26], [0, 0, 7, 7]);
         slab.truncate(40);
         assert_eq!(slab.len(), 31);
         slab.truncate(9);
-        assert_eq!((slab.typed::<i64>(), slab.len()), (&[1][..], 9));
+        assert_eq!(slab.typed_mut::<i64>(), [1]);
         assert_eq!(slab.into_buffer().len(), 9);
-    }
-
-    #[test]
-    fn slabs_from_iterators() {
-        let mut slab = HostSlab::new(14).unwrap();
-        let mut numbers = 1..10;
-        assert_eq!(slab.fill_from_iter(&mut numbers), 3);
-        assert_eq!(numbers, 4..10, "no value is lost");
-        assert_eq!(slab.typed::<i32>(), [1, 2, 3]);
-        assert_eq!(slab.fill_from_iter([7i32]), 1);
-        assert_eq!(slab.typed::<i32>(), [7, 2, 3]);
-        let mut none = HostSlab::new(0).unwrap();
-        assert_eq!(none.fill_from_iter([7i32]), 0);
-    }
-
-    /// Returns each answer in turn.
-    struct Answers(Vec<io::Result<usize>>);
-
-    impl Read for Answers {
-        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-            let answer = self.0.pop().unwrap_or(Ok(0));
-            if let Ok(bytes) = answer {
-                let there = bytes.min(to.len());
-                to[..there].fill(b'x');
-            }
-            answer
-        }
-    }
-
-    #[test]
-    fn slabs_from_readers() {
-        let mut slab = HostSlab::new(8).unwrap();
-        let read = |slab: &mut HostSlab, answers: Vec<io::Result<usize>>| {
-            slab.fill(b'.');
-            let mut answers = Answers(answers.into_iter().rev().collect());
-            let result = slab.read_from(&mut answers);
-            let left = answers.0.len();
-            (
-                result.map_err(|e| e.kind()),
-                String::from_utf8_lossy(slab).into_owned(),
-                left,
-            )
-        };
-        let interrupted = || Err(io::ErrorKind::Interrupted.into());
-        assert_eq!(
-            read(&mut slab, vec![Ok(3), interrupted(), Ok(2), Ok(0), Ok(1)]),
-            (Ok(5), "xxxxx...".into(), 1),
-        );
-        assert_eq!(
-            read(&mut slab, vec![Ok(3), Ok(5), Ok(1)]),
-            (Ok(8), "xxxxxxxx".into(), 1),
-            "a full slab asks for nothing more"
-        );
-        assert_eq!(
-            read(&mut slab, vec![Ok(3), Err(io::ErrorKind::TimedOut.into())]),
-            (Err(io::ErrorKind::TimedOut), "xxx.....".into(), 0),
-        );
-        assert_eq!(
-            read(&mut slab, vec![Ok(3), Ok(6)]),
-            (Err(io::ErrorKind::InvalidData), "xxxxxxxx".into(), 0),
-            "a reader that lies"
-        );
     }
 }

@@ -178,7 +178,11 @@ fn shrinks_that_fail() {
 /// A column over a slab of the device.
 fn column(device: &Device, values: usize) -> ArrayRef {
     let mut slab = device.host_slab(values * 8).unwrap();
-    assert_eq!(slab.fill_from_iter(0..values as i64), values);
+    let ascending = 0..values as i64;
+    let places = slab.typed_mut().iter_mut();
+    places
+        .zip(ascending)
+        .for_each(|(place, value)| *place = value);
     Arc::new(Int64Array::new(slab.into_buffer().into(), None))
 }
 
@@ -220,7 +224,7 @@ fn what_is_copied_from_where_it_is() {
 #[test]
 fn arrays_over_slabs_cannot_be_changed_in_place() {
     let mut slab = HostSlab::new(24).unwrap();
-    slab.fill_from_iter([1i64, 2, 3]);
+    slab.typed_mut().copy_from_slice(&[1i64, 2, 3]);
     let buffer = slab.into_buffer();
     let address = buffer.as_ptr();
     let buffer = buffer.into_mutable().unwrap_err();

@@ -47,10 +47,6 @@ fn queues_and_devices_do_not_mix() {
     let fields = vec![field("a"), Field::new("n", DataType::Null, true)];
     let mixed = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &[on_b.clone(), null]);
     assert!(is_argument(mixed));
-    assert!(matches!(
-        on_a.buffer(1).unwrap().into_host(),
-        Err(Error::NotSupported { .. })
-    ));
     // Waiting for a stranger's event is a wait of this thread.
     let event = a.default_queue().record().unwrap().unwrap();
     let before = a.stats();
@@ -327,18 +323,9 @@ fn null_counts_of_slices() {
     let only = with.slice(2, 1).unwrap();
     assert_eq!(only.resolve_null_counts().unwrap(), 1);
     // Where all rows are null, or none, those of a slice are.
-    assert_eq!(
-        only.slice(0, 1).unwrap().validity().unwrap().null_count(),
-        Some(1)
-    );
-    assert_eq!(
-        before.validity().unwrap().slice(3, 4).unwrap().null_count(),
-        Some(0)
-    );
-    assert_eq!(
-        whole.validity().unwrap().slice(0, 59).unwrap().null_count(),
-        None
-    );
+    assert_eq!(only.slice(0, 1).unwrap().null_count(), Some(1));
+    assert_eq!(before.slice(3, 4).unwrap().null_count(), Some(0));
+    assert_eq!(whole.slice(0, 59).unwrap().null_count(), None);
     let again = only
         .with_field(Arc::new(Field::new("f", DataType::Int32, true)))
         .unwrap();

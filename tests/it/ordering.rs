@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use crate::simkit::*;
 use crate::support::*;
 use arrow_array::{Array, ArrayRef, Int64Array, StringArray};
-use arrow_buffer::ArrowNativeType;
+use arrow_buffer::{ArrowNativeType, Buffer};
 use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::device::{DevicePtr, EventPtr};
 use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, HostSlab, Queue};
 use arrow_schema::DataType;
-use bytes::Bytes;
 
 /// Queues a kernel that sends what it reads.
 fn read<T: Send + 'static>(
@@ -233,10 +232,10 @@ fn slabs_become_buffers_and_bytes_and_come_back() {
     drop(part);
     let again = sim.host_slab(900).unwrap();
     assert_eq!(again.as_device_ptr().address(), address);
-    let bytes = again.into_bytes();
-    assert_eq!((bytes.as_ptr().addr(), bytes.len()), (address, 900));
-    let part = bytes.slice(5..9);
-    drop(bytes);
+    let buffer = again.into_buffer();
+    assert_eq!((buffer.as_ptr().addr(), buffer.len()), (address, 900));
+    let part = buffer.slice_with_length(5, 4);
+    drop(buffer);
     assert_eq!(part.len(), 4);
     assert_eq!(sim.sim.report().live_host_allocations, 2);
     drop(part);
@@ -267,13 +266,13 @@ fn host_memory_becomes_device_buffers_without_a_copy() {
     assert!(!format!("{device:?}").contains("7, 7"));
     let part = device.slice(8, 8).unwrap();
     drop(device);
-    let host = part.into_host().unwrap();
+    let host = part.to_host().unwrap();
     assert_eq!(
         (host.as_ptr().addr(), host.as_slice()),
         (address + 8, &[7u8; 8][..])
     );
 
-    let bytes = Bytes::from(vec![9u8; 33]);
+    let bytes = Buffer::from_vec(vec![9u8; 33]);
     let address = bytes.as_ptr().addr();
     let device = DeviceBuffer::from(bytes);
     assert_eq!((device.address().address(), device.len()), (address, 33));
@@ -281,7 +280,10 @@ fn host_memory_becomes_device_buffers_without_a_copy() {
     let down = array.to_host().unwrap();
     assert_eq!(down.to_data().buffers()[0].as_ptr().addr(), address);
     assert_eq!(
-        DeviceBuffer::from(Bytes::new()).into_host().unwrap().len(),
+        DeviceBuffer::from(Buffer::default())
+            .to_host()
+            .unwrap()
+            .len(),
         0
     );
 }

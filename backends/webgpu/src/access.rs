@@ -5,9 +5,7 @@ use std::sync::Mutex;
 
 use arrow_device::device::DevicePtr;
 use arrow_device::device::parts::exit;
-use arrow_device::{
-    Device, DeviceBits, DeviceBuffer, DeviceBufferMut, DeviceSlice, Error, Loan, Result,
-};
+use arrow_device::{Device, DeviceBuffer, DeviceBufferMut, Error, Loan, Result};
 use wgpu::{BindingResource, BufferBinding, BufferSize, BufferUsages};
 
 use crate::device::WgpuDevice;
@@ -82,13 +80,13 @@ impl Binding {
 /// Memory that [`WgpuDevice::bind`] makes a binding of: the loans of columns and buffers, and fresh memory.
 pub trait Bindable: sealed::Memory {}
 
-impl<T> Bindable for DeviceSlice<'_, T> {}
-impl Bindable for DeviceBits<'_> {}
-impl Bindable for Loan<'_> {}
+impl<T: 'static> Bindable for Loan<'_, T> {}
 impl Bindable for DeviceBufferMut {}
 
 mod sealed {
-    use super::{DeviceBits, DeviceBufferMut, DevicePtr, DeviceSlice, Loan, size_of};
+    use std::any::TypeId;
+
+    use super::{DeviceBufferMut, DevicePtr, Loan, size_of};
 
     pub trait Memory {
         fn address(&self) -> DevicePtr;
@@ -99,37 +97,23 @@ mod sealed {
         }
     }
 
-    impl<T> Memory for DeviceSlice<'_, T> {
-        fn address(&self) -> DevicePtr {
-            self.address()
-        }
-        fn bytes(&self) -> usize {
-            self.len() * size_of::<T>()
-        }
-    }
-
-    /// From the first row's byte on, so that the offset of a slice neither makes the binding large nor overflows a shader's numbers.
-    impl Memory for DeviceBits<'_> {
+    /// Of a bitmap from the first row's byte on, so that the offset of a slice neither makes the binding large nor overflows a shader's
+    /// numbers.
+    impl<T: 'static> Memory for Loan<'_, T> {
         fn address(&self) -> DevicePtr {
             self.address().offset(self.bit_offset() / 8)
         }
         fn bytes(&self) -> usize {
             match self.is_empty() {
                 true => 0,
-                false => (self.bit_offset() % 8 + self.len()).div_ceil(8),
+                false if TypeId::of::<T>() == TypeId::of::<bool>() => {
+                    (self.bit_offset() % 8 + self.len()).div_ceil(8)
+                }
+                false => self.len() * size_of::<T>(),
             }
         }
         fn bit(&self) -> u32 {
             (self.bit_offset() % 8) as u32
-        }
-    }
-
-    impl Memory for Loan<'_> {
-        fn address(&self) -> DevicePtr {
-            self.address()
-        }
-        fn bytes(&self) -> usize {
-            self.len()
         }
     }
 

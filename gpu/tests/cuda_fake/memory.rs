@@ -276,7 +276,6 @@ fn managed_memory_that_the_host_must_not_touch_is_copied() {
     assert!(!rig.is_host_readable());
     let ints: Int32Array = (0..100).map(|i| (i % 3 != 0).then_some(i)).collect();
     let up = rig.upload_array(&ints).unwrap();
-    assert!(up.buffer(1).unwrap().into_host().is_err());
     let before = rig.stats();
     assert_same(&ints, &up.to_host().unwrap(), "managed");
     assert!(rig.stats().since(&before).bytes_to_host > 0);

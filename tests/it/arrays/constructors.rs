@@ -144,9 +144,9 @@ fn refused_structs() {
     ]);
     let uneven = [column.clone(), column.slice(0, 2).unwrap()];
     refused(new(pair.clone(), &uneven, None), &["'y'", "2 rows, not 3"]);
-    let validity = column.validity().unwrap().slice(0, 2).unwrap();
+    let validity = column.slice(0, 2).unwrap().validity();
     refused(
-        new(fields(true), one, Some(validity)),
+        new(fields(true), one, validity),
         &["new_struct", "2 rows", "3 rows"],
     );
     if let Some(place) = simulated(SimMode::Async) {

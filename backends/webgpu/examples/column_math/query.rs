@@ -6,8 +6,7 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Decimal128Array, Int64Array, RecordBatch};
 use arrow_buffer::ArrowNativeType;
 use arrow_device::{
-    Device, DeviceArray, DeviceBits, DeviceBufferMut, DeviceRecordBatch, DeviceSlice, Queue,
-    Validity,
+    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Loan, Queue, Validity,
 };
 use arrow_device_wgpu::{ARROW_NO_BITMAP, ARROW_WGSL, Binding, WgpuDevice, wgpu};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
@@ -211,7 +210,7 @@ struct Column<'a, T> {
     /// The first row's bit of the bitmap.
     first_bit: u32,
     /// Until the work is submitted.
-    _loans: (DeviceSlice<'a, T>, Option<DeviceBits<'a>>),
+    _loans: (Loan<'a, T>, Option<Loan<'a, bool>>),
 }
 
 impl<'a, T: ArrowNativeType> Column<'a, T> {

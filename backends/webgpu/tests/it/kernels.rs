@@ -5,7 +5,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_array::*;
 use arrow_buffer::{ArrowNativeType, BooleanBuffer};
-use arrow_device::{Device, DeviceArray, DeviceBits, DeviceBufferMut, Queue, Validity};
+use arrow_device::{Device, DeviceArray, DeviceBufferMut, Loan, Queue, Validity};
 use arrow_device_wgpu::{ARROW_NO_BITMAP, ARROW_WGSL, Bindable, Binding, WgpuDevice, wgpu};
 use arrow_schema::DataType;
 
@@ -175,7 +175,7 @@ fn bitmaps() {
             let (values_at, to) = (bind(&device, &values), bind(&device, &out));
             let valid_at = valid
                 .as_ref()
-                .map(|valid: &DeviceBits<'_>| bind(&device, valid));
+                .map(|valid: &Loan<'_, bool>| bind(&device, valid));
             let first_valid = valid_at
                 .as_ref()
                 .map_or(ARROW_NO_BITMAP, Binding::first_bit);

@@ -24,7 +24,7 @@ fn memory_that_the_host_reads_is_initialised() {
     let queue = device.new_queue().unwrap();
     for bytes in [1, 100, 70_000] {
         let memory = DeviceBufferMut::allocate(&queue, bytes).unwrap();
-        let host = memory.freeze().unwrap().into_host().unwrap();
+        let host = memory.freeze().unwrap().to_host().unwrap();
         assert!(host.iter().all(|byte| *byte == 0), "{bytes} bytes");
     }
 }

@@ -1,0 +1,134 @@
+//! [`Loan`]: device memory lent to work on one queue.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::device::{Device, DevicePtr, Queue};
+use crate::error::{Error, Result};
+use crate::memory::Owner;
+
+/// Elements in device memory, lent to work on one queue: a buffer's bytes ([`DeviceBuffer::on`]), a column's values, offsets or keys
+/// ([`DeviceArray::values_on`] and others), or, as `Loan<bool>`, one bit for each row ([`DeviceArray::validity_on`]).
+///
+/// The queue waits until the memory is ready; this thread does not. Dropping the loan records the use, so that the memory outlives
+/// the work that was queued before the drop: queue the kernel while the loan is alive.
+///
+/// The loan borrows the array or buffer, which cannot be dropped meanwhile:
+///
+/// ```compile_fail,E0505
+/// # fn use_after_drop(array: arrow_device::DeviceArray, queue: &arrow_device::Queue) -> arrow_device::Result<()> {
+/// let ids = array.values_on::<i64>(queue)?;
+/// drop(array); // does not compile: `ids` is used below
+/// println!("{:?}", ids.address());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// [`DeviceBuffer::on`]: crate::DeviceBuffer::on
+/// [`DeviceArray::values_on`]: crate::DeviceArray::values_on
+/// [`DeviceArray::validity_on`]: crate::DeviceArray::validity_on
+#[must_use = "dropping the loan means that all work that uses the memory was queued"]
+pub struct Loan<'a, T = u8> {
+    owner: Option<&'a Arc<Owner>>,
+    queue: Queue,
+    address: DevicePtr,
+    bit_offset: usize,
+    len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<'a, T> Loan<'a, T> {
+    /// Lends `len` elements at `address` on a device, in memory of an owner unless `len` is 0.
+    pub(crate) fn new(
+        (device, owner): (&Device, Option<&'a Arc<Owner>>),
+        queue: &Queue,
+        address: DevicePtr,
+        len: usize,
+    ) -> Result<Self> {
+        check_queue(queue, device)?;
+        owner.map_or(Ok(()), |owner| owner.wait_on(queue))?;
+        Ok(Self {
+            owner,
+            queue: queue.clone(),
+            address,
+            bit_offset: 0,
+            len,
+            elements: PhantomData,
+        })
+    }
+
+    /// Returns the address of the first element, or of a bitmap's first byte. Without elements it may be null.
+    pub fn address(&self) -> DevicePtr {
+        self.address
+    }
+
+    /// Returns the number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the number of bits before the first row's in a bitmap, which is in bit `bit_offset + i` of it for row `i`, least
+    /// significant bit first. It is 0 for any other elements.
+    pub fn bit_offset(&self) -> usize {
+        self.bit_offset
+    }
+
+    /// Returns the queue that the elements are lent to.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.address
+    }
+}
+
+impl<'a> Loan<'a, bool> {
+    /// As [`new`](Self::new), for `len` bits from bit `bit_offset` of the bitmap at `address`.
+    pub(crate) fn bits(
+        lender: (&Device, Option<&'a Arc<Owner>>),
+        queue: &Queue,
+        address: DevicePtr,
+        bit_offset: usize,
+        len: usize,
+    ) -> Result<Self> {
+        let mut bits = Self::new(lender, queue, address, len)?;
+        bits.bit_offset = bit_offset;
+        Ok(bits)
+    }
+}
+
+impl<T> Drop for Loan<'_, T> {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner {
+            owner.record_use(&self.queue);
+        }
+    }
+}
+
+impl<T> fmt::Debug for Loan<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loan")
+            .field("address", &self.address)
+            .field("bit_offset", &self.bit_offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn check_queue(queue: &Queue, device: &Device) -> Result<()> {
+    if queue.device() == device {
+        return Ok(());
+    }
+    Err(Error::argument(format!(
+        "a queue of {} for memory of {device}",
+        queue.device()
+    )))
+}
