@@ -188,7 +188,13 @@ fn structs(input: &Input, n: usize) -> Vec<FFI_ArrowArray> {
 
 fn produced_for_device(input: &Input, n: usize) -> Vec<FFI_ArrowDeviceArray> {
     (0..n)
-        .map(|_| FFI_ArrowDeviceArray::new_cpu(&struct_data(&input.host)))
+        .map(|_| {
+            let array = FFI_ArrowArray::new(&struct_data(&input.host));
+            // SAFETY: the array is in host memory, and ready.
+            unsafe {
+                FFI_ArrowDeviceArray::new(array, ArrowDeviceType::CPU, -1, std::ptr::null_mut())
+            }
+        })
         .collect()
 }
 

@@ -54,7 +54,7 @@ pub unsafe extern "C" fn arrow_device_open(
         check(out, "out")?;
         // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What
         // was there is not released.
-        unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
+        unsafe { out.write(FFI_ArrowDeviceArrayStream::empty()) };
         // SAFETY: the caller guarantees that both are null or null-terminated.
         let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
         // Reports the system's errno. Opening anything but a regular file, such as a pipe, could
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn arrow_device_open(
         let reader = source.open(BATCH_ROWS).map_err(Failure::invalid)?.reader;
         let stream = export_reader(reader, &Devices::open(device)?)?;
         // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes.
-        unsafe { stream.write_to(out) };
+        unsafe { out.write(stream) };
         Ok(())
     })
 }
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn arrow_device_copy(
         let out = check(out, "out").inspect(|out| {
             // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes.
             // What was there has been taken or is not released.
-            unsafe { FFI_ArrowDeviceArray::empty().write_to(*out) };
+            unsafe { (*out).write(FFI_ArrowDeviceArray::empty()) };
         });
         let out_schema = check(out_schema, "out_schema").inspect(|out| {
             // SAFETY: the caller guarantees that `out_schema`, which is not null, is valid for
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn arrow_device_copy(
         // SAFETY: the caller guarantees that both, which are not null, are valid for writes. They
         // are empty since the writes above.
         unsafe {
-            array.write_to(out);
+            out.write(array);
             out_schema.write(schema);
         }
         Ok(())

@@ -164,7 +164,7 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                 let body = move |out: *mut FFI_ArrowDeviceArray| {
                     if code % 2 == 0 {
                         // SAFETY: a consumer gives memory for one struct.
-                        unsafe { array.write_to(out) };
+                        unsafe { out.write(array) };
                     }
                     code / 16
                 };

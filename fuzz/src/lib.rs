@@ -46,6 +46,7 @@ mod shared {
 
     /// What needs no other crates than these.
     pub(crate) mod support {
+        pub(crate) mod c_stream;
         pub(crate) mod cases;
         pub(crate) mod compare;
         pub(crate) mod r#gen;

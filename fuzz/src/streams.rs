@@ -16,6 +16,7 @@ use arrow_schema::{DataType, Field};
 use crate::check::{read, read_batch};
 use crate::input::Input;
 use crate::simkit::watched;
+use crate::support::c_stream::CStream;
 use crate::world::{Place, World};
 
 /// What one call of a producer does.
@@ -81,7 +82,7 @@ impl Producer {
                 .expect("valid")
         };
         // SAFETY: `out` is the consumer's, for writing.
-        let give = |array: FFI_ArrowDeviceArray| unsafe { array.write_to(out) };
+        let give = |array: FFI_ArrowDeviceArray| unsafe { out.write(array) };
         match step.what % 12 {
             0 => {}
             1 => give(FFI_ArrowDeviceArray::empty()),
@@ -129,7 +130,12 @@ fn pop(steps: &mut Vec<Step>) -> Step {
 /// A stream of this file.
 unsafe fn of<'a>(stream: *mut Stream) -> Option<&'a mut Producer> {
     // SAFETY: the caller gives one of this file's.
-    unsafe { (*stream).private_data().cast::<Producer>().as_mut() }
+    unsafe {
+        (*stream.cast::<CStream>())
+            .private_data
+            .cast::<Producer>()
+            .as_mut()
+    }
 }
 
 unsafe extern "C-unwind" fn get_schema(stream: *mut Stream, out: *mut FFI_ArrowSchema) -> c_int {
@@ -158,11 +164,13 @@ unsafe extern "C-unwind" fn get_last_error(stream: *mut Stream) -> *const c_char
 unsafe extern "C-unwind" fn release(stream: *mut Stream) {
     // SAFETY: a stream of this file, which its consumer releases once.
     unsafe {
-        let producer = (*stream).private_data().cast::<Producer>();
+        let producer = (*stream.cast::<CStream>()).private_data.cast::<Producer>();
         assert!(!producer.is_null(), "released twice");
         let producer = Box::from_raw(producer);
         producer.released.fetch_add(1, SeqCst);
-        Stream::mark_released(stream);
+        let stream = stream.cast::<CStream>();
+        (*stream).release = None;
+        (*stream).private_data = std::ptr::null_mut();
     }
 }
 
@@ -236,18 +244,16 @@ pub(crate) fn target(input: &mut Input<'_>) {
     };
     let data = Box::into_raw(Box::new(producer)).cast();
     let device_type = place.device.id().device_type;
-    // SAFETY: the callbacks of this file. What they do wrong is what consumers must expect.
-    let stream = unsafe {
-        Stream::from_parts(
-            device_type,
-            get_schema,
-            get_next,
-            get_last_error,
-            release,
-            data,
-        )
+    // What the callbacks of this file do wrong is what consumers must expect.
+    let stream = CStream {
+        device_type,
+        get_schema,
+        get_next,
+        get_last_error,
+        release: Some(release),
+        private_data: data,
     };
-    consumed(&world, place, stream, validation, input);
+    consumed(&world, place, stream.into_ffi(), validation, input);
     world.assert_clean();
     assert_eq!(released.load(SeqCst), 1, "releases of the stream");
     // Page-locked memory without a backend has a thread of its own.
@@ -323,9 +329,12 @@ fn consumed(
 
 /// A consumer that keeps to no order.
 fn consume(mut stream: Stream, input: &mut Input<'_>) {
-    let (schema, next) = (stream.get_schema(), stream.get_next());
-    let (schema, next) = (schema.expect("is there"), next.expect("is there"));
-    let last_error = stream.get_last_error().expect("is there");
+    let CStream {
+        get_schema: schema,
+        get_next: next,
+        get_last_error: last_error,
+        ..
+    } = *CStream::of(&stream);
     let this = &raw mut stream;
     let mut failed = None;
     for _ in 0..12 {
@@ -363,7 +372,7 @@ fn consume(mut stream: Stream, input: &mut Input<'_>) {
         }
     }
     if input.bool() {
-        let release = stream.release().expect("not released yet");
+        let release = CStream::of(&stream).release.expect("not released yet");
         // SAFETY: our own stream; afterwards it is only released once more, which does nothing.
         unsafe {
             release(&raw mut stream);

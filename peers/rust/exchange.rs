@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn peers_stream(
         let reader = DeviceRecordBatchIterator::new(batches, schema, device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
         // SAFETY: the caller guarantees that `out` is valid for writes (see `# Safety`).
-        unsafe { stream.write_to(out) };
+        unsafe { out.write(stream) };
         Ok(())
     })
 }
@@ -316,7 +316,7 @@ pub(crate) unsafe extern "C" fn peers_relay(
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(false)))?;
         // SAFETY: the caller guarantees that `out` is valid for writes (see `# Safety`).
-        unsafe { stream.write_to(out) };
+        unsafe { out.write(stream) };
         Ok(())
     })
 }

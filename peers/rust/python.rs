@@ -13,6 +13,8 @@ use arrow_device::{
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
+use crate::support::c_stream::CStream;
+
 /// Whether this thread is attached. Not by `PyGILState_Check`, which answers 1 once there was a sub-interpreter.
 fn is_attached() -> bool {
     let find = |name: &CStr| {
@@ -111,7 +113,7 @@ pub unsafe extern "C" fn peers_python_batch(
     };
     // SAFETY: the caller guarantees that both outputs are valid for a write (see `# Safety`).
     unsafe {
-        array.write_to(out);
+        out.write(array);
         schema.write(c_schema);
     }
     0
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn peers_python_stream(
     let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Wait));
     let Ok(stream) = stream else { return 5 };
     // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
-    unsafe { stream.write_to(out) };
+    unsafe { out.write(stream) };
     0
 }
 
@@ -189,10 +191,11 @@ extern "C" fn use_held_stream() {
         .take();
     let Some(mut stream) = held else { return };
     let mut out = FFI_ArrowDeviceArray::empty();
-    let (Some(get_next), Some(get_last_error)) = (stream.get_next(), stream.get_last_error())
-    else {
-        return;
-    };
+    let CStream {
+        get_next,
+        get_last_error,
+        ..
+    } = *CStream::of(&stream);
     // SAFETY: a live stream of ours, with all its callbacks; its texts are terminated.
     let (code, text) = unsafe {
         let code = get_next(&mut stream, &mut out);

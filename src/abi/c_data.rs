@@ -40,10 +40,26 @@ pub(crate) struct CArray {
     pub(crate) private_data: *mut c_void,
 }
 
-/// `struct ArrowSchema`. It has no `Drop`, like [`CArray`].
+/// `struct ArrowSchema` of a foreign producer.
+///
+/// Dropping it calls the release callback; a callback that panics does not unwind out of the drop.
+/// arrow-rs's own type calls the callback as `extern "C"` instead, where a panic aborts the
+/// process.
+///
+/// ```
+/// use arrow_device::abi::ForeignSchema;
+/// use arrow_schema::ffi::FFI_ArrowSchema;
+/// use arrow_schema::{DataType, Field};
+///
+/// let mut produced = FFI_ArrowSchema::try_from(&Field::new("id", DataType::Int64, false))?;
+/// // SAFETY: `produced` is a valid struct, and this is its only owner.
+/// let schema = unsafe { ForeignSchema::from_raw(&mut produced) };
+/// assert_eq!(schema.as_ref().name(), Some("id"));
+/// # Ok::<(), arrow_schema::ArrowError>(())
+/// ```
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct CSchema {
+pub struct ForeignSchema {
     /// Format string, terminated by a zero byte.
     pub(crate) format: *const c_char,
     /// Field name, terminated by a zero byte, or null.
@@ -55,11 +71,11 @@ pub(crate) struct CSchema {
     /// How many pointers `children` points to.
     pub(crate) n_children: i64,
     /// `n_children` pointers.
-    pub(crate) children: *mut *mut CSchema,
+    pub(crate) children: *mut *mut ForeignSchema,
     /// The value type of a dictionary, or null.
-    pub(crate) dictionary: *mut CSchema,
+    pub(crate) dictionary: *mut ForeignSchema,
     /// Null once released.
-    pub(crate) release: Option<ReleaseFn<CSchema>>,
+    pub(crate) release: Option<ReleaseFn<ForeignSchema>>,
     /// Belongs to the producer.
     pub(crate) private_data: *mut c_void,
 }
@@ -68,62 +84,9 @@ pub(crate) struct CSchema {
 const _: () = {
     assert!(size_of::<CArray>() == size_of::<FFI_ArrowArray>());
     assert!(align_of::<CArray>() == align_of::<FFI_ArrowArray>());
-    assert!(size_of::<CSchema>() == size_of::<FFI_ArrowSchema>());
-    assert!(align_of::<CSchema>() == align_of::<FFI_ArrowSchema>());
+    assert!(size_of::<ForeignSchema>() == size_of::<FFI_ArrowSchema>());
+    assert!(align_of::<ForeignSchema>() == align_of::<FFI_ArrowSchema>());
 };
-
-macro_rules! conversions {
-    ($ours:ident, $arrow:ident, $name:literal) => {
-        impl $ours {
-            /// Returns whether `release` is null.
-            pub(crate) const fn is_released(&self) -> bool {
-                self.release.is_none()
-            }
-
-            /// Calls the release callback, unless it is null, and marks the struct released
-            /// whatever happened. A panic becomes [`Error::Panic`](crate::Error::Panic).
-            ///
-            /// # Safety
-            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the
-            /// call. Its callback, if any, is the producer's and was not called before, neither
-            /// here nor on a copy of the struct.
-            pub(crate) unsafe fn release(this: *mut Self) -> Result<()> {
-                // SAFETY: the slot lies in `*this`, which the caller guarantees to be valid, unused
-                // elsewhere and not released before (see `# Safety`).
-                unsafe { release_once($name, this, &raw mut (*this).release) }
-            }
-
-            /// Moves the struct out of arrow-rs's type.
-            pub(crate) fn from_arrow(arrow: $arrow) -> Self {
-                let arrow = ManuallyDrop::new(arrow);
-                // SAFETY: both are the C struct: same size and alignment (asserted above), same
-                // fields (tested below). `ManuallyDrop` keeps the source from being released, so
-                // the result is the only owner. A pointer to an `extern "C"` function may be called
-                // as `extern "C-unwind"`, which only allows more.
-                unsafe { ptr::read((&raw const *arrow).cast::<Self>()) }
-            }
-
-            /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a
-            /// callback that unwinds aborts the process from then on.
-            pub(crate) fn into_arrow(self) -> $arrow {
-                // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the
-                // result is the only owner. A callback that unwinds out of an `extern "C"` call
-                // aborts.
-                unsafe { ptr::read((&raw const self).cast::<$arrow>()) }
-            }
-
-            /// Returns the struct as arrow-rs's type, for its getters.
-            pub(crate) const fn as_arrow(&self) -> &$arrow {
-                // SAFETY: both are the C struct, as in `from_arrow`. A shared reference neither
-                // moves nor releases it.
-                unsafe { &*ptr::from_ref(self).cast::<$arrow>() }
-            }
-        }
-    };
-}
-
-conversions!(CArray, FFI_ArrowArray, "ArrowArray.release");
-conversions!(CSchema, FFI_ArrowSchema, "ArrowSchema.release");
 
 impl CArray {
     /// Returns a released struct, all of whose members are zero.
@@ -141,11 +104,55 @@ impl CArray {
             private_data: ptr::null_mut(),
         }
     }
+
+    /// Returns whether `release` is null.
+    pub(crate) const fn is_released(&self) -> bool {
+        self.release.is_none()
+    }
+
+    /// Calls the release callback, unless it is null, and marks the struct released whatever happened. A panic becomes
+    /// [`Error::Panic`](crate::Error::Panic).
+    ///
+    /// # Safety
+    /// `this` is valid for reads and writes, aligned, and not used elsewhere during the call. Its callback, if any, is the
+    /// producer's and was not called before, neither here nor on a copy of the struct.
+    pub(crate) unsafe fn release(this: *mut Self) -> Result<()> {
+        // SAFETY: the slot lies in `*this`, which the caller guarantees to be valid, unused elsewhere and not released before
+        // (see `# Safety`).
+        unsafe { release_once("ArrowArray.release", this, &raw mut (*this).release) }
+    }
+
+    /// Moves the struct out of arrow-rs's type.
+    pub(crate) fn from_arrow(arrow: FFI_ArrowArray) -> Self {
+        let arrow = ManuallyDrop::new(arrow);
+        // SAFETY: both are the C struct: same size and alignment (asserted above), same fields (tested below). `ManuallyDrop`
+        // keeps the source from being released, so the result is the only owner. A pointer to an `extern "C"` function may be
+        // called as `extern "C-unwind"`, which only allows more.
+        unsafe { ptr::read((&raw const *arrow).cast::<Self>()) }
+    }
+
+    /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a callback that unwinds aborts the
+    /// process from then on.
+    pub(crate) fn into_arrow(self) -> FFI_ArrowArray {
+        // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the result is the only owner.
+        unsafe { ptr::read((&raw const self).cast::<FFI_ArrowArray>()) }
+    }
+
+    /// Returns the struct as arrow-rs's type, for its getters.
+    pub(crate) const fn as_arrow(&self) -> &FFI_ArrowArray {
+        // SAFETY: both are the C struct, as in `from_arrow`. A shared reference neither moves nor releases it.
+        unsafe { &*ptr::from_ref(self).cast::<FFI_ArrowArray>() }
+    }
 }
 
-impl CSchema {
-    /// Returns a released struct, all of whose members are zero.
-    pub(crate) const fn empty() -> Self {
+// SAFETY: the C data interface lets a consumer read and release on any thread. Whoever made the
+// struct (`from_raw`) guaranteed that it follows that interface.
+unsafe impl Send for ForeignSchema {}
+
+impl ForeignSchema {
+    /// Returns a released schema, all of whose members are zero: memory for a producer to write a
+    /// schema to.
+    pub const fn empty() -> Self {
         Self {
             format: ptr::null(),
             name: ptr::null(),
@@ -157,6 +164,41 @@ impl CSchema {
             release: None,
             private_data: ptr::null_mut(),
         }
+    }
+
+    /// Moves the schema out of `source` and leaves a released one there.
+    ///
+    /// # Safety
+    /// - `source` is valid for reads and writes, aligned, initialized, and used by nobody else
+    ///   during the call; no copy of the struct is used afterwards.
+    /// - Unless it is released, it is as the C data interface requires.
+    pub unsafe fn from_raw(source: *mut FFI_ArrowSchema) -> Self {
+        // SAFETY: the caller guarantees that `source` is valid for reads and writes and holds a
+        // struct (see `# Safety`), which has the layout of this one.
+        unsafe { ptr::replace(source.cast::<Self>(), Self::empty()) }
+    }
+
+    /// Returns the address to which a producer writes a schema.
+    pub const fn as_mut_ptr(&mut self) -> *mut FFI_ArrowSchema {
+        ptr::from_mut(self).cast()
+    }
+}
+
+impl AsRef<FFI_ArrowSchema> for ForeignSchema {
+    fn as_ref(&self) -> &FFI_ArrowSchema {
+        // SAFETY: both are the C struct: same size and alignment (asserted above), same fields (tested below). A shared
+        // reference neither moves nor releases it.
+        unsafe { &*ptr::from_ref(self).cast::<FFI_ArrowSchema>() }
+    }
+}
+
+impl Drop for ForeignSchema {
+    fn drop(&mut self) {
+        let this = ptr::from_mut(self);
+        // A drop cannot report an error.
+        // SAFETY: `self` is the only copy of the struct (`from_raw` moves), so its callback has not
+        // run; the caller of `from_raw` guaranteed that it may run.
+        let _ = unsafe { release_once("ArrowSchema.release", this, &raw mut (*this).release) };
     }
 }
 
@@ -274,7 +316,9 @@ mod tests {
         .into();
         let field = Field::new("distinct", DataType::Struct(children), true)
             .with_metadata(HashMap::from([("k".to_string(), "v".to_string())]));
-        let mut ours = CSchema::from_arrow(FFI_ArrowSchema::try_from(&field).unwrap());
+        let mut produced = FFI_ArrowSchema::try_from(&field).unwrap();
+        // SAFETY: `produced` is the only copy.
+        let ours = unsafe { ForeignSchema::from_raw(&raw mut produced) };
         // SAFETY: both are null-terminated strings of arrow-rs.
         let (format, name) = unsafe { (CStr::from_ptr(ours.format), CStr::from_ptr(ours.name)) };
         assert_eq!((format, name), (c"+s", c"distinct"));
@@ -282,32 +326,27 @@ mod tests {
         assert!(!ours.metadata.is_null() && ours.dictionary.is_null());
         assert!(ours.release.is_some() && !ours.private_data.is_null());
 
-        let arrow = ours.as_arrow();
+        let arrow = ours.as_ref();
         assert_eq!((arrow.format(), arrow.name()), ("+s", Some("distinct")));
         assert_eq!(arrow.flags().unwrap().bits(), ours.flags);
         assert_eq!(arrow.metadata().unwrap()["k"], "v");
         assert_eq!(arrow.children().count() as i64, ours.n_children);
         // SAFETY: arrow-rs wrote two pointers to live structs.
         let second = unsafe { &**ours.children.add(1) };
-        assert!(ptr::eq(second.as_arrow(), arrow.child(1)));
+        assert!(ptr::eq(second.as_ref(), arrow.child(1)));
         // SAFETY: a dictionary type of arrow-rs has a live value type.
         let values = unsafe { &*second.dictionary };
         assert!(ptr::eq(
-            values.as_arrow(),
+            values.as_ref(),
             arrow.child(1).dictionary().unwrap()
         ));
-        assert_eq!(values.as_arrow().format(), "u");
-
-        // SAFETY: `ours` is the only owner and not released yet.
-        unsafe { CSchema::release(&raw mut ours) }.unwrap();
-        assert!(ours.is_released());
+        assert_eq!(values.as_ref().format(), "u");
     }
 
     #[test]
     fn empty_is_released() {
         assert!(CArray::empty().is_released() && CArray::empty().into_arrow().is_released());
-        assert!(CSchema::empty().is_released());
-        drop(CSchema::empty().into_arrow());
+        assert!(ForeignSchema::empty().release.is_none());
     }
 
     unsafe extern "C-unwind" fn count_and_panic(array: *mut CArray) {

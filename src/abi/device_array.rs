@@ -3,12 +3,11 @@
 use std::ffi::c_void;
 use std::{fmt, mem, ptr};
 
-use arrow_data::ArrayData;
 use arrow_data::ffi::FFI_ArrowArray;
 
 use super::ArrowDeviceType;
 use super::c_data::CArray;
-use super::handover::movable;
+use super::guard::released_once;
 use crate::error::Error;
 
 /// `struct ArrowDeviceArray`: an array whose buffers lie in the memory of a device ("The
@@ -22,15 +21,13 @@ use crate::error::Error;
 /// Ownership crosses the C boundary by moving ("Moving an array"):
 ///
 /// ```
+/// use arrow_array::Int32Array;
 /// use arrow_device::abi::FFI_ArrowDeviceArray;
-/// use arrow_device::ArrowDeviceType;
-/// use arrow_array::{Array, Int32Array};
+/// use arrow_device::{ArrowDeviceType, Devices, SyncPolicy};
 ///
 /// // A producer moves its array to memory of the consumer.
-/// let mut out = FFI_ArrowDeviceArray::empty();
-/// let produced = FFI_ArrowDeviceArray::new_cpu(&Int32Array::from(vec![1, 2, 3]).to_data());
-/// // SAFETY: `out` is valid and holds nothing that needs a release.
-/// unsafe { produced.write_to(&mut out) };
+/// let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2, 3]))?;
+/// let (mut out, _schema) = array.export(SyncPolicy::Event)?;
 ///
 /// // The consumer moves it out, and leaves a released struct.
 /// // SAFETY: `out` is a valid struct, and this is its only owner.
@@ -38,6 +35,7 @@ use crate::error::Error;
 /// assert!(out.is_released());
 /// assert_eq!(taken.device_type(), ArrowDeviceType::CPU);
 /// assert_eq!(taken.array().len(), 3);
+/// # Ok::<(), arrow_device::Error>(())
 /// ```
 #[repr(C)]
 pub struct FFI_ArrowDeviceArray {
@@ -56,18 +54,8 @@ unsafe impl Send for FFI_ArrowDeviceArray {}
 unsafe impl Sync for FFI_ArrowDeviceArray {}
 
 impl FFI_ArrowDeviceArray {
-    /// Exports `data`, which is in host memory, without copying its buffers: device type CPU, id
-    /// -1, no event.
-    pub fn new_cpu(data: &ArrayData) -> Self {
-        Self::from_host(CArray::from_arrow(FFI_ArrowArray::new(data)))
-    }
-
-    /// Wraps an array in host memory: device type CPU, id -1, no event.
-    pub(crate) const fn from_host(array: CArray) -> Self {
-        Self::assemble(array, ArrowDeviceType::CPU, -1, ptr::null_mut())
-    }
-
-    const fn assemble(
+    /// As [`new`](Self::new), which says what the parts must be.
+    pub(crate) const fn assemble(
         array: CArray,
         device_type: ArrowDeviceType,
         device_id: i64,
@@ -111,12 +99,6 @@ impl FFI_ArrowDeviceArray {
         Self::assemble(CArray::empty(), ArrowDeviceType::new(0), 0, ptr::null_mut())
     }
 
-    /// Returns whether the embedded array's release callback is null: the struct owns nothing. In a
-    /// stream this marks the end.
-    pub const fn is_released(&self) -> bool {
-        self.array.is_released()
-    }
-
     /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device,
     /// which the host must not read.
     pub const fn array(&self) -> &FFI_ArrowArray {
@@ -140,11 +122,6 @@ impl FFI_ArrowDeviceArray {
         self.sync_event
     }
 
-    /// Returns the reserved members. Producers must zero them; this crate ignores them.
-    pub const fn reserved(&self) -> [i64; 3] {
-        self.reserved
-    }
-
     /// Returns the embedded array, without the device's type and id.
     ///
     /// arrow-rs calls the release callback as `extern "C"`: a callback that unwinds aborts the
@@ -155,11 +132,13 @@ impl FFI_ArrowDeviceArray {
     /// is ready.
     ///
     /// ```
-    /// use arrow_device::abi::FFI_ArrowDeviceArray;
-    /// use arrow_array::{Array, Int32Array};
+    /// use arrow_array::Int32Array;
+    /// use arrow_device::{Devices, SyncPolicy};
     ///
-    /// let array = FFI_ArrowDeviceArray::new_cpu(&Int32Array::from(vec![1, 2]).to_data());
+    /// let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2]))?;
+    /// let (array, _schema) = array.export(SyncPolicy::Wait)?;
     /// assert_eq!(array.into_array().unwrap().len(), 2);
+    /// # Ok::<(), arrow_device::Error>(())
     /// ```
     #[allow(
         clippy::result_large_err,
@@ -182,38 +161,16 @@ impl FFI_ArrowDeviceArray {
     /// Calls the release callback, if there is one. The struct is released even if this returns an
     /// error ([`Error::Panic`]).
     pub(crate) fn release(mut self) -> Result<(), Error> {
-        self.release_once()
-    }
-
-    fn release_once(&mut self) -> Result<(), Error> {
-        // The address of the whole struct, which starts with the array: a producer's callback may
-        // read the members after it.
-        let array = ptr::from_mut(self).cast::<CArray>();
-        // SAFETY: `self` is the only copy of the struct (`from_raw` and `write_to` move), so its
-        // callback has not run; whoever made the struct (`new`, `from_raw`) guaranteed that it may
-        // run now.
-        unsafe { CArray::release(array) }
+        self.call_release()
     }
 }
 
-impl Drop for FFI_ArrowDeviceArray {
-    fn drop(&mut self) {
-        // A drop cannot report an error; where a device can keep it, `release` is called instead.
-        let _ = self.release_once();
-    }
-}
-
-movable!(
+released_once!(
     FFI_ArrowDeviceArray,
     array.release,
+    "ArrowArray.release",
     "Unless it is released, it is as the C data interface and the C Device data interface require: its pointers and counts are right (`n_buffers`, `n_children`), its children and dictionary likewise, its event is null or an event of its device type, and its release callback may be called once, from any thread."
 );
-
-impl Default for FFI_ArrowDeviceArray {
-    fn default() -> Self {
-        Self::empty()
-    }
-}
 
 impl fmt::Debug for FFI_ArrowDeviceArray {
     /// Prints numbers and addresses, and nothing that the addresses point to.

@@ -56,6 +56,56 @@ pub(crate) unsafe fn release_once<T>(
     result
 }
 
+/// What the C structs that a callback releases have in common: they are moved out of foreign memory, and released once. The
+/// named member is the callback, which is null in a struct that was released or moved away; the texts name it for errors, and
+/// complete the safety rules of `from_raw`.
+macro_rules! released_once {
+    ($struct:ident, $($callback:ident).+, $operation:literal, $contract:literal) => {
+        impl $struct {
+            /// Moves the struct out of `source` and leaves a released one there. Returns one whose members are all zero if
+            /// `source` was released or moved away.
+            ///
+            /// # Safety
+            /// - `source` is valid for reads and writes, aligned, initialized, and used by nobody
+            ///   else during the call; no copy of the struct is used afterwards.
+            #[doc = concat!("- ", $contract)]
+            pub unsafe fn from_raw(source: *mut Self) -> Self {
+                // SAFETY: the caller guarantees that `source` is valid for reads and writes and
+                // holds a struct (see `# Safety`). `replace` drops nothing.
+                let taken = unsafe { std::ptr::replace(source, Self::empty()) };
+                if taken.is_released() {
+                    return Self::empty();
+                }
+                taken
+            }
+
+            /// Returns whether the release callback is null: the struct was released or moved away, and owns nothing.
+            pub const fn is_released(&self) -> bool {
+                self.$($callback).+.is_none()
+            }
+
+            /// Calls the release callback, if there is one. Afterwards the struct is released, whatever happened.
+            fn call_release(&mut self) -> $crate::error::Result<()> {
+                // The address of the whole struct, with which the producer may reach all members.
+                let this = std::ptr::from_mut(self);
+                // SAFETY: `self` is the only copy of the struct (`from_raw` moves), so its callback has not run; whoever made
+                // the struct guaranteed that it may run now.
+                unsafe {
+                    $crate::abi::guard::release_once($operation, this.cast(), &raw mut (*this).$($callback).+)
+                }
+            }
+        }
+
+        impl Drop for $struct {
+            fn drop(&mut self) {
+                // A drop cannot report an error.
+                let _ = self.call_release();
+            }
+        }
+    };
+}
+pub(super) use released_once;
+
 /// Returns the error for a caught payload. Never panics and never drops a payload of unknown type,
 /// whose destructor could panic.
 fn panicked(operation: &'static str, payload: Box<dyn Any + Send>) -> Error {

@@ -4,20 +4,23 @@
 //! and export these structs.
 //!
 //! ```
-//! use arrow_array::{Array, Int32Array};
+//! use arrow_array::Int32Array;
 //! use arrow_device::abi::FFI_ArrowDeviceArray;
+//! use arrow_device::{Devices, SyncPolicy};
 //!
-//! let mut produced = FFI_ArrowDeviceArray::new_cpu(&Int32Array::from(vec![1, 2, 3]).to_data());
+//! let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2, 3]))?;
+//! let (mut produced, _schema) = array.export(SyncPolicy::Event)?;
 //! // SAFETY: `produced` is a valid struct, and this is its only owner.
 //! let taken = unsafe { FFI_ArrowDeviceArray::from_raw(&mut produced) };
 //! assert!(produced.is_released());
 //! assert_eq!(taken.array().len(), 3);
 //! // Dropping `taken` calls the producer's release callback.
+//! # Ok::<(), arrow_device::Error>(())
 //! ```
 //!
-//! Each struct has the layout of the C definition, checked when this crate is compiled. Its members
-//! are private, because safe code that could write them could cause undefined behaviour;
-//! constructors that take pointers are `unsafe`.
+//! Each struct has the layout of the C definition. The members of those that are released on drop are private, because safe code
+//! that could write them could cause undefined behaviour; code that makes or calls them itself casts the pointer to its own
+//! definition of the struct, as bindings generated from C have it.
 //!
 //! | struct | bytes | made by | released by |
 //! |---|---|---|---|
@@ -32,9 +35,8 @@
 //! [`FFI_ArrowArray`](arrow_data::ffi::FFI_ArrowArray) and
 //! [`FFI_ArrowSchema`](arrow_schema::ffi::FFI_ArrowSchema).
 //!
-//! **Moving.** `from_raw` moves a struct out of foreign memory and leaves a released one there;
-//! `write_to` moves one into foreign memory. Neither calls a callback, so each struct is released
-//! exactly once.
+//! **Moving.** `from_raw` moves a struct out of foreign memory and leaves a released one there, and [`std::ptr::write`] moves one
+//! into foreign memory. Neither calls a callback, so each struct is released exactly once.
 //!
 //! **Unwinding.** Callbacks are typed `extern "C-unwind"`, so that unwinding out of one is defined.
 //! In programs built with `panic = "unwind"`, a Rust panic in a callback becomes
@@ -51,30 +53,22 @@
 //! | `ArrowAsyncDeviceStreamHandler.producer` | a struct and a pointer | a pointer |
 //! | first argument of `on_error` | a struct and a pointer | a pointer |
 
-mod async_handler;
 mod async_stream;
 pub(crate) mod c_data;
 mod device_array;
 mod device_id;
 mod device_stream;
-mod device_type;
-mod foreign_schema;
 pub(crate) mod guard;
-mod handover;
-#[cfg(any(test, target_pointer_width = "64"))]
-mod layout;
 
-pub use async_handler::{
-    FFI_ArrowAsyncDeviceStreamHandler, HandlerOnError, HandlerOnNextTask, HandlerOnSchema,
-    HandlerRelease,
-};
 pub use async_stream::{
-    FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, ProducerCancel, ProducerRequest, TaskExtractData,
+    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
 };
+#[cfg(feature = "async")]
+pub(crate) use async_stream::{OnError, OnNextTask, OnSchema};
+pub use c_data::ForeignSchema;
 pub use device_array::FFI_ArrowDeviceArray;
-pub use device_id::DeviceId;
-pub use device_stream::{
-    FFI_ArrowDeviceArrayStream, StreamGetLastError, StreamGetNext, StreamGetSchema, StreamRelease,
-};
-pub use device_type::ArrowDeviceType;
-pub use foreign_schema::ForeignSchema;
+pub use device_id::{ArrowDeviceType, DeviceId};
+pub use device_stream::FFI_ArrowDeviceArrayStream;
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ pub(super) enum Path<'a> {
 }
 
 impl Path<'_> {
-    pub(super) fn text(&self) -> String {
+    fn text(&self) -> String {
         match self {
             Self::Root(name) => (*name).to_owned(),
             Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),

@@ -66,7 +66,12 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     };
     let as_type = look(&schema, |schema: &FFI_ArrowSchema| T::parse(schema))??;
     let array = if holds::<FFI_ArrowArray>(&array) {
-        FFI_ArrowDeviceArray::from_host(CArray::from_arrow(unpack(&array)?))
+        FFI_ArrowDeviceArray::assemble(
+            CArray::from_arrow(unpack(&array)?),
+            crate::abi::ArrowDeviceType::CPU,
+            -1,
+            std::ptr::null_mut(),
+        )
     } else {
         unpack(&array)?
     };

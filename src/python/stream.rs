@@ -11,7 +11,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use super::attached::{DropAttached, detached, has_interpreter};
 use super::capsule::InCapsule;
 use super::host_stream::HostStream;
-use crate::abi::c_data::{CArray, CSchema};
+use crate::abi::c_data::CArray;
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
 };
@@ -50,14 +50,14 @@ impl Reader {
         // SAFETY: the callbacks keep to the interface for a boxed `Incoming`, as long as the producer's do, which the caller
         // guarantees, as it does for the arrays.
         unsafe {
-            let stream = FFI_ArrowDeviceArrayStream::from_parts(
+            let stream = FFI_ArrowDeviceArrayStream {
                 device_type,
-                incoming_schema,
-                incoming_next,
-                incoming_error,
-                incoming_release,
-                stream.cast(),
-            );
+                get_schema: Some(incoming_schema),
+                get_next: Some(incoming_next),
+                get_last_error: Some(incoming_error),
+                release: Some(incoming_release),
+                private_data: stream.cast(),
+            };
             DeviceRecordBatchStreamReader::new(stream, options).map(Self)
         }
     }
@@ -131,7 +131,12 @@ unsafe extern "C-unwind" fn incoming_next(
         match stream {
             Incoming::Device(stream) => ask!(stream.get_next, libc::EINVAL, &mut array),
             Incoming::Host(stream) => {
-                array = FFI_ArrowDeviceArray::from_host(CArray::empty());
+                array = FFI_ArrowDeviceArray::assemble(
+                    CArray::empty(),
+                    ArrowDeviceType::CPU,
+                    -1,
+                    ptr::null_mut(),
+                );
                 ask!(stream.get_next, libc::EINVAL, &mut array.array)
             }
         }
@@ -142,7 +147,7 @@ unsafe extern "C-unwind" fn incoming_next(
     let code = code.unwrap_or_else(|panic| resume_unwind(panic));
     if code == 0 {
         // SAFETY: the reader passes an `out` that is valid for writes and empty.
-        unsafe { array.write_to(out) };
+        unsafe { out.write(array) };
     }
     code
 }
@@ -166,7 +171,7 @@ unsafe extern "C-unwind" fn incoming_release(stream: *mut FFI_ArrowDeviceArraySt
     // SAFETY: the reader passes its stream, once, whose `private_data` is what `Reader::new` boxed.
     unsafe {
         let boxed = (*stream).private_data.cast::<DropAttached<Incoming>>();
-        FFI_ArrowDeviceArrayStream::mark_released(stream);
+        (*stream).release = None;
         drop(Box::from_raw(boxed));
     }
 }
@@ -343,7 +348,7 @@ unsafe extern "C-unwind" fn get_schema<S: Outgoing>(
         let (code, schema) = fill(stream, ForeignSchema::empty, |stream, schema| {
             ask!(stream.get_schema, libc::EINVAL, schema.as_mut_ptr())
         });
-        out.cast::<CSchema>().write(schema.into_inner());
+        out.cast::<ForeignSchema>().write(schema);
         code
     }
 }

@@ -69,17 +69,15 @@ impl FFI_ArrowDeviceArrayStream {
             state: State::Open,
             text: None,
         });
-        // SAFETY: the callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`,
-        // whose reader is `Send`. `Exporter::next` refuses batches on another device type.
-        Ok(unsafe {
-            Self::from_parts(
-                device_type,
-                get_schema,
-                get_next,
-                get_last_error,
-                release,
-                Box::into_raw(exporter).cast(),
-            )
+        // The callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`, whose reader is
+        // `Send`. `Exporter::next` refuses batches on another device type.
+        Ok(Self {
+            device_type,
+            get_schema: Some(get_schema),
+            get_next: Some(get_next),
+            get_last_error: Some(get_last_error),
+            release: Some(release),
+            private_data: Box::into_raw(exporter).cast(),
         })
     }
 }
@@ -194,7 +192,7 @@ unsafe extern "C-unwind" fn get_next(
 ) -> c_int {
     if !out.is_null() {
         // SAFETY: the interface requires an `out` that is valid for writes and holds nothing to release.
-        unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
+        unsafe { out.write(FFI_ArrowDeviceArray::empty()) };
     }
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time,
     // and an `out` that is null or valid for writes.
@@ -204,7 +202,7 @@ unsafe extern "C-unwind" fn get_next(
                 return Err(Error::argument("get_next: out is null"));
             }
             if let Some(array) = exporter.next()? {
-                array.write_to(out);
+                out.write(array);
             }
             Ok(())
         })
@@ -236,7 +234,7 @@ unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
             _ => return,
         }
         let exporter = (*stream).private_data.cast::<Exporter>();
-        FFI_ArrowDeviceArrayStream::mark_released(stream);
+        (*stream).release = None;
         // A panic in the reader's drop ends here.
         let _ = guard::callback("release", || {
             drop(Box::from_raw(exporter));

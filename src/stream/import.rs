@@ -113,9 +113,9 @@ impl Stream {
             return Err(Error::Released("the ArrowDeviceArrayStream"));
         }
         let missing = [
-            ("stream.get_schema", stream.get_schema().is_none()),
-            ("stream.get_next", stream.get_next().is_none()),
-            ("stream.get_last_error", stream.get_last_error().is_none()),
+            ("stream.get_schema", stream.get_schema.is_none()),
+            ("stream.get_next", stream.get_next.is_none()),
+            ("stream.get_last_error", stream.get_last_error.is_none()),
         ];
         for (path, missing) in missing {
             if missing {
@@ -134,7 +134,7 @@ impl Stream {
         let mut out = ForeignSchema::empty();
         let to = out.as_mut_ptr();
         let this = &mut self.stream as *mut _;
-        if let Some(get_schema) = self.stream.get_schema() {
+        if let Some(get_schema) = self.stream.get_schema {
             // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is
             // empty; what a failed call leaves in it is released when it is dropped.
             let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, to) })?;
@@ -147,7 +147,7 @@ impl Stream {
     fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
         let mut out = FFI_ArrowDeviceArray::empty();
         let this = &mut self.stream as *mut _;
-        let Some(get_next) = self.stream.get_next() else {
+        let Some(get_next) = self.stream.get_next else {
             return Ok(None);
         };
         // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is empty;
@@ -173,7 +173,7 @@ impl Stream {
             return Ok(());
         }
         let this = &mut self.stream as *mut _;
-        let text = match self.stream.get_last_error() {
+        let text = match self.stream.get_last_error {
             // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface, which allows
             // this call after a failed one.
             Some(get) => guard::call_foreign("get_last_error", || unsafe { get(this) })?,

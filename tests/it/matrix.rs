@@ -247,7 +247,10 @@ fn arrow_takes_ours_and_we_take_arrows() {
             // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             let data = unsafe { arrow_array::ffi::from_ffi_and_data_type(exported, data_type) };
             assert_same(&array, &make_array(data.expect(&context)), &context);
-            let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
+            let theirs = arrow_data::ffi::FFI_ArrowArray::new(&array.to_data());
+            let (cpu_type, none) = (arrow_device::ArrowDeviceType::CPU, std::ptr::null_mut());
+            // SAFETY: the array is in host memory, and ready.
+            let theirs = unsafe { FFI_ArrowDeviceArray::new(theirs, cpu_type, -1, none) };
             let ours = import(theirs, array.data_type(), &cpu);
             assert_same(&array, &ours.to_host().unwrap(), &context);
         }

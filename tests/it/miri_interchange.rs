@@ -88,7 +88,10 @@ fn with_arrow() {
         let data =
             unsafe { arrow_array::ffi::from_ffi(exported.into_array().unwrap(), &schema) }.unwrap();
         assert_same(&array, &make_array(data), &data_type);
-        let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
+        let theirs = arrow_data::ffi::FFI_ArrowArray::new(&array.to_data());
+        let (cpu_type, none) = (arrow_device::ArrowDeviceType::CPU, std::ptr::null_mut());
+        // SAFETY: the array is in host memory, and ready.
+        let theirs = unsafe { FFI_ArrowDeviceArray::new(theirs, cpu_type, -1, none) };
         let ours = import(theirs, &data_type);
         assert_same(&array, &ours.to_host().unwrap(), &data_type);
     }

@@ -55,7 +55,7 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
             let producer = Producer::new(&schema, move |out| {
                 let array = next.take().unwrap_or_else(FFI_ArrowDeviceArray::empty);
                 // SAFETY: the consumer passes memory for one struct.
-                unsafe { array.write_to(out) };
+                unsafe { out.write(array) };
                 0
             });
             let (stream, _) = producer.stream(device_type);

@@ -157,15 +157,8 @@ fn formats() {
     formats_refused(&["+r"], &["I", "i"], ".format");
     formats_refused(&["+m"], &["i"], ".format");
     let text = Foreign::leaf("_pli128").import().unwrap_err().to_string();
-    let expected = "invalid input at schema.format: \"_pli128\" is none of the formats n b c ";
+    let expected = "invalid input at schema.format: \"_pli128\" is not a format ";
     assert!(text.starts_with(expected), "{text}");
-    let known = FORMATS.replace("[,BITS]", ",128").replace("ZONE", "UTC");
-    for format in known.split(' ').filter(|format| !format.starts_with('+')) {
-        let format = format
-            .replace("PRECISION,SCALE", "5,2")
-            .replace("SIZE", "3");
-        Foreign::leaf(&format).import().unwrap();
-    }
     let map = |n| {
         let entries = (0..n).map(|_| Foreign::leaf("i")).collect();
         Foreign::new("+m", vec![Foreign::new("+s", entries)])
@@ -242,7 +235,7 @@ fn metadata() {
 fn metadata_is_bounded_as_a_whole() {
     let bytes = encode(&[Ok(1), Ok(0), Ok(i32::MAX - 11)]);
     let e = Foreign::leaf("i").metadata(&bytes).import().unwrap_err();
-    assert!(e.to_string().contains("2^28"), "{e}");
+    assert!(e.to_string().contains("2^27"), "{e}");
 }
 
 #[test]
@@ -292,14 +285,13 @@ fn sharing(inner: Foreign, n: usize) -> Foreign {
 fn shared_children_are_bounded() {
     let start = std::time::Instant::now();
     let doubled = |levels| (0..levels).fold(Foreign::leaf("i"), |inner, _| sharing(inner, 2));
-    // 2^12 - 1 fields, and twice as many.
     assert!(doubled(11).import().is_ok());
-    for levels in [12, 13, 18, 63] {
+    for levels in [18, 63] {
         let e = doubled(levels).import().unwrap_err();
-        assert!(e.to_string().contains("2^12"), "{e}");
+        assert!(e.to_string().contains("2^27"), "{e}");
     }
     // A chain, each of whose structs names the one below often.
-    for (n, limit) in [(1 << 17, "2^12"), (1 << 19, "2^18")] {
+    for (n, limit) in [(1 << 17, "2^27"), (1 << 19, "2^18")] {
         let chain = (0..63).fold(Foreign::leaf("n"), |inner, _| sharing(inner, n));
         let e = chain.import().unwrap_err();
         assert!(e.to_string().contains(limit), "{e}");
@@ -323,14 +315,17 @@ fn what_fields_share_is_bounded() {
     let exceeds = |leaf: Foreign, member: &str| {
         let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
         let e = e.to_string();
-        let expected = format!("schema.children[{member}: a schema of more than 2^28 bytes");
-        assert!(e.contains(&expected), "{e}");
+        let expected = format!("].{member}: more than 2^27 bytes");
+        assert!(
+            e.starts_with("invalid input at schema.children[") && e.contains(&expected),
+            "{e}"
+        );
     };
     let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
     let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
-    exceeds(long, "255].name");
+    exceeds(long, "name");
     // One key again and again, so that little of what is read stays; and many short pairs.
-    for (pairs, value, member) in [(128, 1 << 13, "251].metadata"), (8192, 0, "229].metadata")] {
+    for (pairs, value) in [(128, 1 << 13), (8192, 0)] {
         let mut block = i32::to_ne_bytes(pairs).to_vec();
         for i in 0..pairs {
             let key = format!("{:07}", if value == 0 { i } else { 0 });
@@ -340,7 +335,7 @@ fn what_fields_share_is_bounded() {
             }
         }
         let long = Foreign::leaf("i").change(|s| s.metadata = block.as_ptr().cast());
-        exceeds(long, member);
+        exceeds(long, "metadata");
     }
 }
 
@@ -350,10 +345,9 @@ fn what_metadata_is_read_is_charged() {
     let mut block = 1000i32.to_ne_bytes().to_vec();
     block.resize(4 + 1000 * 8, 0);
     let bytes = block.len() + 1000 * 128;
-    for (bytes, enough) in [(bytes, true), (bytes - 1, false)] {
-        let mut budget = Budget::new(bytes, "too many");
+    for (mut bytes, enough) in [(bytes, true), (bytes - 1, false)] {
         // SAFETY: the block is whole.
-        let read = unsafe { decode_within(block.as_ptr().cast(), &mut budget) };
+        let read = unsafe { decode_within(block.as_ptr().cast(), &mut bytes) };
         assert_eq!(read.is_ok_and(|metadata| metadata.len() == 1), enough);
     }
 }
@@ -509,7 +503,7 @@ fn empty_unions() {
 
 #[test]
 fn a_batch_needs_a_struct() {
-    let of = |schema: &Foreign| import_schema(schema.as_arrow());
+    let of = |schema: &Foreign| import_schema((**schema).as_ref());
     let path = |e| match e {
         Err(Error::InvalidInput { path, .. }) => path,
         other => panic!("{other:?}"),

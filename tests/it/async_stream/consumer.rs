@@ -350,7 +350,7 @@ fn a_failed_extraction() {
     type Body = fn(FFI_ArrowDeviceArray, *mut FFI_ArrowDeviceArray) -> c_int;
     fn leaves(array: FFI_ArrowDeviceArray, out: *mut FFI_ArrowDeviceArray) {
         // SAFETY: the consumer passes memory for one struct.
-        unsafe { array.write_to(out) };
+        unsafe { out.write(array) };
     }
     let looks: Body = |_, out| {
         // SAFETY: the consumer passes a struct that is valid for reads.
@@ -411,6 +411,7 @@ fn null_self_is_refused() {
     let (handler, _opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
     let handler = handler.into_ffi();
+    let callbacks = CHandler::of(&handler);
     let mut schema = CountedSchema::of(schema());
     let null = ptr::null_mut();
     let (producer, _other) = FakeProducer::open(1);
@@ -418,14 +419,13 @@ fn null_self_is_refused() {
     // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
     // are to live structs.
     unsafe {
-        let on_next_task = handler.on_next_task().unwrap();
+        let on_next_task = callbacks.on_next_task;
         assert_eq!(on_next_task(null, &raw mut task, ptr::null()), EINVAL);
         assert_eq!(producer.tasks(), (1, 0, 1));
         assert_eq!(on_next_task(null, ptr::null_mut(), ptr::null()), EINVAL);
-        let on_schema = handler.on_schema().unwrap();
-        assert_eq!(on_schema(null, &raw mut schema.c), EINVAL);
-        handler.on_error().unwrap()(null, 5, ptr::null(), ptr::null());
-        handler.release().unwrap()(null);
+        assert_eq!((callbacks.on_schema)(null, &raw mut schema.c), EINVAL);
+        (callbacks.on_error)(null, 5, ptr::null(), ptr::null());
+        callbacks.release.unwrap()(null);
     }
 }
 

@@ -256,8 +256,8 @@ fn a_cancel_before_the_schema_is_followed_by_the_release_alone() {
     let mut produce = unsafe { produce_at(batches, this, options()) };
     // SAFETY: the handler stays here until its release, and the producer has set its struct.
     unsafe {
-        let producer = (*this).producer();
-        (*producer).cancel().unwrap()(producer);
+        let producer = (*this.cast::<CHandler>()).producer;
+        (*producer).cancel.unwrap()(producer);
     }
     let outcome = poll(&mut produce);
     assert!(matches!(outcome, Poll::Ready(Ok(Outcome::Cancelled))));

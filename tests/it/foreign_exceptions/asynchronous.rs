@@ -68,9 +68,9 @@ fn producers_throw() {
             // What it had written when it threw is the consumer's.
             "extract_data" => {
                 let (array, _) = batch(0).export(SyncPolicy::Event).unwrap();
-                let give = move |out| {
+                let give = move |out: *mut FFI_ArrowDeviceArray| {
                     // SAFETY: the consumer passes memory for one struct.
-                    unsafe { FFI_ArrowDeviceArray::write_to(array, out) };
+                    unsafe { out.write(array) };
                     throw.throw()
                 };
                 producer.task_of(give, None)

@@ -16,6 +16,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::c_stream::CStream;
 use crate::support::producer::Producer;
 use crate::support_c::export::{field, ints};
 use crate::support_c::sim::{Place, places, simulated};
@@ -252,7 +253,7 @@ fn get_next() {
         let array = device.upload(&batch).unwrap().export_array(&EVENT).unwrap();
         n += 1;
         // SAFETY: the consumer passes memory for one struct.
-        unsafe { array.write_to(out) };
+        unsafe { out.write(array) };
         if n == 2 {
             throw.throw();
         }
@@ -290,7 +291,7 @@ fn failing(throws: &'static str) -> (Error, usize) {
     /// `stream` is one of `failing`'s.
     unsafe fn of<'a>(stream: *mut FFI_ArrowDeviceArrayStream) -> &'a Failing {
         // SAFETY: the stream's private data is a `Failing`, which outlives it.
-        unsafe { &*(*stream).private_data().cast::<Failing>() }
+        unsafe { &*(*stream.cast::<CStream>()).private_data.cast::<Failing>() }
     }
     unsafe extern "C-unwind" fn get_schema(
         _: *mut FFI_ArrowDeviceArrayStream,
@@ -321,18 +322,16 @@ fn failing(throws: &'static str) -> (Error, usize) {
         throws,
         thrown: Thrown::default(),
     };
-    // SAFETY: the callbacks above keep to the interface, except for what they throw; `private` outlives the stream.
-    let stream = unsafe {
-        FFI_ArrowDeviceArrayStream::from_parts(
-            place.device.id().device_type,
-            get_schema,
-            get_next,
-            get_last_error,
-            release,
-            ptr::from_ref(&private).cast_mut().cast(),
-        )
+    // The callbacks above keep to the interface, except for what they throw; `private` outlives the stream.
+    let stream = CStream {
+        device_type: place.device.id().device_type,
+        get_schema,
+        get_next,
+        get_last_error,
+        release: Some(release),
+        private_data: ptr::from_ref(&private).cast_mut().cast(),
     };
-    let error = open(stream, &place).err().unwrap();
+    let error = open(stream.into_ffi(), &place).err().unwrap();
     (error, private.thrown.count())
 }
 
@@ -436,7 +435,11 @@ fn exported_streams() {
     let device_type = place.device.id().device_type;
     let batches = DeviceRecordBatchIterator::new(batches, Arc::new(schema()), device_type);
     let mut stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
-    let (next, text) = (stream.get_next().unwrap(), stream.get_last_error().unwrap());
+    let CStream {
+        get_next: next,
+        get_last_error: text,
+        ..
+    } = *CStream::of(&stream);
     let mut out = FFI_ArrowDeviceArray::empty();
     for _ in 0..2 {
         // SAFETY: the callbacks are those of a live stream of this crate, and `out` is memory for

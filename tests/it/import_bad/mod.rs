@@ -88,7 +88,7 @@ fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceReco
     let mut producer = Producer::new(&Schema::empty(), move |out| {
         let array = next.take().unwrap_or_else(FFI_ArrowDeviceArray::empty);
         // SAFETY: the consumer passes memory for one struct.
-        unsafe { array.write_to(out) };
+        unsafe { out.write(array) };
         0
     });
     let schema = field.clone();

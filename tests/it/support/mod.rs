@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod alloc;
+pub(crate) mod c_stream;
 pub(crate) mod cases;
 pub(crate) mod compare;
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use super::c_stream::CStream;
 use arrow_array::{Array, Int32Array, RecordBatch};
 use arrow_device::{
     ArrowDeviceType, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions,
@@ -48,7 +49,7 @@ impl Producer {
         ) -> c_int {
             // SAFETY: the consumer calls this with a stream of this producer, which is not released
             // yet.
-            unsafe { ((*(*s).private_data().cast::<Producer>()).schema)(out) }
+            unsafe { ((*(*s.cast::<CStream>()).private_data.cast::<Producer>()).schema)(out) }
         }
         unsafe extern "C-unwind" fn get_next(
             s: *mut FFI_ArrowDeviceArrayStream,
@@ -56,14 +57,14 @@ impl Producer {
         ) -> c_int {
             // SAFETY: the consumer calls this with a stream of this producer, which is not released
             // yet.
-            unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
+            unsafe { ((*(*s.cast::<CStream>()).private_data.cast::<Producer>()).next)(out) }
         }
         unsafe extern "C-unwind" fn get_last_error(
             s: *mut FFI_ArrowDeviceArrayStream,
         ) -> *const c_char {
             // SAFETY: the consumer calls this with a stream of this producer, which is not released
             // yet.
-            let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
+            let producer = unsafe { &*(*s.cast::<CStream>()).private_data.cast::<Producer>() };
             producer
                 .text
                 .as_ref()
@@ -73,25 +74,24 @@ impl Producer {
             // SAFETY: the consumer calls this with a stream of this producer, once: `release` is
             // null afterwards.
             unsafe {
-                let producer = Box::from_raw((*s).private_data().cast::<Producer>());
+                let producer =
+                    Box::from_raw((*s.cast::<CStream>()).private_data.cast::<Producer>());
                 producer.released.fetch_add(1, SeqCst);
-                FFI_ArrowDeviceArrayStream::mark_released(s);
+                (*s.cast::<CStream>()).release = None;
             }
         }
         let released = self.released.clone();
         let data = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: the callbacks keep to the interface, for a private pointer to a boxed `Producer`.
-        let stream = unsafe {
-            FFI_ArrowDeviceArrayStream::from_parts(
-                device_type,
-                get_schema,
-                get_next,
-                get_last_error,
-                release,
-                data,
-            )
+        // The callbacks keep to the interface, for a private pointer to a boxed `Producer`.
+        let stream = CStream {
+            device_type,
+            get_schema,
+            get_next,
+            get_last_error,
+            release: Some(release),
+            private_data: data,
         };
-        (stream, released)
+        (stream.into_ffi(), released)
     }
 }
 

@@ -9,7 +9,7 @@ use super::*;
 /// A schema written by hand, whose members a test may spoil: what it frees it finds in its private
 /// data. Counts its own and its descendants' releases, and asserts on drop that there was one each.
 pub(super) struct Foreign {
-    pub(super) schema: *mut CSchema,
+    pub(super) schema: *mut ForeignSchema,
     nodes: usize,
     pub(super) releases: Arc<AtomicUsize>,
 }
@@ -18,20 +18,19 @@ pub(super) struct Foreign {
 pub(super) struct Private {
     strings: Vec<CString>,
     metadata: Vec<u8>,
-    children: Vec<*mut CSchema>,
+    children: Vec<*mut ForeignSchema>,
     /// What `children` of the struct points to.
-    pub(super) list: Vec<*mut CSchema>,
+    pub(super) list: Vec<*mut ForeignSchema>,
     releases: Arc<AtomicUsize>,
 }
 
-unsafe extern "C-unwind" fn release(schema: *mut CSchema) {
+unsafe extern "C-unwind" fn release(schema: *mut ForeignSchema) {
     // SAFETY: called once, on a struct that `Foreign::new` made.
     unsafe {
         (*schema).release = None;
         let private = Box::from_raw((*schema).private_data.cast::<Private>());
         private.releases.fetch_add(1, Relaxed);
         for &child in &private.children {
-            CSchema::release(child).unwrap();
             drop(Box::from_raw(child));
         }
     }
@@ -52,7 +51,7 @@ impl Foreign {
             child.schema = ptr::null_mut();
         }
         private.list.clone_from(&private.children);
-        let schema = Box::new(CSchema {
+        let schema = Box::new(ForeignSchema {
             format: private.strings[0].as_ptr(),
             name: private.strings[1].as_ptr(),
             flags: Flags::NULLABLE.bits(),
@@ -60,7 +59,7 @@ impl Foreign {
             children: private.list.as_mut_ptr(),
             release: Some(release),
             private_data: Box::into_raw(private).cast(),
-            ..CSchema::empty()
+            ..ForeignSchema::empty()
         });
         Self {
             schema: Box::into_raw(schema),
@@ -80,10 +79,10 @@ impl Foreign {
 
     /// Lets a new parent count the releases of all nodes here; their number.
     fn adopt(&mut self, releases: &Arc<AtomicUsize>) -> usize {
-        fn adopt(schema: *mut CSchema, releases: &Arc<AtomicUsize>) {
+        fn adopt(schema: *mut ForeignSchema, releases: &Arc<AtomicUsize>) {
             // SAFETY: made by `new`; children too.
             unsafe {
-                if (*schema).is_released() {
+                if (*schema).release.is_none() {
                     return;
                 }
                 let private = &mut *(*schema).private_data.cast::<Private>();
@@ -124,26 +123,26 @@ impl Foreign {
 
     pub(super) fn released(self) -> Self {
         // SAFETY: made by `new`, not released yet.
-        unsafe { CSchema::release(self.schema) }.unwrap();
+        unsafe { release(self.schema) };
         self
     }
 
     pub(super) fn import(&self) -> Result<Field> {
-        import_field(self.as_arrow())
+        import_field(self.as_ref())
     }
 }
 
 impl Deref for Foreign {
-    type Target = CSchema;
+    type Target = ForeignSchema;
 
-    fn deref(&self) -> &CSchema {
+    fn deref(&self) -> &ForeignSchema {
         // SAFETY: made by `new`, alive until drop.
         unsafe { &*self.schema }
     }
 }
 
 impl DerefMut for Foreign {
-    fn deref_mut(&mut self) -> &mut CSchema {
+    fn deref_mut(&mut self) -> &mut ForeignSchema {
         // SAFETY: made by `new`, alive until drop, and borrowed mutably.
         unsafe { &mut *self.schema }
     }
@@ -156,7 +155,6 @@ impl Drop for Foreign {
         }
         // SAFETY: made by `new`, and nobody else's.
         unsafe {
-            CSchema::release(self.schema).unwrap();
             drop(Box::from_raw(self.schema));
         }
         if !std::thread::panicking() {

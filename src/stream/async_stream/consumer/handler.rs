@@ -13,7 +13,7 @@ use super::shared::{Opened, Producer, Shared};
 use super::task::Task;
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncTask, ForeignSchema, guard};
 use crate::error::Error;
-use crate::interchange::schema::decode_metadata;
+use crate::interchange::metadata::decode_metadata;
 
 /// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.
 const MAX_DEPTH: usize = 1 << 31;
@@ -34,16 +34,15 @@ impl AsyncStreamHandler {
             memory: AtomicPtr::new(ptr::null_mut()),
         });
         let private = Arc::into_raw(shared.clone()).cast_mut().cast();
-        // SAFETY: the callbacks below keep to the interface for a handler whose `private_data` is a share of `Shared`, which
-        // `Arc::into_raw` just made. Their release gives that share back.
-        let handler = unsafe {
-            FFI_ArrowAsyncDeviceStreamHandler::from_parts(
-                on_schema,
-                on_next_task,
-                on_error,
-                release,
-                private,
-            )
+        // The callbacks below keep to the interface for a handler whose `private_data` is a share of `Shared`. Their release gives
+        // that share back.
+        let handler = FFI_ArrowAsyncDeviceStreamHandler {
+            on_schema: Some(on_schema),
+            on_next_task: Some(on_next_task),
+            on_error: Some(on_error),
+            release: Some(release),
+            producer: ptr::null_mut(),
+            private_data: private,
         };
         let this = Self {
             handler,
@@ -111,7 +110,7 @@ unsafe fn answer(
     let shared = unsafe {
         match this.as_ref() {
             Some(handler) if !handler.is_released() => {
-                let shared = handler.private_data().cast_const().cast::<Shared>();
+                let shared = handler.private_data.cast_const().cast::<Shared>();
                 Arc::increment_strong_count(shared);
                 Arc::from_raw(shared)
             }
@@ -150,7 +149,7 @@ unsafe extern "C-unwind" fn on_schema(
     // and to have set its `producer`, which lives until the release.
     unsafe {
         answer(this, "on_schema", |shared| {
-            let opened = Producer::of((*this).producer())
+            let opened = Producer::of((*this).producer)
                 .and_then(|producer| Ok((producer, Opened::new(producer, taken)?)));
             match opened {
                 Ok((producer, opened)) => open(shared, producer, opened),
@@ -186,7 +185,7 @@ unsafe extern "C-unwind" fn on_next_task(
     // Taken first, so that it is extracted whatever happens.
     // SAFETY: the interface requires the producer to pass null or a valid task, and to use no other copy of it.
     let task = (!task.is_null() && !is_misaligned)
-        .then(|| unsafe { Task::new(FFI_ArrowAsyncTask::from_raw(task)) });
+        .then(|| unsafe { Task::new(task.replace(FFI_ArrowAsyncTask::empty())) });
     // SAFETY: the interface requires the producer to pass the handler that this callback was read from, one call at a time,
     // and metadata that is null or encoded as the specification says.
     unsafe {
@@ -249,8 +248,8 @@ unsafe extern "C-unwind" fn release(this: *mut FFI_ArrowAsyncDeviceStreamHandler
             Some(handler) if !handler.is_released() => {}
             _ => return,
         }
-        let shared = (*this).private_data().cast_const().cast::<Shared>();
-        FFI_ArrowAsyncDeviceStreamHandler::mark_released(this);
+        let shared = (*this).private_data.cast_const().cast::<Shared>();
+        (*this).release = None;
         Arc::from_raw(shared)
     };
     // From here on the struct is not touched, since the share may own its memory.

@@ -10,10 +10,11 @@ use super::inbox::Inbox;
 use super::task::Task;
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, ForeignSchema,
-    ProducerCancel, ProducerRequest, guard,
+    guard,
 };
 use crate::error::{Error, Result};
-use crate::interchange::schema::{decode_metadata, import_schema};
+use crate::interchange::metadata::decode_metadata;
+use crate::interchange::schema::import_schema;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -51,8 +52,8 @@ impl Opened {
         // SAFETY: the caller guarantees that the producer's struct lives. The interface requires its metadata to be null or
         // encoded as the specification says.
         let (device_type, metadata) = unsafe {
-            let metadata = decode_metadata((*producer.this).additional_metadata());
-            ((*producer.this).device_type(), metadata)
+            let metadata = decode_metadata((*producer.this).additional_metadata);
+            ((*producer.this).device_type, metadata)
         };
         Ok(Self {
             schema: import_schema(schema.as_ref())?,
@@ -66,8 +67,8 @@ impl Opened {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Producer {
     this: *mut FFI_ArrowAsyncProducer,
-    request: ProducerRequest,
-    cancel: ProducerCancel,
+    request: unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProducer, i64),
+    cancel: unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProducer),
 }
 
 // SAFETY: the interface lets a consumer call its producer on any thread.
@@ -81,7 +82,7 @@ impl Producer {
             return Err(Error::invalid("handler.producer", "is null or misaligned"));
         }
         // SAFETY: the caller guarantees that a pointer that is not null points to a live producer.
-        let (request, cancel) = unsafe { ((*this).request(), (*this).cancel()) };
+        let (request, cancel) = unsafe { ((*this).request, (*this).cancel) };
         let missing = |name: &'static str| move || Error::invalid(name, "is null");
         Ok(Self {
             this,

@@ -30,7 +30,7 @@ impl Task {
     }
 
     pub(super) fn can_be_extracted(&self) -> bool {
-        !self.task.is_empty()
+        self.task.extract_data.is_some()
     }
 
     /// Returns the array and its metadata.
@@ -61,7 +61,7 @@ impl Task {
     fn call(&mut self, out: *mut FFI_ArrowDeviceArray) -> Result<i32> {
         // Taken out, so that there is no second call.
         let mut task = mem::replace(&mut self.task, FFI_ArrowAsyncTask::empty());
-        match task.extract_data() {
+        match task.extract_data {
             Some(extract) => guard::call_foreign("extract_data", || {
                 // SAFETY: the caller of `new` guarantees a task that was not extracted. This is its only extraction, and `out` is
                 // null or points to an empty struct.

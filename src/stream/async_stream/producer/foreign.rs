@@ -6,19 +6,19 @@ use std::ptr;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::{
-    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, HandlerOnError,
-    HandlerOnNextTask, HandlerOnSchema, HandlerRelease, guard,
+    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, OnError,
+    OnNextTask, OnSchema, guard,
 };
 use crate::error::{Error, Result};
-use crate::interchange::schema::encode_metadata;
+use crate::interchange::metadata::encode_metadata;
 
 /// A handler with all its callbacks. It is released once, when this is dropped.
 #[derive(Debug)]
 pub(super) struct ForeignHandler {
     place: Place,
-    on_schema: HandlerOnSchema,
-    on_next_task: HandlerOnNextTask,
-    on_error: HandlerOnError,
+    on_schema: OnSchema,
+    on_next_task: OnNextTask,
+    on_error: OnError,
 }
 
 /// Where the struct is. Dropping it releases the handler.
@@ -27,7 +27,10 @@ enum Place {
     /// In memory from a `Box`, since a consumer may store the address that it is called with.
     Own(*mut FFI_ArrowAsyncDeviceStreamHandler),
     /// In the consumer's memory, which is not touched after the release.
-    Consumers(*mut FFI_ArrowAsyncDeviceStreamHandler, HandlerRelease),
+    Consumers(
+        *mut FFI_ArrowAsyncDeviceStreamHandler,
+        guard::ReleaseFn<FFI_ArrowAsyncDeviceStreamHandler>,
+    ),
 }
 
 // SAFETY: the interface lets a producer call a handler from any thread, one call at a time.
@@ -59,7 +62,7 @@ impl ForeignHandler {
             return Err(Error::invalid("handler", "is null or misaligned"));
         }
         // SAFETY: the caller guarantees that a pointer that is not null points to a handler.
-        match unsafe { (*this).release() } {
+        match unsafe { (*this).release } {
             // SAFETY: the caller guarantees that the handler is used by nothing else and stays there until its release.
             Some(release) => unsafe { Self::new(Place::Consumers(this, release)) },
             None => Err(Error::Released("the ArrowAsyncDeviceStreamHandler")),
@@ -72,14 +75,13 @@ impl ForeignHandler {
         // SAFETY: the caller guarantees that the struct at `place` is valid.
         let handler = unsafe { &*place.this() };
         let missing = |name: &'static str| move || Error::invalid(name, "is null");
-        let on_schema = handler.on_schema();
-        let on_next_task = handler.on_next_task();
-        let on_error = handler.on_error();
         // An early return drops `place`, which releases the handler.
         Ok(Self {
-            on_schema: on_schema.ok_or_else(missing("handler.on_schema"))?,
-            on_next_task: on_next_task.ok_or_else(missing("handler.on_next_task"))?,
-            on_error: on_error.ok_or_else(missing("handler.on_error"))?,
+            on_schema: handler.on_schema.ok_or_else(missing("handler.on_schema"))?,
+            on_next_task: handler
+                .on_next_task
+                .ok_or_else(missing("handler.on_next_task"))?,
+            on_error: handler.on_error.ok_or_else(missing("handler.on_error"))?,
             place,
         })
     }
@@ -94,7 +96,7 @@ impl ForeignHandler {
         let this = self.this();
         // SAFETY: `new` requires a valid struct, which stays valid until this releases it. The caller guarantees that
         // `producer` lives as long.
-        unsafe { (*this).set_producer(producer) };
+        unsafe { (*this).producer = producer };
     }
 
     /// Returns the consumer's answer, or `EIO` if it panics.

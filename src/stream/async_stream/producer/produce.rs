@@ -16,7 +16,8 @@ use super::shared::Shared;
 use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowDeviceArray};
 use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
 use crate::error::{Error, Result};
-use crate::interchange::schema::{encode_metadata, export_schema};
+use crate::interchange::metadata::encode_metadata;
+use crate::interchange::schema::export_schema;
 use crate::interchange::{ExportOptions, export_async};
 
 /// The most batches that one poll sends, so that other tasks get their turn.

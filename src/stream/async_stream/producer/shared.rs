@@ -29,16 +29,14 @@ impl Shared {
     pub(super) fn new(device_type: ArrowDeviceType, metadata: Option<Vec<u8>>) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
             let encoded = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
-            // SAFETY: the callbacks below keep to the interface for a `private_data` that points to a live `Shared`, as this
-            // one does. The metadata is encoded as the specification says, and its bytes do not move with the vector.
-            let ffi = unsafe {
-                FFI_ArrowAsyncProducer::from_parts(
-                    device_type,
-                    request,
-                    cancel,
-                    encoded,
-                    this.as_ptr().cast_mut().cast(),
-                )
+            // The callbacks below keep to the interface for a `private_data` that points to a live `Shared`, as this one does. The
+            // metadata is encoded as the specification says, and its bytes do not move with the vector.
+            let ffi = FFI_ArrowAsyncProducer {
+                device_type,
+                request: Some(request),
+                cancel: Some(cancel),
+                additional_metadata: encoded,
+                private_data: this.as_ptr().cast_mut().cast(),
             };
             Self {
                 demand: Demand::new(),
@@ -61,8 +59,10 @@ impl Shared {
             array,
             _producer: self.clone(),
         });
-        // SAFETY: `extract_data` keeps to the interface for a task whose `private_data` is a boxed `Task`.
-        unsafe { FFI_ArrowAsyncTask::from_parts(extract_data, Box::into_raw(task).cast()) }
+        FFI_ArrowAsyncTask {
+            extract_data: Some(extract_data),
+            private_data: Box::into_raw(task).cast(),
+        }
     }
 }
 
@@ -86,7 +86,7 @@ unsafe fn call(
     // `private_data` points.
     let shared = unsafe {
         let producer = producer.as_ref();
-        producer.and_then(|producer| (*producer.private_data().cast::<Shared>()).this.upgrade())
+        producer.and_then(|producer| (*producer.private_data.cast::<Shared>()).this.upgrade())
     };
     if let Some(shared) = shared {
         let _ = guard::callback(operation, move || {
@@ -117,16 +117,16 @@ unsafe extern "C-unwind" fn extract_data(
         if task.is_null() {
             return libc::EINVAL;
         }
-        FFI_ArrowAsyncTask::from_raw(task)
+        task.replace(FFI_ArrowAsyncTask::empty())
     };
-    if task.is_empty() {
+    if task.extract_data.is_none() {
         return libc::EINVAL;
     }
     // SAFETY: `Shared::task` made the pointer from a box, and the interface allows one extraction.
-    let Task { array, _producer } = *unsafe { Box::from_raw(task.private_data().cast::<Task>()) };
+    let Task { array, _producer } = *unsafe { Box::from_raw(task.private_data.cast::<Task>()) };
     if !out.is_null() {
         // SAFETY: the interface requires an `out` that is null or valid for writes, and holds nothing to release.
-        unsafe { array.write_to(out) };
+        unsafe { out.write(array) };
     } else {
         let _ = guard::callback("extract_data", || {
             drop(array);

@@ -14,6 +14,8 @@ use arrow_device::{ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, Imp
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
 
+use super::CHandler;
+
 pub(crate) type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 type Hook = Arc<dyn Fn(&FakeConsumer) -> c_int + Send + Sync>;
 
@@ -67,7 +69,10 @@ impl Drop for Busy<'_> {
 unsafe fn of(handler: *mut Handler) -> FakeConsumer {
     // SAFETY: `private_data` is the `Arc` that the handler holds until its release.
     unsafe {
-        let inner = (*handler).private_data().cast_const().cast::<Inner>();
+        let inner = (*handler.cast::<CHandler>())
+            .private_data
+            .cast_const()
+            .cast::<Inner>();
         Arc::increment_strong_count(inner);
         FakeConsumer(Arc::from_raw(inner))
     }
@@ -81,7 +86,11 @@ unsafe extern "C-unwind" fn on_schema(
     // schema that it hands over.
     let (this, schema, producer) = unsafe {
         let this = of(handler);
-        (this, ForeignSchema::from_raw(schema), (*handler).producer())
+        (
+            this,
+            ForeignSchema::from_raw(schema),
+            (*handler.cast::<CHandler>()).producer,
+        )
     };
     let _busy = this.enter();
     let schema = Arc::new(Schema::try_from(schema.as_ref()).unwrap());
@@ -93,8 +102,8 @@ unsafe extern "C-unwind" fn on_schema(
         unsafe {
             this.0
                 .device_type
-                .store((*producer).device_type().value().into(), SeqCst);
-            *this.0.metadata.lock().unwrap() = super::decode((*producer).additional_metadata());
+                .store((*producer).device_type.value().into(), SeqCst);
+            *this.0.metadata.lock().unwrap() = super::decode((*producer).additional_metadata);
         }
     }
     this.0.producer.store(producer, SeqCst);
@@ -118,7 +127,12 @@ unsafe extern "C-unwind" fn on_next_task(
         return 0;
     }
     // SAFETY: the producer passes a task and metadata that are null or valid for the call.
-    let (task, metadata) = unsafe { (FFI_ArrowAsyncTask::from_raw(task), super::decode(metadata)) };
+    let (task, metadata) = unsafe {
+        (
+            task.replace(FFI_ArrowAsyncTask::empty()),
+            super::decode(metadata),
+        )
+    };
     if this.0.demand.fetch_sub(1, SeqCst) < 1 {
         this.violation("a task that was not requested");
     }
@@ -142,7 +156,7 @@ unsafe extern "C-unwind" fn on_error(
     };
     let _busy = this.enter();
     // SAFETY: the producer passes the handler that this file made, which is not released yet.
-    if unsafe { (*handler).producer() }.is_null() {
+    if unsafe { (*handler.cast::<CHandler>()).producer }.is_null() {
         this.violation("no producer at on_error");
     }
     this.record(Call::Error {
@@ -158,8 +172,13 @@ unsafe extern "C-unwind" fn release(handler: *mut Handler) {
     // here.
     let this = unsafe {
         let this = of(handler);
-        Arc::decrement_strong_count((*handler).private_data().cast_const().cast::<Inner>());
-        Handler::mark_released(handler);
+        Arc::decrement_strong_count(
+            (*handler.cast::<CHandler>())
+                .private_data
+                .cast_const()
+                .cast::<Inner>(),
+        );
+        (*handler.cast::<CHandler>()).release = None;
         this
     };
     let _busy = this.enter();
@@ -190,9 +209,16 @@ impl FakeConsumer {
 
     pub(crate) fn handler(&self) -> Handler {
         let private = Arc::into_raw(self.0.clone()).cast_mut().cast();
-        // SAFETY: the callbacks of this file keep to the interface, and `private` is the `Arc` that
-        // they expect.
-        unsafe { Handler::from_parts(on_schema, on_next_task, on_error, release, private) }
+        // The callbacks of this file keep to the interface, and `private` is the `Arc` that they expect.
+        let handler = CHandler {
+            on_schema,
+            on_next_task,
+            on_error,
+            release: Some(release),
+            producer: ptr::null_mut(),
+            private_data: private,
+        };
+        handler.into_ffi()
     }
 
     /// Called within `on_schema`; its answer is the answer.
@@ -249,14 +275,14 @@ impl FakeConsumer {
         let add = |demand: i64| Some(demand.saturating_add(n.max(0)));
         self.0.demand.fetch_update(SeqCst, SeqCst, add).unwrap();
         // SAFETY: the struct lives until the release and the last task's extraction.
-        unsafe { (*producer).request().unwrap()(producer, n) };
+        unsafe { (*producer).request.unwrap()(producer, n) };
     }
 
     /// As `request`.
     pub(crate) fn cancel(&self) {
         let producer = self.producer();
         // SAFETY: the struct lives until the release and the last task's extraction.
-        unsafe { (*producer).cancel().unwrap()(producer) };
+        unsafe { (*producer).cancel.unwrap()(producer) };
     }
 
     /// Cancels unless the handler was released: for consumers that do not know whether it was.
@@ -353,7 +379,7 @@ impl FakeConsumer {
 
     pub(crate) fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
         let mut array = FFI_ArrowDeviceArray::empty();
-        let call = task.extract_data().unwrap();
+        let call = task.extract_data.unwrap();
         // SAFETY: this is the one call for this task; `array` is memory for one struct.
         let code = unsafe { call(&raw mut task, &raw mut array) };
         (code, array)
@@ -361,7 +387,7 @@ impl FakeConsumer {
 
     /// Tells the producer that a task's array is not wanted.
     pub(crate) fn refuse(mut task: FFI_ArrowAsyncTask) -> c_int {
-        let call = task.extract_data().unwrap();
+        let call = task.extract_data.unwrap();
         // SAFETY: this is the one call for this task; null says that the array is not wanted.
         unsafe { call(&raw mut task, ptr::null_mut()) }
     }

@@ -16,11 +16,13 @@ use futures::Stream;
 
 use crate::simkit::Sim;
 
+mod c_handler;
 mod consumer;
 mod producer;
 mod schema;
 mod waits;
 
+pub(crate) use c_handler::CHandler;
 pub(crate) use consumer::{Call, FakeConsumer, Handler};
 pub(crate) use producer::FakeProducer;
 pub(crate) use schema::CountedSchema;

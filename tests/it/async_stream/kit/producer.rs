@@ -16,7 +16,7 @@ use arrow_device::{
 use arrow_schema::Schema;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::CountedSchema;
+use super::{CHandler, CountedSchema};
 
 type Extract = Box<dyn FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send>;
 type Hook = Arc<dyn Fn(&FakeProducer, i64) + Send + Sync>;
@@ -71,7 +71,7 @@ impl Inner {
         }
         // SAFETY: the handler is live until its release, which is called once.
         unsafe {
-            let release = (*handler).release().unwrap();
+            let release = (*handler.cast::<CHandler>()).release.unwrap();
             release(handler);
         }
         self.released.store(true, SeqCst);
@@ -117,7 +117,7 @@ unsafe fn of(producer: *mut FFI_ArrowAsyncProducer) -> FakeProducer {
     // SAFETY: `private_data` is the `Arc` of a producer that the tests hold as long as it can be
     // called.
     unsafe {
-        let inner = (*producer).private_data().cast_const().cast::<Inner>();
+        let inner = (*producer).private_data.cast_const().cast::<Inner>();
         Arc::increment_strong_count(inner);
         FakeProducer(Arc::from_raw(inner))
     }
@@ -153,7 +153,7 @@ unsafe extern "C-unwind" fn extract(
     // SAFETY: `private_data` is an `Arc` that the task gives up in the first call; for later calls
     // the producer still holds one.
     let state = unsafe {
-        let state = (*task).private_data().cast_const().cast::<TaskState>();
+        let state = (*task).private_data.cast_const().cast::<TaskState>();
         if (*state).calls.fetch_add(1, SeqCst) > 0 {
             return 0;
         }
@@ -218,10 +218,13 @@ impl FakeProducer {
             log: Arc::default(),
         });
         let private = Arc::as_ptr(&inner).cast_mut().cast();
-        // SAFETY: the callbacks of this file keep to the interface, and `private` is the `Arc` that
-        // they expect.
-        let producer = unsafe {
-            FFI_ArrowAsyncProducer::from_parts(device_type, request, cancel, ptr::null(), private)
+        // The callbacks of this file keep to the interface, and `private` is the `Arc` that they expect.
+        let producer = FFI_ArrowAsyncProducer {
+            device_type,
+            request: Some(request),
+            cancel: Some(cancel),
+            additional_metadata: ptr::null(),
+            private_data: private,
         };
         inner
             .producer
@@ -272,7 +275,7 @@ impl FakeProducer {
 
     pub(crate) fn connect(&self) {
         // SAFETY: the handler is live, and so is the producer until it was released.
-        unsafe { (*self.handler()).set_producer(self.0.producer.load(SeqCst)) };
+        unsafe { (*self.handler().cast::<CHandler>()).producer = self.0.producer.load(SeqCst) };
     }
 
     pub(crate) fn give(&self, mut schema: CountedSchema) -> c_int {
@@ -286,7 +289,7 @@ impl FakeProducer {
     pub(crate) unsafe fn raw_schema(&self, schema: *mut FFI_ArrowSchema) -> c_int {
         let handler = self.handler();
         // SAFETY: the handler is live, and the schema is null or a live struct that is handed over.
-        unsafe { (*handler).on_schema().unwrap()(handler, schema) }
+        unsafe { ((*handler.cast::<CHandler>()).on_schema)(handler, schema) }
     }
 
     pub(crate) fn task(&self, batch: &DeviceRecordBatch) -> c_int {
@@ -297,7 +300,7 @@ impl FakeProducer {
         let (array, _) = batch.export(SyncPolicy::Event).unwrap();
         let give = move |out: *mut FFI_ArrowDeviceArray| {
             // SAFETY: the consumer passes memory for one struct.
-            unsafe { array.write_to(out) };
+            unsafe { out.write(array) };
             0
         };
         self.task_of(give, metadata)
@@ -328,16 +331,18 @@ impl FakeProducer {
             log: self.0.log.clone(),
         });
         self.0.tasks.lock().unwrap().push(state.clone());
-        // SAFETY: `extract` keeps to the interface, and the private data is the `Arc` that it
-        // expects.
-        unsafe { FFI_ArrowAsyncTask::from_parts(extract, Arc::into_raw(state).cast_mut().cast()) }
+        // `extract` keeps to the interface, and the private data is the `Arc` that it expects.
+        FFI_ArrowAsyncTask {
+            extract_data: Some(extract),
+            private_data: Arc::into_raw(state).cast_mut().cast(),
+        }
     }
 
     pub(crate) fn raw_task(&self, task: *mut FFI_ArrowAsyncTask, metadata: Option<&[u8]>) -> c_int {
         let handler = self.handler();
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
         // SAFETY: the handler is live; task and metadata are null or live for the call.
-        unsafe { (*handler).on_next_task().unwrap()(handler, task, metadata) }
+        unsafe { ((*handler.cast::<CHandler>()).on_next_task)(handler, task, metadata) }
     }
 
     pub(crate) fn end(&self) -> c_int {
@@ -349,7 +354,7 @@ impl FakeProducer {
         let text = text.map_or(ptr::null(), CStr::as_ptr);
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
         // SAFETY: the handler is live; text and metadata are null or live for the call.
-        unsafe { (*handler).on_error().unwrap()(handler, code, text, metadata) }
+        unsafe { ((*handler.cast::<CHandler>()).on_error)(handler, code, text, metadata) }
     }
 
     pub(crate) fn release(&self) {

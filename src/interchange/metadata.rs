@@ -7,113 +7,94 @@ use std::collections::HashMap;
 use std::ffi::c_char;
 
 #[cfg(feature = "async")]
-use crate::error::{Error, Result};
-
-/// The longest encoded metadata, in bytes. The encoding does not state its length.
-#[cfg(feature = "async")]
-const MAX_METADATA: usize = i32::MAX as usize;
+use crate::error::Error;
 
 /// What a pair takes besides its text.
 const PAIR: usize = 128;
 
-/// How many more bytes may be taken.
-pub(super) struct Budget {
-    left: usize,
-    /// The message if there are more.
-    exceeded: &'static str,
-}
+/// The most bytes that metadata, or a schema, may become: the encoding does not state its length, and structs may share children,
+/// names and metadata, which are built anew for each use, so that a few could stand for any number.
+pub(super) const MAX_BYTES: usize = 1 << 27;
 
-impl Budget {
-    pub(super) const fn new(bytes: usize, exceeded: &'static str) -> Self {
-        Self {
-            left: bytes,
-            exceeded,
-        }
-    }
+/// The message for more.
+pub(super) const TOO_LARGE: &str = "more than 2^27 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
 
-    pub(super) fn spend(&mut self, bytes: usize) -> std::result::Result<(), &'static str> {
-        self.left = self.left.checked_sub(bytes).ok_or(self.exceeded)?;
-        Ok(())
-    }
-}
-
-/// Decodes metadata; a null pointer means that there is none. If keys repeat, the last one counts.
+/// Decodes metadata; a null pointer means that there is none. If keys repeat, the last one counts. Every byte is taken off `left`
+/// before it is read, and 128 more for each pair, including keys that repeat, of which the result has only one.
 ///
 /// # Safety
 /// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
 ///
 /// # Errors
 /// A message for negative counts, too many bytes, and text that is not UTF-8.
-#[cfg(feature = "async")]
-pub(crate) unsafe fn decode_metadata(
-    metadata: *const c_char,
-) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
-    let mut budget = Budget::new(
-        MAX_METADATA,
-        "more than 2^31 - 1 bytes, where each pair counts 128 besides its text",
-    );
-    // SAFETY: the caller guarantees what `decode_within` requires, which is the same.
-    unsafe { decode_within(metadata, &mut budget) }
-}
-
-/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is
-/// read, and each pair with [`PAIR`] more, including keys that repeat, of which the result has only one.
-///
-/// # Safety
-/// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
 pub(super) unsafe fn decode_within(
     metadata: *const c_char,
-    budget: &mut Budget,
-) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
+    left: &mut usize,
+) -> Decoded<HashMap<String, String>> {
     let mut decoded = HashMap::new();
     if metadata.is_null() {
         return Ok(decoded);
     }
     let mut reader = Reader {
-        start: metadata.cast(),
-        read: 0,
-        budget,
+        at: metadata.cast(),
+        left,
     };
     // The map grows entry by entry, so that a wrong count does not allocate.
     for _ in 0..reader.count()? {
-        reader.budget.spend(PAIR)?;
+        reader.spend(PAIR)?;
         let key = reader.text()?;
         decoded.insert(key, reader.text()?);
     }
     Ok(decoded)
 }
 
+/// As [`decode_within`], with at most [`MAX_BYTES`].
+///
+/// # Safety
+/// As [`decode_within`].
+#[cfg(feature = "async")]
+pub(crate) unsafe fn decode_metadata(metadata: *const c_char) -> Decoded<HashMap<String, String>> {
+    // SAFETY: the caller guarantees the same.
+    unsafe { decode_within(metadata, &mut { MAX_BYTES }) }
+}
+
+type Decoded<T> = Result<T, Cow<'static, str>>;
+
 struct Reader<'a> {
-    /// Points to metadata, as the caller of `decode_within` guarantees.
-    start: *const u8,
-    /// The bytes read so far.
-    read: usize,
-    budget: &'a mut Budget,
+    /// Points to what comes next of metadata, as the caller of [`decode_within`] guarantees.
+    at: *const u8,
+    /// How many more bytes may be taken.
+    left: &'a mut usize,
 }
 
 impl Reader<'_> {
-    fn bytes(&mut self, n: usize) -> std::result::Result<&[u8], Cow<'static, str>> {
-        self.budget.spend(n)?;
-        // SAFETY: the caller of `decode_within` guarantees all the bytes that the counts announce,
-        // and `n` is such a count or the size of one. No sum overflows, because the budget is
-        // smaller than `isize::MAX`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
-        self.read += n;
-        Ok(bytes)
+    fn spend(&mut self, bytes: usize) -> Result<(), &'static str> {
+        *self.left = self.left.checked_sub(bytes).ok_or(TOO_LARGE)?;
+        Ok(())
     }
 
-    fn count(&mut self) -> std::result::Result<usize, Cow<'static, str>> {
+    fn bytes(&mut self, n: usize) -> Decoded<&[u8]> {
+        self.spend(n)?;
+        // SAFETY: the caller of `decode_within` guarantees all the bytes that the counts announce,
+        // and `n` is such a count or the size of one.
+        unsafe {
+            let bytes = std::slice::from_raw_parts(self.at, n);
+            self.at = self.at.add(n);
+            Ok(bytes)
+        }
+    }
+
+    fn count(&mut self) -> Decoded<usize> {
         let mut count = [0; 4];
         count.copy_from_slice(self.bytes(4)?);
         usize::try_from(i32::from_ne_bytes(count)).map_err(|_| "a negative count or length".into())
     }
 
-    fn text(&mut self) -> std::result::Result<String, Cow<'static, str>> {
+    fn text(&mut self) -> Decoded<String> {
         let n = self.count()?;
-        match std::str::from_utf8(self.bytes(n)?) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(e) => Err(format!("not UTF-8: {e}").into()),
-        }
+        let text = std::str::from_utf8(self.bytes(n)?);
+        text.map(str::to_owned)
+            .map_err(|e| format!("not UTF-8: {e}").into())
     }
 }
 
@@ -122,7 +103,9 @@ impl Reader<'_> {
 /// # Errors
 /// [`Error::InvalidArgument`] if it is longer than 2^31 - 1 bytes.
 #[cfg(feature = "async")]
-pub(crate) fn encode_metadata(metadata: &HashMap<String, String>) -> Result<Option<Vec<u8>>> {
+pub(crate) fn encode_metadata(
+    metadata: &HashMap<String, String>,
+) -> Result<Option<Vec<u8>>, Error> {
     if metadata.is_empty() {
         return Ok(None);
     }
@@ -131,7 +114,7 @@ pub(crate) fn encode_metadata(metadata: &HashMap<String, String>) -> Result<Opti
     let bytes = entries
         .iter()
         .map(|(key, value)| 8 + key.len() + value.len());
-    if bytes.sum::<usize>() > MAX_METADATA - 4 {
+    if bytes.sum::<usize>() > i32::MAX as usize - 4 {
         return Err(Error::argument("metadata is longer than 2^31 - 1 bytes"));
     }
     // No count or length exceeds the sum.
@@ -149,7 +132,7 @@ pub(crate) fn encode_metadata(metadata: &HashMap<String, String>) -> Result<Opti
 mod tests {
     use super::*;
 
-    fn back(encoded: &[u8]) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
+    fn back(encoded: &[u8]) -> Result<HashMap<String, String>, Cow<'static, str>> {
         // SAFETY: every test passes all the bytes that its counts announce before the first fault.
         unsafe { decode_metadata(encoded.as_ptr().cast()) }
     }
@@ -177,6 +160,6 @@ mod tests {
         assert!(back(&encoded).unwrap_err().contains("not UTF-8"));
         let mut encoded = 1i32.to_ne_bytes().to_vec();
         encoded.extend_from_slice(&i32::MAX.to_ne_bytes());
-        assert!(back(&encoded).unwrap_err().contains("2^31"));
+        assert!(back(&encoded).unwrap_err().contains("2^27"));
     }
 }
