@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fs::read_to_string;
 
 use arrow_device::cuda::cudarc::driver::result::{self, device};
-use arrow_device::cuda::cudarc::driver::sys::CUdevice_attribute as A;
+use arrow_device::cuda::cudarc::driver::sys::{CUdevice_attribute as A, cuDriverGetVersion};
 
 use crate::Probe;
 use crate::raw::Lists;
@@ -20,7 +20,9 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
     // SAFETY: the driver has just given the handle.
     let attribute = |which: A| unsafe { device::get_attribute(handle, which) };
     let (free, total) = result::mem_get_info()?;
-    let version = probe.device.as_cuda()?.driver_version();
+    let mut version = 0;
+    // SAFETY: `version` is valid for the write of an int.
+    unsafe { cuDriverGetVersion(&raw mut version) }.result()?;
     let pci = format!(
         "/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.0",
         attribute(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
@@ -66,9 +68,7 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
         ("copy engines", engines.to_string()),
         (
             "CUDA of the driver",
-            version.map_or("unknown".into(), |v| {
-                format!("{}.{}", v / 1000, v % 1000 / 10)
-            }),
+            format!("{}.{}", version / 1000, version % 1000 / 10),
         ),
         ("driver", first("/proc/driver/nvidia/version")),
         (

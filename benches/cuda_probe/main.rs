@@ -19,11 +19,13 @@ mod texts;
 mod transfers;
 
 use std::process::ExitCode;
+use std::ptr::with_exposed_provenance_mut;
 use std::time::Instant;
 
+use arrow_device::abi::ArrowDeviceType;
 use arrow_device::cuda::cudarc::driver::result;
-use arrow_device::cuda::{CudaConfig, CudaQueue};
-use arrow_device::{Device, Error};
+use arrow_device::device::DeviceId;
+use arrow_device::{Device, Devices, Error};
 
 use raw::{Lists, Stream};
 use stats::Res;
@@ -86,11 +88,10 @@ pub(crate) struct Probe {
 
 impl Probe {
     fn new(args: &Args, device: Device) -> Res<Self> {
-        let context = device.as_cuda()?.cu_context();
+        let context = device.cuda_context()?.cu_ctx();
         // SAFETY: the context is the device's, which the probe keeps.
         unsafe { result::ctx::set_current(context) }?;
-        let queue = device.default_queue();
-        let queue = queue.raw().as_any().downcast_ref::<CudaQueue>();
+        let queue = device.default_queue().raw().stream_handle();
         let queue = queue.ok_or("the default queue is not a CUDA stream")?;
         let not_measured = [
             (
@@ -108,7 +109,7 @@ impl Probe {
                 .find(|(holds, _)| *holds)
                 .map(|(_, text)| *text),
             // SAFETY: the device keeps its default queue, and is kept for as long.
-            stream: unsafe { Stream::borrowed(queue.cu_stream()) }?,
+            stream: unsafe { Stream::borrowed(with_exposed_provenance_mut(queue)) }?,
             device,
             lists: Lists::load(),
         })
@@ -133,7 +134,10 @@ fn main() -> ExitCode {
         }
     };
     // A device of its own rather than the default set's: it goes when the probe is done.
-    let device = match CudaConfig::new(args.ordinal).open() {
+    let devices = Devices::new();
+    arrow_device::cuda::register(&devices);
+    let id = DeviceId::new(ArrowDeviceType::CUDA, args.ordinal as i64);
+    let device = match devices.get(id) {
         Ok(device) => device,
         Err(e @ Error::DeviceNotAvailable { .. }) if !is_required() => {
             println!("cuda_probe: nothing measured: {e}");

@@ -40,7 +40,7 @@ fn run() -> Result<(), (u8, String)> {
         _ => return Err((NO_DEVICE, USAGE.into())),
     };
     let device = Devices::open(name).map_err(|e| (NO_DEVICE, e.to_string()))?;
-    if let Err(e) = device.as_cuda() {
+    if let Err(e) = device.cuda_context() {
         return Err((NO_DEVICE, e.to_string()));
     }
     let report = work::run(&device).map_err(|e| (DIFFERENT, e.to_string()))?;

@@ -71,7 +71,7 @@ pub(crate) fn load_above(device: &Device) -> Result<[CudaFunction; 3]> {
 /// cudarc has `Ptx` behind its feature `nvrtc`, which loads no library by itself; a program enables it in its own dependency on
 /// cudarc.
 fn module(device: &Device) -> Result<Arc<CudaModule>> {
-    let context = device.as_cuda()?.cuda_context()?;
+    let context = device.cuda_context()?;
     Ok(context.load_module(Ptx::from_src(PTX))?)
 }
 

@@ -9,7 +9,7 @@
 //!
 //! The driver's library is loaded at the first use: the one that the process has loaded already, or
 //! else `libcuda.so.1` or `libcuda.so` (`nvcuda.dll` on Windows). Without a driver or a device,
-//! opening a device returns [`Error::DeviceNotAvailable`] with the reason; everything else works as
+//! opening a device returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason; everything else works as
 //! usual. The oldest supported version is CUDA 11.4, cudarc's oldest.
 //!
 //! cudarc loads the library by itself, at its own first use, and looks for `libcuda.so` first. If
@@ -22,13 +22,13 @@
 //! use arrow_array::{RecordBatch, record_batch};
 //! use arrow_device::cuda::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 //! use arrow_device::{DeviceArray, DeviceBufferMut, Devices, Error};
-//! # fn load(_: &arrow_device::cuda::CudaDevice) -> CudaFunction { panic!("{}", "from a module") }
+//! # fn load(_: std::sync::Arc<arrow_device::cuda::cudarc::driver::CudaContext>) -> CudaFunction { panic!("{}", "from a module") }
 //! # fn main() -> Result<(), Error> {
 //! let batch = record_batch!(("price", Float64, [1.0, 2.0, 3.0]))?;
 //! let device = Devices::open("cuda:0")?;
 //! let queue = device.new_queue()?;
 //! let on_device = device.upload_on(&batch, &queue)?;
-//! let kernel: CudaFunction = load(device.as_cuda()?);      // void twice(const double*, double*, size_t)
+//! let kernel: CudaFunction = load(device.cuda_context()?);  // void twice(const double*, double*, size_t)
 //!
 //! let prices = on_device.column_by_name("price")?;
 //! let mut twice = DeviceBufferMut::allocate(&queue, 3 * 8)?;
@@ -55,7 +55,7 @@
 //!
 //! | type of cudarc's | becomes | and back |
 //! | --- | --- | --- |
-//! | `CudaContext` | a device: [`CudaConfig::with_context`] | [`CudaDevice::cuda_context`] |
+//! | `CudaContext` | a device: [`Device::from_cuda_context`](crate::Device::from_cuda_context) | [`Device::cuda_context`](crate::Device::cuda_context) |
 //! | `CudaStream` | a queue: [`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream) | [`Queue::cuda_stream`](crate::Queue::cuda_stream) |
 //! | `CudaEvent` | an event: [`SyncEvent::from_cuda_event`](crate::SyncEvent::from_cuda_event) | [`SyncEvent::as_ptr`](crate::SyncEvent::as_ptr) points to the `CUevent` |
 //! | `CudaSlice<T>` | a buffer: [`DeviceBuffer::from_cuda_slice`](crate::DeviceBuffer::from_cuda_slice) | [`DeviceBuffer::try_into_cuda_slice`](crate::DeviceBuffer::try_into_cuda_slice) |
@@ -84,7 +84,8 @@
 //! waits for the device to free some.
 //!
 //! An allocation that finds too little memory waits for the device's work, which may free more,
-//! frees what is idle, and tries again; only then it returns [`Error::OutOfMemory`].
+//! frees what is idle, and tries again; only then it returns
+//! [`Error::OutOfMemory`](crate::Error::OutOfMemory).
 //!
 //! The driver copies between host memories, as `cuda-host` does, in the order of the stream, and the
 //! call returns when that is done: such copies wait for the stream's earlier work.
@@ -133,26 +134,6 @@ mod kernel;
 mod slices;
 mod streams;
 
-pub use crate::device::cuda::{
-    CudaConfig, CudaDevice, CudaMemory, CudaQueue, device_count, register,
-};
+pub use crate::device::cuda::{device_count, register};
 pub use cudarc;
 pub use streams::QueueStream;
-
-use crate::device::Device;
-use crate::error::{Error, Result};
-
-impl Device {
-    /// Returns the device's CUDA backend.
-    ///
-    /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
-    pub fn as_cuda(&self) -> Result<&CudaDevice> {
-        let cuda = self.backend().as_any().downcast_ref();
-        cuda.ok_or_else(|| Error::NotSupported {
-            device: self.id(),
-            operation: "CUDA",
-            reason: "it is not a CUDA device of this crate".into(),
-        })
-    }
-}

@@ -6,17 +6,17 @@ use arrow_buffer::ArrowNativeType;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
 
-use super::{CudaDevice, CudaMemory};
-use crate::abi::guard;
-use crate::device::cuda::let_go;
+use crate::abi::{ArrowDeviceType, guard};
+use crate::device::cuda::{Cuda, Kept};
+use crate::device::gpu::Gpu;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{Counted, DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
 
 /// Returns the backend of a device whose memory is the device's own.
-fn plain_device(device: &Device) -> Result<&CudaDevice> {
+fn plain_device(device: &Device) -> Result<&Gpu<Cuda>> {
     let cuda = device.as_cuda()?;
-    if cuda.memory() == CudaMemory::Device {
+    if device.id().device_type == ArrowDeviceType::CUDA {
         return Ok(cuda);
     }
     Err(Error::NotSupported {
@@ -38,45 +38,30 @@ impl DeviceBuffer {
     /// [`Error::InvalidArgument`] for a slice of another context, and otherwise the driver's error.
     /// The slice is dropped then.
     pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
+        let (stream, bytes) = (slice.stream().clone(), slice.num_bytes());
+        // Dropped last, so with the last handle of the context.
+        let mut slice = Kept::new(slice.context().clone(), slice);
+        let cuda = plain_device(device)?;
+        let queue = Queue::from_cuda_stream(device, stream)?;
+        let current = cuda.context.enter()?;
+        let Some(slice) = (bytes > 0).then(|| slice.take()).flatten() else {
+            return DeviceBufferMut::allocate(&queue, 0)?.freeze();
+        };
         let context = slice.context().clone();
-        let bytes = slice.num_bytes();
-        let place = plain_device(device).and_then(|cuda| {
-            let queue = Queue::from_cuda_stream(device, slice.stream().clone())?;
-            Ok((cuda, queue))
-        });
-        let (cuda, queue) = match place {
-            Ok((cuda, queue)) if bytes > 0 => (cuda, queue),
-            other => {
-                let_go(context, slice);
-                return DeviceBufferMut::allocate(&other?.1, 0)?.freeze();
-            }
-        };
-        let (address, ordered) = match cuda.context.enter() {
-            Ok(_current) => {
-                // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of
-                // that for later, together with those of the program's own calls, which are put
-                // back.
-                let earlier = context.check_err();
-                let address = slice.leak();
-                let own = context.check_err();
-                context.record_err(earlier);
-                (address as usize, own.is_ok())
-            }
-            Err(e) => {
-                let_go(context, slice);
-                return Err(e);
-            }
-        };
-        let_go(context, ());
-        let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address));
-        let waited = if ordered {
-            Ok(())
-        } else {
-            device.synchronize()
+        // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that for
+        // later, together with those of the program's own calls, which are put back.
+        let earlier = context.check_err();
+        let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(slice.leak() as usize));
+        let ordered = context.check_err();
+        context.record_err(earlier);
+        drop(current);
+        let waited = match ordered {
+            Ok(()) => Ok(()),
+            Err(_) => device.synchronize(),
         };
         let event = waited.and_then(|()| queue.record());
         // Other streams may still use the memory.
-        let event = event.inspect_err(|_| cuda.context.give_up(base))?;
+        let event = event.inspect_err(|_| cuda.give_up(base))?;
         let ready = event.map_or(Ready::Now, Ready::Event);
         let memory = Memory::Device {
             queue,
@@ -112,12 +97,11 @@ impl DeviceBuffer {
         let len = self.len() / size_of::<T>();
         let device = self.device().clone();
         let (base, bytes) = self.into_raw(&queue)?;
-        if let Ok(cuda) = plain_device(&device) {
-            cuda.context.blocks.forget(base);
-        }
-        let upgrade = || {
-            let address = base.address() as CUdeviceptr;
+        let slice = plain_device(&device).and_then(|cuda| {
+            cuda.forget(base);
+            let _current = cuda.context.enter()?;
             let upgrade = || {
+                let address = base.address() as CUdeviceptr;
                 // SAFETY: `into_raw` took the memory from its only holder and made the stream wait
                 // for all that used it; it holds `len` aligned elements (`check_slice`), and every
                 // bit pattern is a value of arrow's native types.
@@ -130,10 +114,6 @@ impl DeviceBuffer {
             // cudarc panics if it cannot create events.
             guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
                 .map_err(|_| Error::argument("cudarc could not create the slice's events"))
-        };
-        let slice = plain_device(&device).and_then(|cuda| {
-            let _current = cuda.context.enter()?;
-            upgrade()
         });
         match slice {
             // It frees the memory.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::CudaQueue;
-use crate::device::cuda::let_go;
+use crate::device::cuda::{Cuda, Kept};
+use crate::device::gpu::{EventCell, GpuQueue, Library, RawEvent, RawStream, Runtime};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -20,16 +20,22 @@ impl Queue {
     /// [`Error::InvalidArgument`] for a stream of another context, for one that is being captured,
     /// and for a per-thread default stream.
     pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
-        let cuda = match device.as_cuda() {
-            Ok(cuda) => cuda,
-            Err(e) => {
-                let_go(stream.context().clone(), stream);
-                return Err(e);
-            }
-        };
-        let raw = cuda.adopt_stream(stream)?;
-        // SAFETY: the device's backend has just made the queue.
-        Ok(unsafe { device.wrap_queue(raw) })
+        let raw = RawStream(stream.cu_stream().expose_provenance());
+        let context = stream.context().cu_ctx().addr();
+        let stream = Kept::new(stream.context().clone(), stream);
+        let cuda = &device.as_cuda()?.context;
+        // The driver knows the context of any but a default stream.
+        if raw.is_default() && !cuda.runtime.reaches_context(context) {
+            let advice = <Cuda as Runtime>::Library::ADVICE;
+            return Err(Error::argument(format!(
+                "{}: the stream belongs to another context{advice}",
+                cuda.id
+            )));
+        }
+        // SAFETY: the queue keeps cudarc's stream, which keeps the raw one alive.
+        let queue = unsafe { GpuQueue::given(cuda.clone(), raw, stream) }?;
+        // SAFETY: the queue is of the device's context.
+        Ok(unsafe { device.wrap_queue(Arc::new(queue)) })
     }
 
     /// Returns the queue's stream, to launch kernels on.
@@ -37,17 +43,17 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a CUDA device.
     pub fn cuda_stream(&self) -> Result<QueueStream<'_>> {
-        let device = self.device().as_cuda()?;
-        let queue = self.raw().as_any().downcast_ref::<CudaQueue>();
+        self.device().as_cuda()?;
+        let queue = self.raw().as_any().downcast_ref::<GpuQueue<Cuda>>();
         let queue = queue.ok_or_else(|| Error::argument("not a queue of a CUDA device"))?;
-        let stream = match queue.cuda_stream() {
+        let stream = match queue.keeper().and_then(Kept::get) {
             Some(stream) => stream.clone(),
             None => {
-                let context = device.cuda_context()?;
-                queue.lend();
+                let context = self.device().cuda_context()?;
+                let raw = std::ptr::with_exposed_provenance_mut(queue.lend().0);
                 // SAFETY: the stream belongs to the queue, in the device's context, and
                 // `QueueStream` borrows the queue, so the stream outlives it.
-                unsafe { context.wrap_borrowed_stream(queue.cu_stream()) }
+                unsafe { context.wrap_borrowed_stream(raw) }
             }
         };
         Ok(QueueStream {
@@ -79,14 +85,10 @@ impl SyncEvent {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
     pub fn from_cuda_event(device: &Device, event: CudaEvent) -> Result<Self> {
-        let cuda = match device.as_cuda() {
-            Ok(cuda) => cuda,
-            Err(e) => {
-                let_go(event.context().clone(), event);
-                return Err(e);
-            }
-        };
-        let ptr = cuda.adopt_event(event);
+        let raw = RawEvent(event.cu_event().expose_provenance());
+        let event = Kept::new(event.context().clone(), event);
+        device.as_cuda()?;
+        let ptr = EventCell::given(raw, Box::new(event));
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.

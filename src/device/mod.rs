@@ -30,7 +30,7 @@ pub(crate) mod cuda;
 mod default_set;
 mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
-mod gpu;
+pub(crate) mod gpu;
 mod handle;
 mod lock;
 mod name;

@@ -77,32 +77,18 @@
 //! After a device has failed, every call, frees included, returns the code and its text; releases
 //! are still called once. (AMD's runtime ends the process for many faults of a kernel.)
 
-pub use crate::device::rocm::{
-    RocmConfig, RocmDevice, RocmMemory, RocmQueue, device_count, register,
-};
+pub use crate::device::rocm::{device_count, register};
 pub use hip_runtime_sys;
 
 use std::any::Any;
+use std::sync::Arc;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
+use crate::device::gpu::{EventCell, GpuQueue, RawEvent, RawStream};
+use crate::device::rocm::{GivenEvent, Owned, Rocm};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
-
-impl Device {
-    /// Returns the device's ROCm backend.
-    ///
-    /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not a ROCm device.
-    pub fn as_rocm(&self) -> Result<&RocmDevice> {
-        let rocm = self.backend().as_any().downcast_ref();
-        rocm.ok_or_else(|| Error::NotSupported {
-            device: self.id(),
-            operation: "ROCm",
-            reason: "it is not a ROCm device of this crate".into(),
-        })
-    }
-}
 
 impl Queue {
     /// Makes a queue of a HIP stream: work given to either runs in one order. While the stream is
@@ -127,11 +113,13 @@ impl Queue {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        // SAFETY: the caller guarantees a stream of this device, or a default one, that lives until
-        // `owner` is dropped (see `# Safety`).
-        let raw = unsafe { device.as_rocm()?.adopt_stream(stream, owner) }?;
-        // SAFETY: the device's backend has just made the queue.
-        Ok(unsafe { device.wrap_queue(raw) })
+        let rocm = device.as_rocm()?;
+        let raw = RawStream(stream.expose_provenance());
+        // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
+        // `# Safety`), which the queue keeps.
+        let queue = unsafe { GpuQueue::given(rocm.context.clone(), raw, Owned(owner)) }?;
+        // SAFETY: the queue is of the device's context.
+        Ok(unsafe { device.wrap_queue(Arc::new(queue)) })
     }
 
     /// Returns the queue's stream, to launch kernels on. It belongs to the queue: do not destroy
@@ -141,9 +129,9 @@ impl Queue {
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
         self.device().as_rocm()?;
-        let queue = self.raw().as_any().downcast_ref::<RocmQueue>();
+        let queue = self.raw().as_any().downcast_ref::<GpuQueue<Rocm>>();
         let queue = queue.ok_or_else(|| Error::argument("not a queue of a ROCm device"))?;
-        Ok(queue.hip_stream())
+        Ok(std::ptr::with_exposed_provenance_mut(queue.lend().0))
     }
 }
 
@@ -162,8 +150,10 @@ impl SyncEvent {
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }
+        let raw = RawEvent(event.expose_provenance());
         // SAFETY: the caller guarantees a live event that it gives to this crate (see `# Safety`).
-        let ptr = unsafe { rocm.adopt_event(event) };
+        let owner = unsafe { GivenEvent::new(rocm, raw) };
+        let ptr = EventCell::given(raw, Box::new(owner));
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.

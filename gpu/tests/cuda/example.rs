@@ -10,7 +10,7 @@ use crate::vendor::MEMORIES;
 fn the_example_in_every_memory() {
     everywhere(|place| {
         for memory in MEMORIES {
-            let id = DeviceId::new(memory.device_type(), place.ordinal as i64);
+            let id = DeviceId::new(memory, place.ordinal as i64);
             // From the default set, as the example has it.
             let device = Devices::open(&id.to_string()).unwrap();
             let report = example::run(&device).unwrap_or_else(|e| panic!("{device}: {e}"));

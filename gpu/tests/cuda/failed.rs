@@ -27,7 +27,7 @@ fn a_kernel_that_fails_ends_the_device_for_its_process() {
         // What happened there does not matter here.
         drop(
             place
-                .open(arrow_device::cuda::CudaMemory::Device)
+                .open(crate::vendor::DEVICE)
                 .upload(&wide_batch(4, 100))
                 .unwrap(),
         );

@@ -2,8 +2,8 @@
 
 use std::ptr;
 
-use arrow_device::cuda::{CudaConfig, CudaMemory};
-use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::{Device, DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::sys;
 
 use crate::cuda_suite::interop::{another_context, current};
@@ -11,18 +11,18 @@ use crate::fake::{Group, MODES, NO_POOLS, fake};
 use crate::given::everything;
 use crate::rig::{Rig, assert_gone, end_all};
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::{assert_untouched, load, unset_context};
+use crate::vendor::{DEVICE, HOST, MANAGED, assert_untouched, load, open_device, unset_context};
 use crate::world::World;
 
 #[test]
 fn the_callers_context_stays_as_it_was() {
     load();
     for mode in MODES {
-        for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+        for memory in [DEVICE, HOST, MANAGED] {
             let group = Group::open(2, mode);
             // None.
             assert_untouched();
-            let rig = Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory));
+            let rig = Rig::of(group, open_device(memory, group.ordinal()));
             everything(&rig);
             assert_untouched();
             // Another device's.
@@ -30,8 +30,7 @@ fn the_callers_context_stays_as_it_was() {
             // SAFETY: `mine` keeps the context alive.
             unsafe { assert_eq!(sys::cuCtxPushCurrent_v2(mine.cu_ctx()) as i32, 0) };
             everything(&rig);
-            let cuda = rig.device.as_cuda().unwrap();
-            let context = cuda.cuda_context().unwrap();
+            let context = rig.device.cuda_context().unwrap();
             assert_eq!(current(), mine.cu_ctx());
             drop(context);
             rig.assert_done();
@@ -55,22 +54,19 @@ fn the_callers_context_stays_as_it_was() {
 fn memory_of_another_context() {
     for mode in MODES {
         let group = Group::open(1, mode | NO_POOLS);
-        let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
+        let primary = Rig::of(group, open_device(DEVICE, group.ordinal()));
         let context = another_context(group.ordinal());
-        let config = CudaConfig::new(group.ordinal()).with_context(context.clone());
-        let other = Rig::of(group, &config);
+        let other = Rig::of(group, Device::from_cuda_context(context.clone(), DEVICE));
         let batch = wide_batch(8, 500);
         let up = other.upload(&batch).unwrap();
-        let address = up.column(0).unwrap().buffer(1).unwrap().address();
-        for rig in [&primary, &other] {
-            let cuda = rig.device.as_cuda().unwrap();
-            assert_eq!(cuda.context_of(address).unwrap(), Some(context.cu_ctx()));
-        }
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         // SAFETY: both structs come from one export of this crate.
         let refused = unsafe { DeviceRecordBatch::import_with(array, &schema, &primary.options) }
             .unwrap_err();
-        assert!(refused.to_string().contains("with_context"), "{refused}");
+        assert!(
+            refused.to_string().contains("from_cuda_context"),
+            "{refused}"
+        );
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         // SAFETY: both structs come from one export of this crate.
         let again =
@@ -87,11 +83,10 @@ fn memory_of_another_context() {
         primary.default_queue().wait(&event).unwrap();
         assert_eq!(primary.stats().since(&stats).host_waits, 0);
         drop(event);
-        // It is no other device's.
-        let e = CudaConfig::new(group.ordinal() + 1).with_context(context.clone());
-        assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
+        let e = Device::from_cuda_context(context.clone(), ArrowDeviceType::ROCM);
+        assert!(matches!(e, Err(Error::InvalidArgument(_))));
         assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
-        drop((there, config, e, context));
+        drop((there, e, context));
         end_all(group, [primary, other]);
         assert_untouched();
     }
@@ -101,7 +96,7 @@ fn memory_of_another_context() {
 #[test]
 fn streams_of_green_contexts_are_refused() {
     let rig = Rig::new(0);
-    let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+    let context = rig.device.cuda_context().unwrap();
     context.bind_to_thread().unwrap();
     let mut raw: sys::CUstream = ptr::null_mut();
     assert_eq!(
@@ -127,7 +122,7 @@ fn streams_that_are_given() {
             rig,
             context,
             stream,
-        } = World::new(mode, CudaMemory::Device);
+        } = World::new(mode, DEVICE);
         let batch = wide_batch(8, 300);
         for stream in [stream, context.default_stream()] {
             let queue = Queue::from_cuda_stream(&rig.device, stream).unwrap();
@@ -146,7 +141,7 @@ fn streams_that_are_given() {
 #[test]
 fn a_per_thread_stream_is_refused() {
     let rig = Rig::new(0);
-    let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+    let context = rig.device.cuda_context().unwrap();
     let e = Queue::from_cuda_stream(&rig.device, context.per_thread_stream()).unwrap_err();
     assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
     for part in ["per-thread", "use an ordinary stream"] {

@@ -9,13 +9,13 @@ use crate::fake::{Group, LAZY, MODES};
 use crate::rig::{Rig, assert_gone, end_all, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
-use crate::vendor::{Config, MEMORIES, Memory};
+use crate::vendor::{DEVICE, HOST, MEMORIES, open_device};
 
 #[test]
 fn two_devices() {
     for mode in MODES {
         let group = Group::open(2, mode);
-        let rigs = [0, 1].map(|i| Rig::of(group, &Config::new(group.ordinal() + i)));
+        let rigs = [0, 1].map(|i| Rig::of(group, open_device(DEVICE, group.ordinal() + i)));
         let batch = wide_batch(8, 1000);
         let up = rigs[0].upload(&batch).unwrap();
         // Between the pools of two devices the driver must be told both contexts.
@@ -48,11 +48,8 @@ fn the_device_goes_on_another_thread() {
 fn mixed_memory_to_another_device() {
     for pinned_first in [true, false] {
         let group = Group::open(2, 0);
-        let rigs = [0, 1].map(|i| Rig::of(group, &Config::new(group.ordinal() + i)));
-        let host = Rig::of(
-            group,
-            &Config::new(group.ordinal()).with_memory(Memory::Host),
-        );
+        let rigs = [0, 1].map(|i| Rig::of(group, open_device(DEVICE, group.ordinal() + i)));
+        let host = Rig::of(group, open_device(HOST, group.ordinal()));
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
         let names = ["a", "b"];
         let columns = names.map(|name| (name, column.clone()));

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arrow_array::Int64Array;
-use arrow_device::cuda::CudaMemory;
 use arrow_device::dlpack::{
     DLDataType, DLDevice, DLManagedTensorVersioned, DLPackVersion, DLTensor, DlpackOptions,
     DlpackStream,
@@ -21,7 +20,7 @@ use cudarc::driver::{CudaStream, sys};
 use crate::fake::{LAZY, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
 use crate::rig::{hold, soon};
 use crate::support::assert_same;
-use crate::vendor::{assert_untouched, unset_context};
+use crate::vendor::{DEVICE, HOST, MANAGED, assert_untouched, unset_context};
 use crate::world::World;
 
 const ROWS: usize = 1000;
@@ -127,9 +126,9 @@ fn waits(device: &Device, before: &TransferStats) -> (u64, u64) {
 #[test]
 fn the_consumers_stream_waits() {
     for flags in MODES.into_iter().chain([LAZY | NO_POOLS]) {
-        for memory in [CudaMemory::Device, CudaMemory::Managed] {
+        for memory in [DEVICE, MANAGED] {
             let world = World::new(flags, memory);
-            let legacy = (memory == CudaMemory::Device).then_some(None);
+            let legacy = (memory == DEVICE).then_some(None);
             let streams = [
                 Some(Some(world.handle())),
                 Some(Some(1)),
@@ -165,7 +164,7 @@ fn the_consumers_stream_waits() {
 #[test]
 fn memory_that_the_host_reads() {
     for mode in MODES {
-        for memory in [CudaMemory::Host, CudaMemory::Managed] {
+        for memory in [HOST, MANAGED] {
             let world = World::new(mode, memory);
             let column = world.upload();
             let before = world.rig.stats();
@@ -178,10 +177,7 @@ fn memory_that_the_host_reads() {
             };
             assert_eq!(seen, longs().values().to_vec());
             let device = tensor.tensor().device;
-            assert_eq!(
-                (device.device_type, device.device_id),
-                (memory.device_type(), 0)
-            );
+            assert_eq!((device.device_type, device.device_id), (memory, 0));
             drop((tensor, column));
             world.end();
         }
@@ -191,7 +187,7 @@ fn memory_that_the_host_reads() {
 /// -1: the consumer has seen to it.
 #[test]
 fn nothing_waits() {
-    let world = World::new(LAZY, CudaMemory::Device);
+    let world = World::new(LAZY, DEVICE);
     let column = world.upload();
     let before = world.rig.stats();
     let tensor = Held::export(&column, &numbered(Some(-1)));
@@ -206,14 +202,14 @@ fn nothing_waits() {
 
 #[test]
 fn streams_that_are_refused() {
-    let world = World::new(LAZY, CudaMemory::Device);
+    let world = World::new(LAZY, DEVICE);
     let column = world.upload();
     for number in [0, -2, i64::MIN] {
         let e = column.export_dlpack(&numbered(Some(number))).unwrap_err();
         assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
     }
     // Of another context.
-    let other = World::new(0, CudaMemory::Device);
+    let other = World::new(0, DEVICE);
     let e = column
         .export_dlpack(&numbered(Some(other.handle())))
         .unwrap_err();
@@ -246,7 +242,7 @@ fn streams_that_are_refused() {
 /// Exports and deleters leave the caller's context as it was: here, none.
 #[test]
 fn no_context_is_left_current() {
-    let world = World::new(0, CudaMemory::Device);
+    let world = World::new(0, DEVICE);
     let column = world.upload();
     let held_up = hold(&world.rig.default_queue());
     let late = world.upload();
@@ -264,7 +260,7 @@ fn no_context_is_left_current() {
 #[test]
 fn deleted_while_in_use() {
     for flags in MODES.into_iter().chain([LAZY | NO_POOLS]) {
-        let world = World::new(flags, CudaMemory::Device);
+        let world = World::new(flags, DEVICE);
         let consumer = Queue::from_cuda_stream(&world.rig.device, world.stream.clone()).unwrap();
         let column = world.upload();
         let tensor = Held::export(&column, &numbered(Some(world.handle())));
@@ -297,7 +293,7 @@ fn deleted_while_in_use() {
 /// What is passed to producers: a stream that work can be given to under that number.
 #[test]
 fn the_number_of_a_queue() {
-    for memory in [CudaMemory::Device, CudaMemory::Managed, CudaMemory::Host] {
+    for memory in [DEVICE, MANAGED, HOST] {
         let world = World::new(0, memory);
         let of = |stream: Arc<CudaStream>| {
             let queue = Queue::from_cuda_stream(&world.rig.device, stream).unwrap();
@@ -306,7 +302,7 @@ fn the_number_of_a_queue() {
         let numbers = [of(world.context.default_stream()), of(world.stream.clone())];
         let own = world.rig.default_queue().dlpack_stream().unwrap();
         match memory {
-            CudaMemory::Host => assert_eq!((numbers, own), ([None; 2], None)),
+            HOST => assert_eq!((numbers, own), ([None; 2], None)),
             _ => {
                 assert_eq!(numbers, [Some(1), Some(world.handle())]);
                 assert!(own.is_some_and(|own| own > 2));
@@ -374,7 +370,7 @@ fn produce(
 #[test]
 fn tensors_in() {
     for mode in MODES {
-        let world = World::new(mode | PAGEABLE_EAGER, CudaMemory::Device);
+        let world = World::new(mode | PAGEABLE_EAGER, DEVICE);
         let queue = world.rig.new_queue().unwrap();
         let device = DLDevice::of(world.rig.id()).unwrap();
         let (producer, expected) = (&world.stream, longs());
@@ -428,8 +424,8 @@ fn tensors_in() {
 /// Memory that is not what the tensor says.
 #[test]
 fn memory_of_others() {
-    let world = World::new(0, CudaMemory::Device);
-    let other = World::new(0, CudaMemory::Device);
+    let world = World::new(0, DEVICE);
+    let other = World::new(0, DEVICE);
     let device = DLDevice::of(world.rig.id()).unwrap();
     let column = other.upload();
     let elsewhere = column.buffer(1).unwrap();
@@ -471,7 +467,7 @@ fn failures_on_the_way() {
         (true, "cuEventRecord"),
         (true, "cuPointerGetAttributes"),
     ] {
-        let world = World::new(LAZY, CudaMemory::Device);
+        let world = World::new(LAZY, DEVICE);
         let column = world.upload();
         let queue = world.rig.new_queue().unwrap();
         let device = DLDevice::of(world.rig.id()).unwrap();

@@ -11,7 +11,9 @@ use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS};
 use crate::rig::{Rig, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
-use crate::vendor::{self, Config, MEMORIES, MEMORY_NAMES, Memory, error_text};
+use crate::vendor::{
+    self, DEVICE, HOST, MANAGED, MEMORIES, MEMORY_NAMES, Memory, error_text, open_device,
+};
 
 fn batch() -> RecordBatch {
     wide_batch(12, 300)
@@ -23,28 +25,28 @@ mod every_call_fails_once {
 
     #[test]
     fn device_memory() {
-        check(0, Memory::Device);
+        check(0, DEVICE);
     }
 
     #[test]
     fn lazy_and_without_lists() {
-        check(LAZY | NO_BATCH, Memory::Device);
+        check(LAZY | NO_BATCH, DEVICE);
     }
 
     #[test]
     fn without_pools() {
-        check(NO_POOLS, Memory::Device);
+        check(NO_POOLS, DEVICE);
     }
 
     #[test]
     fn page_locked_memory() {
-        check(0, Memory::Host);
+        check(0, HOST);
     }
 
     #[test]
     fn managed_memory() {
-        check(0, Memory::Managed);
-        check(NO_CONCURRENT_MANAGED, Memory::Managed);
+        check(0, MANAGED);
+        check(NO_CONCURRENT_MANAGED, MANAGED);
     }
 
     fn check(flags: u32, memory: Memory) {
@@ -87,10 +89,9 @@ fn opening_fails() {
     vendor::load();
     for memory in MEMORIES {
         let group = Group::open(1, 0);
-        let config = Config::new(group.ordinal()).with_memory(memory);
         for n in 1.. {
             group.fail("*", n, 1);
-            let opened = config.open();
+            let opened = open_device(memory, group.ordinal());
             let fired = group.clear();
             match opened {
                 Err(e) => assert!(fired > 0 && e.to_string().contains("code 1"), "{e}"),
@@ -234,7 +235,7 @@ fn page_locked_memory_without_a_device() {
     let array = Int64Array::from_iter_values(0..100);
     let cpu = Devices::cpu();
     let mut foreign = Foreign::new(&arrow_array::Array::to_data(&array), &cpu);
-    foreign.device_array.device_type = Memory::Host.device_type().value();
+    foreign.device_array.device_type = HOST.value();
     foreign.device_array.device_id = 999;
     vendor::load();
     let imported = foreign

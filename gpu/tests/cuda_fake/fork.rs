@@ -9,7 +9,7 @@ use crate::rig::Rig;
 use crate::support::fork_kit::{alone, forked};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
-use crate::vendor::{Config, MEMORIES, load};
+use crate::vendor::{MEMORIES, Memory, load, open_device};
 
 #[test]
 fn a_child_drops_everything_and_uses_nothing() {
@@ -18,16 +18,15 @@ fn a_child_drops_everything_and_uses_nothing() {
         for memory in MEMORIES {
             for mode in MODES {
                 let group = Group::open(1, mode);
-                let config = Config::new(group.ordinal()).with_memory(memory);
-                let rig = Rig::of(group, &config);
-                everything(&rig, &config);
+                let rig = Rig::of(group, open_device(memory, group.ordinal()));
+                everything(&rig, memory);
                 rig.end();
             }
         }
     });
 }
 
-fn everything(rig: &Rig, config: &Config) {
+fn everything(rig: &Rig, memory: Memory) {
     let batch = wide_batch(8, 300);
     let queue = rig.new_queue().unwrap();
     // What was seen complete in memory that the host reads would need the device no more.
@@ -64,7 +63,7 @@ fn everything(rig: &Rig, config: &Config) {
             event.is_complete().unwrap_err(),
             device.synchronize().unwrap_err(),
             device.host_slab(64 << 20).map(drop).unwrap_err(),
-            config.open().unwrap_err(),
+            open_device(memory, rig.group.ordinal()).unwrap_err(),
         ] {
             let text = e.to_string();
             assert!(text.contains("cannot be used after fork"), "{text}");

@@ -12,7 +12,7 @@ use crate::gpu_suite::host_memories;
 use crate::rig::Rig;
 use crate::support::assert_same;
 use crate::support_c::Foreign;
-use crate::vendor::{Config, MEMORY_NAMES, Memory, error_text, load};
+use crate::vendor::{DEVICE, HOST, MEMORY_NAMES, error_text, load, open_device};
 
 fn ints() -> Int32Array {
     (0..100).map(|i| (i % 3 != 0).then_some(i)).collect()
@@ -46,7 +46,7 @@ fn accepted(rig: &Rig, mut foreign: Foreign) {
 fn device_memory_is_the_claimed_devices() {
     for mode in MODES {
         let group = Group::open(2, mode);
-        let rig = Rig::of(group, &Config::new(group.ordinal()));
+        let rig = Rig::of(group, open_device(DEVICE, group.ordinal()));
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
 
@@ -55,7 +55,7 @@ fn device_memory_is_the_claimed_devices() {
         refused(&rig, moved(&rig, other.ptr), &text);
         drop(other);
         // Memory of a pool belongs to no context, but to a device.
-        let neighbour = Rig::of(group, &Config::new(group.ordinal() + 1));
+        let neighbour = Rig::of(group, open_device(DEVICE, group.ordinal() + 1));
         let there = neighbour.upload_array(&ints()).unwrap();
         let address = there.buffer(1).unwrap().address().as_ptr();
         refused(&rig, moved(&rig, address), "array.buffers[1]");
@@ -210,7 +210,7 @@ fn the_queue_waits_and_not_the_host() {
 /// Managed memory under the name of host memory, where the host must not read it.
 #[test]
 fn managed_memory_as_host_memory() {
-    let rig = Rig::with(NO_CONCURRENT_MANAGED, Memory::Host);
+    let rig = Rig::with(NO_CONCURRENT_MANAGED, HOST);
     let managed = Block::managed(rig.group.first, 400).with(ints().values());
     refused(
         &rig,
@@ -243,5 +243,8 @@ fn devices_that_are_not_there() {
         }
     }
     let cpu = Devices::cpu();
-    assert!(matches!(cpu.as_cuda(), Err(Error::NotSupported { .. })));
+    assert!(matches!(
+        cpu.cuda_context(),
+        Err(Error::NotSupported { .. })
+    ));
 }

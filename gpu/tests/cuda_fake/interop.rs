@@ -3,7 +3,6 @@
 use std::ptr;
 
 use arrow_array::Int64Array;
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent};
 use arrow_schema::DataType;
 use cudarc::driver::{CudaStream, sys};
@@ -11,11 +10,12 @@ use cudarc::driver::{CudaStream, sys};
 use crate::fake::{Group, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
 use crate::rig::{Rig, hold};
 use crate::support::assert_same;
+use crate::vendor::{DEVICE, MANAGED, open_device};
 use crate::world::World;
 
 /// Sources of cudarc's copies are temporaries here.
 fn world(flags: u32) -> World {
-    World::new(flags | PAGEABLE_EAGER, CudaMemory::Device)
+    World::new(flags | PAGEABLE_EAGER, DEVICE)
 }
 
 fn longs(n: i64) -> Vec<i64> {
@@ -264,13 +264,12 @@ fn slices_that_are_refused() {
     let e = DeviceBuffer::from_cuda_slice(&arrow_device::Devices::cpu(), slice).unwrap_err();
     assert!(matches!(e, Error::NotSupported { .. }), "{e}");
     let slice = stream.clone_htod(&longs(10)).unwrap();
-    let config = CudaConfig::new(rig.group.ordinal()).with_memory(CudaMemory::Managed);
-    let managed = config.open().unwrap();
+    let managed = open_device(MANAGED, rig.group.ordinal()).unwrap();
     let e = DeviceBuffer::from_cuda_slice(&managed, slice).unwrap_err();
     assert!(matches!(e, Error::NotSupported { .. }), "{e}");
     drop(managed);
     let other = Group::open(1, 0);
-    let elsewhere = Rig::of(other, &CudaConfig::new(other.ordinal()));
+    let elsewhere = Rig::of(other, open_device(DEVICE, other.ordinal()));
     let slice = stream.clone_htod(&longs(10)).unwrap();
     let e = DeviceBuffer::from_cuda_slice(&elsewhere.device, slice).unwrap_err();
     assert!(matches!(e, Error::InvalidArgument(_)), "{e}");

@@ -1,6 +1,5 @@
 //! The example `cuda_kernel`, its own code, with what it may cost.
 
-use arrow_device::cuda::CudaMemory;
 use arrow_device::{Device, DeviceId, Devices, TransferStats};
 
 use crate::cuda_suite::example as work;
@@ -8,10 +7,11 @@ use crate::cuda_suite::kernels::with_kernels;
 use crate::fake::{Group, LAZY, MODES};
 use crate::kernel_suite;
 use crate::rig::{Rig, soon, unclean};
+use crate::vendor::{DEVICE, HOST, MANAGED, Memory};
 
 /// The example imports with the default set of devices, so its device must be there.
-fn open(group: Group, memory: CudaMemory) -> Device {
-    let id = DeviceId::new(memory.device_type(), i64::from(group.first));
+fn open(group: Group, memory: Memory) -> Device {
+    let id = DeviceId::new(memory, i64::from(group.first));
     Devices::open(&id.to_string()).unwrap()
 }
 
@@ -28,7 +28,7 @@ fn assert_clean(group: Group, device: &Device) {
     assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
 }
 
-fn costs(memory: CudaMemory) {
+fn costs(memory: Memory) {
     for flags in MODES {
         let group = Group::open(1, flags);
         let device = open(group, memory);
@@ -45,8 +45,8 @@ fn costs(memory: CudaMemory) {
     }
 }
 
-fn check_costs(stats: &TransferStats, memory: CudaMemory, flags: u32, context: &str) {
-    let own = memory == CudaMemory::Device;
+fn check_costs(stats: &TransferStats, memory: Memory, flags: u32, context: &str) {
+    let own = memory == DEVICE;
     // Up: one allocation, and a copy for each MiB. The kernel's results: values and mask.
     assert_eq!((stats.allocations, stats.frees), (3, 0), "{context}");
     assert_eq!(stats.fills + stats.drop_errors, 0, "{context}");
@@ -79,17 +79,17 @@ fn check_costs(stats: &TransferStats, memory: CudaMemory, flags: u32, context: &
 
 #[test]
 fn device_memory() {
-    costs(CudaMemory::Device);
+    costs(DEVICE);
 }
 
 #[test]
 fn page_locked_memory() {
-    costs(CudaMemory::Host);
+    costs(HOST);
 }
 
 #[test]
 fn managed_memory() {
-    costs(CudaMemory::Managed);
+    costs(MANAGED);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use arrow_device::{DeviceBufferMut, Queue};
 
 use crate::fake::{LAZY, NO_POOLS, in_mode};
 use crate::rig::{Rig, hold, hold_running};
-use crate::vendor::Memory;
+use crate::vendor::DEVICE;
 
 const N: usize = 400;
 
@@ -77,7 +77,7 @@ fn events_of_a_failed_context() {
 /// Memory of another context is freed while a context is busy.
 #[test]
 fn a_busy_context_holds_up_no_other_free() {
-    let [busy, other] = [Memory::Device; 2].map(|memory| Rig::with(NO_POOLS, memory));
+    let [busy, other] = [DEVICE; 2].map(|memory| Rig::with(NO_POOLS, memory));
     let queue = busy.default_queue();
     let untold = buffers(&queue, 5);
     let held = hold(&queue);

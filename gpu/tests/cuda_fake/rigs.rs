@@ -3,14 +3,10 @@
 use crate::fake::{LAZY, NO_BATCH, NO_POOLS};
 use crate::rig::{self, unclean};
 use crate::stream_suite::Rig;
-use crate::vendor::Memory;
+use crate::vendor::{DEVICE, HOST};
 
 pub(crate) fn rigs() -> Vec<Rig> {
-    let modes = [
-        (LAZY, Memory::Device),
-        (NO_POOLS | NO_BATCH, Memory::Device),
-        (0, Memory::Host),
-    ];
+    let modes = [(LAZY, DEVICE), (NO_POOLS | NO_BATCH, DEVICE), (0, HOST)];
     let open = |(flags, memory)| {
         let rig::Rig {
             group,

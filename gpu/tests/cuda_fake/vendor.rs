@@ -52,7 +52,7 @@ pub(crate) fn assert_untouched() {
 
 /// Queues a kernel that fails.
 pub(crate) fn launch_failing(queue: &Queue) {
-    let context = queue.device().as_cuda().unwrap().cuda_context().unwrap();
+    let context = queue.device().cuda_context().unwrap();
     let module = context.load_module(Ptx::from_src(".entry fail(")).unwrap();
     let kernel = module.load_function("fail").unwrap();
     let stream = queue.cuda_stream().unwrap();

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow_device::cuda::CudaMemory;
 use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::rig::Rig;
-use crate::vendor::unset_context;
+use crate::vendor::{Memory, unset_context};
 
 /// A device, cudarc's handle of its context and a stream of it.
 pub(crate) struct World {
@@ -16,9 +15,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(flags: u32, memory: CudaMemory) -> Self {
+    pub(crate) fn new(flags: u32, memory: Memory) -> Self {
         let rig = Rig::with(flags, memory);
-        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+        let context = rig.device.cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         unset_context();
         Self {

@@ -5,9 +5,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use arrow_array::Int64Array;
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, Error, Queue, SyncEvent, SyncPolicy,
+    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Error, Queue, SyncEvent, SyncPolicy,
 };
 use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, sys};
@@ -16,7 +15,7 @@ use libloading::Library;
 use crate::gpu_suite::everywhere;
 use crate::gpu_suite::hold::hold;
 use crate::support::{assert_same, assert_same_batch, wide_batch};
-use crate::vendor::MEMORIES;
+use crate::vendor::{DEVICE, MEMORIES, open_device};
 
 pub(crate) fn current() -> sys::CUcontext {
     let mut raw = null_mut();
@@ -58,16 +57,15 @@ fn two_contexts_of_one_device() {
         let sent = wide_batch(20, 2000);
         for memory in MEMORIES {
             // Without a pool, device memory belongs to its context.
-            if memory == CudaMemory::Device && !place.pools {
+            if memory == DEVICE && !place.pools {
                 continue;
             }
             let given = another_context(place.ordinal);
-            let config = CudaConfig::new(place.ordinal).with_memory(memory);
             let (one, two) = (
                 place.open(memory),
-                place.open_with(&config.with_context(given.clone())),
+                place.open_with(Device::from_cuda_context(given.clone(), memory)),
             );
-            let contexts = [&one, &two].map(|device| device.as_cuda().unwrap().cu_context());
+            let contexts = [&one, &two].map(|device| device.cuda_context().unwrap().cu_ctx());
             assert_ne!(contexts[0], contexts[1]);
             assert_eq!(one.id(), two.id());
 
@@ -112,10 +110,10 @@ fn two_contexts_of_one_device() {
 fn no_context_becomes_current() {
     everywhere(|place| {
         for memory in MEMORIES {
-            let config = CudaConfig::new(place.ordinal).with_memory(memory);
+            let ordinal = place.ordinal;
             // A thread of its own: cudarc's calls leave their context current.
             let work = move || {
-                let device = config.open().unwrap();
+                let device = open_device(memory, ordinal).unwrap();
                 let up = device.upload(&wide_batch(8, 300)).unwrap();
                 drop(up.to_host().unwrap());
                 drop(up.export(SyncPolicy::Event).unwrap());
@@ -159,8 +157,8 @@ fn longs(n: i64) -> Vec<i64> {
 #[test]
 fn slices_are_adopted_and_given_back() {
     everywhere(|place| {
-        let device = place.open(CudaMemory::Device);
-        let context = device.as_cuda().unwrap().cuda_context().unwrap();
+        let device = place.open(DEVICE);
+        let context = device.cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         for round in 0..50 {
             let values = longs(place.rows as i64 + round);
@@ -196,8 +194,8 @@ fn slices_are_adopted_and_given_back() {
 #[test]
 fn events_are_adopted() {
     everywhere(|place| {
-        let device = place.open(CudaMemory::Device);
-        let context = device.as_cuda().unwrap().cuda_context().unwrap();
+        let device = place.open(DEVICE);
+        let context = device.cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         let queue = Queue::from_cuda_stream(&device, stream.clone()).unwrap();
         // Warm: the driver may wait for held work when it allocates page-locked memory.

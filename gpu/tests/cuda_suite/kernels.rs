@@ -6,7 +6,6 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Float64Array, Int64Array, RecordBatch};
-use arrow_device::cuda::CudaMemory;
 use arrow_device::device::DevicePtr;
 use arrow_device::{Device, DeviceArray, DeviceBufferMut, ExportOptions, Queue, SyncPolicy};
 use arrow_schema::{DataType, Field};
@@ -17,7 +16,7 @@ use super::example;
 use crate::gpu_suite::everywhere;
 use crate::kernel_suite::{self, Kernels};
 use crate::support::assert_same;
-use crate::vendor::MEMORIES;
+use crate::vendor::{DEVICE, MEMORIES};
 
 const ROUNDS: usize = 200;
 /// Rounds that are under way at once.
@@ -25,7 +24,7 @@ const AHEAD: usize = 4;
 
 /// The kernel `fill_i64(out, value, n)`.
 pub(crate) fn fill_kernel(device: &Device) -> CudaFunction {
-    let context = device.as_cuda().unwrap().cuda_context().unwrap();
+    let context = device.cuda_context().unwrap();
     let module = context.load_module(Ptx::from_src(include_str!("fill.ptx")));
     module.unwrap().load_function("fill_i64").unwrap()
 }
@@ -55,7 +54,7 @@ fn a_kernels_results_are_ready_before_they_are_read() {
         for memory in MEMORIES {
             let device = place.open(memory);
             let kernel = fill_kernel(&device);
-            let context = device.as_cuda().unwrap().cuda_context().unwrap();
+            let context = device.cuda_context().unwrap();
             let given = Queue::from_cuda_stream(&device, context.new_stream().unwrap()).unwrap();
             let queues = [device.default_queue(), device.new_queue().unwrap(), given];
             let check = |value: usize, column: DeviceArray| {
@@ -211,7 +210,7 @@ fn upload_kernel_download_again_and_again() {
 #[test]
 fn loans_as_arguments() {
     everywhere(|place| {
-        let device = place.open(CudaMemory::Device);
+        let device = place.open(DEVICE);
         let (kernel, queue) = (fill_kernel(&device), device.default_queue());
         let input: Int64Array = (0..20).map(|i| (i % 7 != 3).then_some(i)).collect();
         let up = device.upload_array(&input).unwrap();
@@ -240,7 +239,7 @@ fn loans_as_arguments() {
 #[test]
 fn kernels_on_many_threads() {
     everywhere(|place| {
-        let device = place.open(CudaMemory::Device);
+        let device = place.open(DEVICE);
         let kernel = fill_kernel(&device);
         std::thread::scope(|scope| {
             for thread in 0..4 {

@@ -1,13 +1,13 @@
 //! Devices on the stand-in driver. What differs between vendors is in `crate::vendor`.
 
-use arrow_device::{Device, Devices, ImportOptions, Queue};
+use arrow_device::{Device, Devices, ImportOptions, Queue, Result};
 use arrow_device_conformance::Hold;
 
 use crate::fake::{Group, LAZY, in_mode};
 use crate::gpu_suite::hold::held;
 pub(crate) use crate::gpu_suite::hold::hold;
 pub(crate) use crate::gpu_suite::soon;
-use crate::vendor::{Config, Memory, let_go, load};
+use crate::vendor::{DEVICE, Memory, let_go, load, open_device};
 
 /// Keeps a queue's stream busy with a host function that is running when this returns: a driver does not call a function that a
 /// failed device has not reached. A lazy device, which runs only what somebody waits for, has not begun it.
@@ -37,17 +37,17 @@ impl std::ops::Deref for Rig {
 impl Rig {
     /// Memory of the device itself.
     pub(crate) fn new(flags: u32) -> Self {
-        Self::with(flags, Memory::Device)
+        Self::with(flags, DEVICE)
     }
 
     pub(crate) fn with(flags: u32, memory: Memory) -> Self {
+        load();
         let group = Group::open(1, flags);
-        Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
+        Self::of(group, open_device(memory, group.ordinal()))
     }
 
-    pub(crate) fn of(group: Group, config: &Config) -> Self {
-        load();
-        let device = config.open().unwrap();
+    pub(crate) fn of(group: Group, device: Result<Device>) -> Self {
+        let device = device.unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
         Self {

@@ -6,7 +6,7 @@ use arrow_device_conformance::{Subject, run};
 
 use super::hold::hold;
 use super::{Place, everywhere};
-use crate::vendor::{Config, Memory};
+use crate::vendor::{DEVICE, HOST, Memory, open_device};
 
 pub(crate) fn suite(place: &Place, memory: Memory) {
     let mut subject = Subject::new(place.open(memory).device);
@@ -14,8 +14,7 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
         let (others, next) = (place.others.clone(), AtomicUsize::new(1));
         subject = subject.with_another(move || {
             let other = others[next.fetch_add(1, Ordering::Relaxed) % others.len()];
-            let config = Config::new(other).with_memory(memory);
-            config.open().unwrap()
+            open_device(memory, other).unwrap()
         });
     }
     if let Some(balance) = place.balance.clone() {
@@ -23,7 +22,7 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
     }
     // A real driver waits for the device when it copies between host memories, and may do so for managed
     // memory: then nothing opens the hold.
-    if memory == Memory::Device || place.balance.is_some() {
+    if memory == DEVICE || place.balance.is_some() {
         subject = subject.with_hold(hold);
     }
     if place.lazy {
@@ -34,10 +33,10 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
 
 #[test]
 fn device_memory() {
-    everywhere(|place| suite(place, Memory::Device));
+    everywhere(|place| suite(place, DEVICE));
 }
 
 #[test]
 fn page_locked_memory() {
-    everywhere(|place| suite(place, Memory::Host));
+    everywhere(|place| suite(place, HOST));
 }

@@ -14,7 +14,7 @@ use arrow_schema::{DataType, Field};
 use super::{Opened, everywhere, host_memories, soon};
 use crate::support::producer::{counted, ints, relabel};
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::{MEMORIES, Memory};
+use crate::vendor::{DEVICE, MEMORIES};
 
 pub(crate) fn import(
     device: &Opened,
@@ -29,7 +29,7 @@ pub(crate) fn import(
 #[test]
 fn memory_of_the_host_labelled_as_the_devices() {
     everywhere(|place| {
-        let device = place.open(Memory::Device);
+        let device = place.open(DEVICE);
         let sent = wide_batch(16, 700);
         for memory in host_memories() {
             let producer = place.open(memory);
@@ -45,7 +45,7 @@ fn memory_of_the_host_labelled_as_the_devices() {
                 &imported.to_host().unwrap(),
                 format_args!("{memory:?}"),
             );
-            let other = place.open(Memory::Device);
+            let other = place.open(DEVICE);
             let copied = imported.to_device(&other).unwrap();
             drop(imported);
             assert_same_batch(
@@ -87,7 +87,7 @@ fn ordinary_memory_labelled_as_the_devices_is_refused() {
 #[test]
 fn device_memory_labelled_as_the_hosts_is_refused() {
     everywhere(|place| {
-        let device = place.open(Memory::Device);
+        let device = place.open(DEVICE);
         for memory in host_memories() {
             let claimed = place.open(memory);
             let up = device.upload(&wide_batch(3, 50)).unwrap();
@@ -106,7 +106,7 @@ fn device_memory_labelled_as_the_hosts_is_refused() {
 #[test]
 fn addresses_of_nothing_are_refused() {
     everywhere(|place| {
-        let device = place.open(Memory::Device);
+        let device = place.open(DEVICE);
         for address in [64usize, 1 << 52] {
             let base = DevicePtr::new(std::ptr::without_provenance_mut(address));
             // SAFETY: nothing follows the address: it is refused, which is what is tested.

@@ -4,12 +4,12 @@ use arrow_device::{DeviceBufferMut, Error};
 
 use super::everywhere;
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::{Config, Memory, memory_info};
+use crate::vendor::{DEVICE, memory_info, open_device};
 
 #[test]
 fn out_of_device_memory_is_an_error_and_not_the_end() {
     everywhere(|place| {
-        let device = place.open(Memory::Device);
+        let device = place.open(DEVICE);
         let (_, total) = memory_info(&device);
         let queue = device.default_queue();
         let sent = wide_batch(8, 1000);
@@ -51,8 +51,8 @@ fn out_of_device_memory_is_an_error_and_not_the_end() {
 fn kept_memory_is_not_in_the_way() {
     everywhere(|place| {
         let (one, two) = (
-            place.open(Memory::Device),
-            Config::new(place.ordinal).open().unwrap(),
+            place.open(DEVICE),
+            open_device(DEVICE, place.ordinal).unwrap(),
         );
         let (free, _) = memory_info(&two);
         let bytes = free / 8 * 5;

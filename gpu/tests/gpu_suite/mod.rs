@@ -6,9 +6,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_device::{Device, Devices, ImportOptions};
+use arrow_device::{Device, Devices, ImportOptions, Result};
 
-use crate::vendor::{Config, MEMORIES, Memory, unset_context};
+use crate::vendor::{DEVICE, MEMORIES, Memory, open_device, unset_context};
 
 pub(crate) mod conformance;
 pub(crate) mod foreign;
@@ -18,9 +18,7 @@ pub(crate) mod transfer;
 
 /// The kinds of memory that the host reads too.
 pub(crate) fn host_memories() -> impl Iterator<Item = Memory> {
-    MEMORIES
-        .into_iter()
-        .filter(|memory| *memory != Memory::Device)
+    MEMORIES.into_iter().filter(|memory| *memory != DEVICE)
 }
 
 /// Devices to test on.
@@ -39,7 +37,7 @@ pub(crate) struct Place {
     /// Of all cases of every type each `share`th is tested.
     pub share: usize,
     /// Fails while memory is not given back, or after something was done wrong. A real driver does not tell.
-    pub balance: Option<Arc<dyn Fn() -> Result<(), String> + Send + Sync>>,
+    pub balance: Option<Arc<dyn Fn() -> std::result::Result<(), String> + Send + Sync>>,
     /// What was not given back, or done wrong, now that everything was dropped; `None` if nothing, or
     /// if the driver does not tell.
     pub unclean: Box<dyn Fn() -> Option<String>>,
@@ -72,11 +70,11 @@ pub(crate) fn at(places: Vec<Place>, test: impl Fn(&Place)) {
 impl Place {
     /// Opens the device.
     pub(crate) fn open(&self, memory: Memory) -> Opened {
-        self.open_with(&Config::new(self.ordinal).with_memory(memory))
+        self.open_with(open_device(memory, self.ordinal))
     }
 
-    pub(crate) fn open_with(&self, config: &Config) -> Opened {
-        let device = config.open().unwrap();
+    pub(crate) fn open_with(&self, device: Result<Device>) -> Opened {
+        let device = device.unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
         Opened {

@@ -8,7 +8,7 @@ use arrow_device::{
 
 use super::{Opened, everywhere};
 use crate::support::{assert_same_batch, round_trips, wide_batch};
-use crate::vendor::{Config, MEMORIES, Memory};
+use crate::vendor::{DEVICE, HOST, MEMORIES, Memory, open_device};
 
 pub(crate) fn every_type(memory: Memory) {
     everywhere(|place| {
@@ -20,12 +20,12 @@ pub(crate) fn every_type(memory: Memory) {
 
 #[test]
 fn every_type_in_device_memory() {
-    every_type(Memory::Device);
+    every_type(DEVICE);
 }
 
 #[test]
 fn every_type_in_page_locked_memory() {
-    every_type(Memory::Host);
+    every_type(HOST);
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn between_devices_and_kinds_of_memory() {
         for ordinal in ordinals {
             for to in MEMORIES {
                 for from in MEMORIES {
-                    let config = Config::new(ordinal).with_memory(to);
-                    let (one, two) = (place.open(from), place.open_with(&config));
+                    let two = place.open_with(open_device(to, ordinal));
+                    let one = place.open(from);
                     round_trips::there_and_back(&one, &two);
                     one.assert_done();
                     two.assert_done();
@@ -92,7 +92,7 @@ fn streams_of_a_hundred_batches_out_and_in() {
         for memory in MEMORIES {
             let device = place.open(memory);
             let uploading = export_reader(reader(&sent), &device).unwrap();
-            assert_eq!(uploading.device_type(), memory.device_type());
+            assert_eq!(uploading.device_type(), memory);
             // In, out again without a copy, and in.
             let options = ExportOptions::new(SyncPolicy::Event);
             let passed = open(uploading, &device);
@@ -117,7 +117,7 @@ fn streams_of_a_hundred_batches_out_and_in() {
 fn a_stream_that_is_read_ahead() {
     everywhere(|place| {
         let sent = many(100);
-        let device = place.open(Memory::Device);
+        let device = place.open(DEVICE);
         let stream = export_reader(reader(&sent), &device).unwrap();
         let ahead: Vec<_> = open(stream, &device).map(|batch| batch.unwrap()).collect();
         for (i, batch) in ahead.into_iter().enumerate().rev() {

@@ -7,12 +7,12 @@ use crate::fake::failing::fail_everywhere;
 use crate::fake::{LAZY, NO_BATCH};
 use crate::rig::{Rig, soon};
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::{self, Memory};
+use crate::vendor::{self, DEVICE, HOST};
 
 #[test]
 fn every_call_fails_once() {
     let batch = wide_batch(5, 300);
-    for (flags, memory) in [(0, Memory::Host), (LAZY | NO_BATCH, Memory::Device)] {
+    for (flags, memory) in [(0, HOST), (LAZY | NO_BATCH, DEVICE)] {
         let rig = Rig::with(flags, memory);
         fail_everywhere(&rig, "everything", || {
             let (array, schema) = rig.upload(&batch)?.export(SyncPolicy::Event)?;

@@ -10,7 +10,7 @@ use crate::fake::{Group, MODES};
 use crate::rig::{Rig, soon};
 use crate::support::assert_same;
 use crate::support_c::Foreign;
-use crate::vendor::{Config, Memory};
+use crate::vendor::{DEVICE, HOST, open_device};
 
 fn ints() -> Int32Array {
     (0..100).map(|i| (i % 3 != 0).then_some(i)).collect()
@@ -41,10 +41,9 @@ fn import(rig: &Rig, values: *const c_void, refusal: Option<&str>) {
 #[test]
 fn addresses() {
     for mode in MODES {
-        for memory in [Memory::Device, Memory::Host] {
+        for memory in [DEVICE, HOST] {
             let group = Group::open(2, mode);
-            let config = Config::new(group.ordinal()).with_memory(memory);
-            let rig = Rig::of(group, &config);
+            let rig = Rig::of(group, open_device(memory, group.ordinal()));
             let (first, values) = (group.first, ints().values().to_vec());
             let managed = Block::managed(first, 400).with(&values);
             let pinned = Block::pinned(first, 400).with(&values);
@@ -57,7 +56,7 @@ fn addresses() {
             import(&rig, freed, Some(""));
             drop(short);
             import(&rig, freed, Some(""));
-            if memory == Memory::Device {
+            if memory == DEVICE {
                 let other = Block::device(first + 1, 400);
                 let text = format!("it is memory of ROCm device {}", first + 1);
                 import(&rig, other.ptr, Some(&text));

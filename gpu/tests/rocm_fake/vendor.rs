@@ -1,17 +1,27 @@
 //! ROCm, for the suites that every vendor's devices go through.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, with_exposed_provenance_mut};
 
-use arrow_device::rocm::RocmQueue;
-pub(crate) use arrow_device::rocm::{RocmConfig as Config, RocmMemory as Memory};
-use arrow_device::{Device, Queue};
+pub(crate) use arrow_device::abi::ArrowDeviceType as Memory;
+use arrow_device::device::DeviceId;
+use arrow_device::{Device, Devices, Queue, Result};
 
 use crate::fake::Group;
 use crate::hip::{self, Ptr, current_device, made};
 
+pub(crate) const DEVICE: Memory = Memory::ROCM;
+pub(crate) const HOST: Memory = Memory::ROCM_HOST;
 /// Which memories its devices have.
-pub(crate) const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
+pub(crate) const MEMORIES: [Memory; 2] = [DEVICE, HOST];
+/// Opens a device that no other test has.
+pub(crate) fn open_device(memory: Memory, ordinal: usize) -> Result<Device> {
+    load();
+    let devices = Devices::new();
+    arrow_device::rocm::register(&devices);
+    devices.get(DeviceId::new(memory, ordinal as i64))
+}
+
 /// Of all cases of every type each of so many is tested: `cuda_fake` tests more of them on the same engine.
 pub(crate) const SHARE: usize = 23;
 
@@ -53,15 +63,15 @@ pub(crate) fn unset_context() {
 /// Runs calls of HIP with a device current.
 fn with_device(device: &Device, calls: impl FnOnce()) {
     let before = current_device();
-    let ordinal = device.as_rocm().unwrap().ordinal() as c_int;
+    let ordinal = device.id().id as c_int;
     assert_eq!(hip::hipSetDevice(ordinal), 0);
     calls();
     assert_eq!(hip::hipSetDevice(before), 0);
 }
 
 fn stream(queue: &Queue) -> Ptr {
-    let queue = queue.raw().as_any().downcast_ref::<RocmQueue>();
-    queue.unwrap().hip_stream().cast()
+    // Not `Queue::hip_stream`, after which the queue asks at each call whether its stream is captured.
+    with_exposed_provenance_mut(queue.raw().stream_handle().unwrap())
 }
 
 /// How many bytes of a device are free, and how many it has.

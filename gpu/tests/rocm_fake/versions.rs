@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use arrow_device::rocm::{RocmConfig, RocmMemory};
 use arrow_device::{Devices, Error, Queue};
 
 use crate::fake::child::{build, child, folder, with_libraries};
@@ -113,8 +112,8 @@ fn a_library_that_is_too_old() {
 fn a_library_of_5_2() {
     if folder().is_some() {
         absent("rocm:2", &["there are 2 ROCm devices, 0 to 1"]);
-        let device = RocmConfig::new(1).open().unwrap();
-        assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);
+        let device = Devices::open("rocm:1").unwrap();
+        assert!(format!("{:?}", device.backend()).contains("HIP 50221153"));
         // SAFETY: this library cannot tell whose a stream is, and refuses the allocation below
         // before the stream is used.
         let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _, Box::new(())) };
@@ -135,7 +134,7 @@ fn a_library_of_5_2() {
 #[test]
 fn a_pool_that_gives_nothing() {
     if folder().is_some() {
-        let device = RocmConfig::new(0).open().unwrap();
+        let device = Devices::open("rocm:0").unwrap();
         let queue = device.default_queue();
         let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
         assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
@@ -153,11 +152,8 @@ fn the_library_that_is_loaded_comes_first() {
     if let Some(folder) = folder() {
         // SAFETY: the library has no initialisers.
         let loaded = unsafe { libloading::Library::new(folder.join("theirs.so")) }.unwrap();
-        let device = RocmConfig::new(0).with_memory(RocmMemory::Device).open();
-        assert_eq!(
-            device.unwrap().as_rocm().unwrap().runtime_version(),
-            50_221_153
-        );
+        let device = Devices::open("rocm:0").unwrap();
+        assert!(format!("{:?}", device.backend()).contains("HIP 50221153"));
         drop(loaded);
         return;
     }

@@ -3,218 +3,33 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `config.rs` | how a device is opened |
-//! | `driver.rs` | the driver library, loaded at run time |
+//! | `mod.rs` | how a device is opened |
+//! | `sys.rs` | the driver library, loaded at run time |
 //! | `runtime.rs` | a device's context, and what CUDA does differently from HIP, for [`gpu`] |
+//! | `kept.rs` | objects of cudarc's that this crate keeps |
 
-mod config;
-mod driver;
+mod kept;
 mod runtime;
+mod sys;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use cudarc::driver::sys::{CUcontext, CUdevice_attribute as Has, CUstream};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+use cudarc::driver::CudaContext;
 
-pub use self::config::{CudaConfig, CudaMemory};
-use self::driver::Driver;
-use self::runtime::Cuda;
+pub(crate) use self::kept::Kept;
+pub(crate) use self::runtime::Cuda;
+use self::sys::Driver;
 use crate::abi::ArrowDeviceType;
-use crate::device::backend::{DevicePtr, EventPtr, RawQueue, device_error};
-use crate::device::gpu::{
-    self, Context, EventCell, Gpu, GpuQueue, Library, PointerKind, RawEvent, RawStream, absent,
-    number_of,
-};
-use crate::device::{DeviceId, Devices};
+use crate::device::gpu::{self, Gpu};
+use crate::device::{Device, DeviceId, Devices};
 use crate::error::{Error, Result};
 
-/// What a user can do about streams and memory of another context.
-const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)";
-
-/// A CUDA device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
-#[derive(Debug)]
-pub struct CudaDevice {
-    /// Calls of cudarc are made between its `enter` and the drop of what that returns.
-    pub(crate) context: Arc<Context>,
-    cuda: Arc<Cuda>,
-    memory: CudaMemory,
-    /// cudarc's handle of the primary context, once `cuda_context` has made it. Its stream makes
-    /// cudarc order slices between streams, which it does from the first new stream on.
-    cudarc: OnceLock<(Arc<CudaContext>, Arc<CudaStream>)>,
-}
-
-/// Opens a device.
-fn open(config: &CudaConfig) -> Result<Gpu> {
-    let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
-    let cuda = Arc::new(Cuda::new(id, config.context.clone())?);
-    if config.memory == CudaMemory::Managed && !cuda.has(Has::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) {
-        return Err(absent(id, "the device has no managed memory"));
-    }
-    Gpu::new(id, cuda.clone(), config.memory.kind(), |context| {
-        Box::new(CudaDevice {
-            context,
-            cuda,
-            memory: config.memory,
-            cudarc: OnceLock::new(),
-        })
-    })
-}
-
-impl CudaDevice {
-    /// Returns the device's number in the driver.
-    pub fn ordinal(&self) -> usize {
-        self.cuda.ordinal as usize
-    }
-
-    /// Returns which memory this device allocates.
-    pub fn memory(&self) -> CudaMemory {
-        self.memory
-    }
-
-    /// Returns the context. It belongs to the device: do not destroy it.
-    pub fn cu_context(&self) -> CUcontext {
-        self.cuda.raw
-    }
-
-    /// Returns the newest version of CUDA that the driver supports: 13000 for 13.0. `None` if the
-    /// driver does not say.
-    pub fn driver_version(&self) -> Option<i32> {
-        self.cuda.driver.api().version()
-    }
-
-    /// Returns cudarc's handle of the context. For the primary context, the first call makes the
-    /// handle and waits for the context's work: cudarc does so when it begins to order slices
-    /// between streams. A context that was passed to [`CudaConfig::with_context`] is returned as it
-    /// is.
-    ///
-    /// # Errors
-    /// Returns [`Error::Device`] if cudarc cannot retain the context.
-    pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
-        if let Some(context) = &self.cuda.given {
-            return Ok(context.clone());
-        }
-        if let Some((context, _)) = self.cudarc.get() {
-            return Ok(context.clone());
-        }
-        let id = self.context.id;
-        let failed =
-            |operation, e: DriverError| device_error(id, operation, e.0 as i32, e.to_string());
-        // cudarc makes the context current; the guard undoes that.
-        let _current = self.context.enter()?;
-        let context =
-            CudaContext::new(self.ordinal()).map_err(|e| failed("CudaContext::new", e))?;
-        let stream = context
-            .new_stream()
-            .map_err(|e| failed("CudaContext::new_stream", e))?;
-        // A handle that another thread made meanwhile is of the same primary context.
-        Ok(self.cudarc.get_or_init(|| (context, stream)).0.clone())
-    }
-
-    /// Makes a queue of a stream.
-    pub(crate) fn adopt_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn RawQueue>> {
-        let raw = RawStream(stream.cu_stream().expose_provenance());
-        let is_own = !raw.is_default() || stream.context().cu_ctx() == self.cu_context();
-        let queue = Box::new(CudaQueue {
-            stream: raw,
-            given: Some(stream),
-            lent: Arc::default(),
-        });
-        if !is_own {
-            let id = self.context.id;
-            return Err(Error::argument(format!(
-                "{id}: the stream belongs to another context{ADVICE}"
-            )));
-        }
-        // SAFETY: the queue keeps cudarc's stream, which keeps the raw one alive.
-        let queue = unsafe { GpuQueue::given(self.context.clone(), raw, queue) }?;
-        Ok(Arc::new(queue))
-    }
-
-    /// Makes a place for an event to which `sync_event` can point.
-    pub(crate) fn adopt_event(&self, event: CudaEvent) -> Option<EventPtr> {
-        let raw = RawEvent(event.cu_event().expose_provenance());
-        EventCell::given(raw, Box::new(GivenEvent(Some(event)))).into_ptr()
-    }
-
-    /// Asks the driver for the context to which the memory at an address belongs. Returns `None` if
-    /// it belongs to none (as memory of a pool does), or is not device memory.
-    ///
-    /// # Errors
-    /// Returns [`Error::Device`] with the driver's error.
-    pub fn context_of(&self, address: DevicePtr) -> Result<Option<CUcontext>> {
-        let current = self.context.enter()?;
-        let found = self.context.check(current.look_up(address.address()))?;
-        Ok(match found.kind {
-            PointerKind::Device(_, of) => of.map(std::ptr::with_exposed_provenance_mut),
-            _ => None,
-        })
-    }
-}
-
-impl Drop for CudaDevice {
-    fn drop(&mut self) {
-        if let Some((context, stream)) = self.cudarc.take() {
-            self.cuda.driver.let_go(context, stream);
-        }
-    }
-}
-
-/// A queue of a CUDA device: what [`RawQueue::as_any`] returns.
-#[derive(Debug)]
-pub struct CudaQueue {
-    stream: RawStream,
-    given: Option<Arc<CudaStream>>,
-    /// Shared with the [`GpuQueue`].
-    lent: Arc<AtomicBool>,
-}
-
-impl CudaQueue {
-    /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made
-    /// of: do not destroy it.
-    pub fn cu_stream(&self) -> CUstream {
-        std::ptr::with_exposed_provenance_mut(self.stream.0)
-    }
-
-    /// Says that others have the stream from now on, and may capture it.
-    pub(crate) fn lend(&self) {
-        self.lent.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the cudarc stream that the queue was made of, if it was made of one.
-    pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
-        self.given.as_ref()
-    }
-}
-
-impl Drop for CudaQueue {
-    fn drop(&mut self) {
-        if let Some(stream) = self.given.take() {
-            let_go(stream.context().clone(), stream);
-        }
-    }
-}
-
-/// cudarc's event; present until `drop`.
-struct GivenEvent(Option<CudaEvent>);
-
-impl Drop for GivenEvent {
-    fn drop(&mut self) {
-        if let Some(event) = self.0.take() {
-            let_go(event.context().clone(), event);
-        }
-    }
-}
-
-/// Drops something of cudarc's that lives in `of`, and leaves the caller's current context as it
-/// was.
-pub(crate) fn let_go<T>(of: Arc<CudaContext>, last: T) {
-    match Driver::get() {
-        Ok(driver) => driver.let_go(of, last),
-        // cudarc's objects need a driver, so there is one.
-        Err(_) => drop(last),
-    }
-}
+/// The device types, one for each kind of memory.
+const TYPES: [ArrowDeviceType; 3] = [
+    ArrowDeviceType::CUDA,
+    ArrowDeviceType::CUDA_HOST,
+    ArrowDeviceType::CUDA_MANAGED,
+];
 
 /// Returns the number of CUDA devices.
 ///
@@ -224,14 +39,72 @@ pub fn device_count() -> Result<usize> {
     gpu::device_count::<Driver>(ArrowDeviceType::CUDA)
 }
 
-/// Registers the three CUDA device types with a set of devices. [`Devices::global`] has them
-/// already.
+/// Registers the three CUDA device types with a set of devices, in their primary contexts.
+/// [`Devices::global`] has them already.
 pub fn register(devices: &Devices) {
-    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
-        devices.register(memory.device_type(), move |ordinal| {
-            let id = DeviceId::new(memory.device_type(), ordinal);
-            let ordinal = number_of("CUDA", id)?;
-            CudaConfig::new(ordinal).with_memory(memory).open()
+    for device_type in TYPES {
+        devices.register(device_type, move |ordinal| {
+            open(DeviceId::new(device_type, ordinal), None)
         });
+    }
+}
+
+/// Opens a device in its primary context, or in the one that is given.
+fn open(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Device> {
+    Device::new(Arc::new(Gpu::new(id, Cuda::new(id, given)?)?))
+}
+
+impl Device {
+    /// Opens the device of a CUDA context, which may be another one than the device's primary one.
+    /// Arrays of the device have the type `device_type`: ARROW_DEVICE_CUDA for the device's own
+    /// memory, CUDA_HOST for page-locked host memory, or CUDA_MANAGED. The device keeps the context
+    /// alive. [`Devices::open`]`("cuda:0")` uses the primary context.
+    ///
+    /// ```no_run
+    /// use arrow_device::abi::ArrowDeviceType;
+    /// use arrow_device::{Device, cuda::cudarc::driver::CudaContext};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = CudaContext::new(0)?; // the program's own
+    /// let device = Device::from_cuda_context(context, ArrowDeviceType::CUDA)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] for another device type,
+    /// [`Error::DeviceNotAvailable`] with the reason if the device lacks what is needed, and
+    /// otherwise [`Error::Device`] with the driver's error.
+    pub fn from_cuda_context(
+        context: Arc<CudaContext>,
+        device_type: ArrowDeviceType,
+    ) -> Result<Self> {
+        let id = DeviceId::new(device_type, context.ordinal() as i64);
+        if !TYPES.contains(&device_type) {
+            drop(Kept::new(context, ()));
+            return Err(Error::argument(format!("{id} is no CUDA device")));
+        }
+        open(id, Some(context))
+    }
+
+    /// Returns cudarc's handle of a CUDA device's context. For the primary context, the first call
+    /// makes the handle and waits for the context's work: cudarc does so when it begins to order
+    /// slices between streams. A context that was passed to
+    /// [`from_cuda_context`](Self::from_cuda_context) is returned as it is.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device of this crate, and
+    /// [`Error::Device`] if cudarc cannot retain the context.
+    pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
+        self.as_cuda()?.context.handle()
+    }
+
+    /// Returns the device's backend.
+    pub(crate) fn as_cuda(&self) -> Result<&Gpu<Cuda>> {
+        let cuda = self.backend().as_any().downcast_ref();
+        cuda.ok_or_else(|| Error::NotSupported {
+            device: self.id(),
+            operation: "CUDA",
+            reason: "it is not a CUDA device of this crate".into(),
+        })
     }
 }

@@ -1,35 +1,37 @@
 //! A device's context: how it is retained and released, and what CUDA does differently from HIP.
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUpointer_attribute as Is,
+    CUcontext, CUdevice, CUdevice_attribute as Has, CUdeviceptr, CUpointer_attribute as Is,
 };
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use super::driver::{Driver, IN_STREAM_ORDER};
-use super::{CudaDevice, CudaQueue};
+use super::Kept;
+use super::sys::{Driver, IN_STREAM_ORDER};
+use crate::abi::ArrowDeviceType;
 use crate::device::backend::{CopyOp, device_error};
 use crate::device::gpu::{
-    Answer, Before, Failed, Found, Library, Peer, PointerKind, RawStream, Runtime, absent,
+    Answer, Context, Failed, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
     absent_after, find,
 };
 use crate::device::{DeviceId, lock};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A context.
-pub(super) struct Cuda {
-    pub(super) driver: &'static Driver,
+pub(crate) struct Cuda {
+    driver: &'static Driver,
     /// The device's number in the driver.
-    pub(super) ordinal: c_int,
+    ordinal: c_int,
     device: CUdevice,
-    pub(super) raw: CUcontext,
-    /// The context's owner; `None` if it is the primary one, which is retained here.
-    pub(super) given: Option<Arc<CudaContext>>,
+    raw: CUcontext,
+    /// Whether this retains the context, which is the primary one.
+    is_retained: bool,
+    /// cudarc's handle of the context: the one that was given, or what `handle` has made, with a
+    /// stream. cudarc orders slices between streams from the first new stream on.
+    handle: OnceLock<Kept<Option<Arc<CudaStream>>>>,
     /// Primary contexts of other devices, by ordinal, retained.
     others: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
 }
@@ -42,16 +44,11 @@ unsafe impl Sync for Cuda {}
 impl Cuda {
     /// Makes a device's primary context, or adopts the one that is given.
     pub(super) fn new(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Self> {
+        let given = given.map(|context| Kept::new(context, None));
         let (driver, ordinal) = find::<Driver>(id)?;
         let device =
             device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
-        let raw = match &given {
-            Some(context) if context.ordinal() as i64 != id.id => {
-                let ordinal = context.ordinal();
-                return Err(Error::argument(format!(
-                    "a context of CUDA device {ordinal} for {id}"
-                )));
-            }
+        let raw = match given.as_ref().and_then(Kept::context) {
             Some(context) => context.cu_ctx(),
             None => retain(driver, device).map_err(|Failed { call, code }| {
                 // The failure may pass, so it does not say that there is no such device.
@@ -64,17 +61,22 @@ impl Cuda {
             ordinal,
             device,
             raw,
-            given,
+            is_retained: given.is_none(),
+            handle: given.map_or_else(OnceLock::new, OnceLock::from),
             others: Mutex::new(Vec::new()),
         };
-        if !cuda.has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) {
+        if !cuda.has(Has::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) {
             return Err(absent(id, "the device has no unified addressing"));
+        }
+        let needs_managed = id.device_type == ArrowDeviceType::CUDA_MANAGED;
+        if needs_managed && !cuda.has(Has::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) {
+            return Err(absent(id, "the device has no managed memory"));
         }
         Ok(cuda)
     }
 
     /// Whether a device attribute is set. The driver may not know it: then it is not.
-    pub(super) fn has(&self, attribute: CUdevice_attribute) -> bool {
+    fn has(&self, attribute: Has) -> bool {
         let mut value = 0;
         let driver = self.driver;
         // SAFETY: `value` is valid for the write of an int.
@@ -85,7 +87,7 @@ impl Cuda {
 
     /// Returns the primary context of another device, for copies out of its memory. It is kept as
     /// long as this one.
-    pub(super) fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
+    fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
         let mut others = lock(&self.others);
         if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {
             return Ok(*raw);
@@ -112,23 +114,39 @@ fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
     Ok(raw)
 }
 
+impl Context<Cuda> {
+    /// Returns cudarc's handle of the context, which the first call makes if none was given.
+    pub(super) fn handle(&self) -> Result<Arc<CudaContext>> {
+        let cuda = &self.runtime;
+        if let Some(context) = cuda.handle.get().and_then(Kept::context) {
+            return Ok(context.clone());
+        }
+        let failed =
+            |operation, e: DriverError| device_error(self.id, operation, e.0 as i32, e.to_string());
+        // cudarc makes the context current; the guard undoes that.
+        let _current = self.enter()?;
+        let context = CudaContext::new(cuda.ordinal as usize);
+        let context = context.map_err(|e| failed("CudaContext::new", e))?;
+        let stream = context.new_stream();
+        let stream = stream.map_err(|e| failed("CudaContext::new_stream", e))?;
+        // A handle that another thread made meanwhile is of the same primary context.
+        let kept = || Kept::new(context.clone(), Some(stream));
+        cuda.handle.get_or_init(kept);
+        Ok(context)
+    }
+}
+
 impl Drop for Cuda {
     fn drop(&mut self) {
-        if !self.driver.api().process.is_this() {
-            // Its drop would call the driver.
-            std::mem::forget(self.given.take());
+        if !self.driver.process().is_this() {
             return;
         }
-        for (_, device, _) in lock(&self.others).drain(..) {
-            // SAFETY: the context was retained in `primary_of`, and is released once.
+        drop(self.handle.take());
+        let others = std::mem::take(&mut *lock(&self.others));
+        let others = others.into_iter().map(|(_, device, _)| device);
+        for device in others.chain(self.is_retained.then_some(self.device)) {
+            // SAFETY: the context was retained in `primary_of` or `new`, and is released once.
             let _ = unsafe { self.driver.release_primary(device) };
-        }
-        match self.given.take() {
-            Some(context) => self.driver.let_go(context, ()),
-            None => {
-                // SAFETY: the context was retained in `new`, and is released once.
-                let _ = unsafe { self.driver.release_primary(self.device) };
-            }
         }
     }
 }
@@ -142,7 +160,11 @@ impl fmt::Debug for Cuda {
 // SAFETY: each method is the call of the driver that its name and its documentation ask for; the
 // driver aligns memory to 256 bytes and more.
 unsafe impl Runtime for Cuda {
-    fn library(&self) -> &dyn Library {
+    type Library = Driver;
+    type Before = ();
+    type Given = Kept<Arc<CudaStream>>;
+
+    fn library(&self) -> &'static Driver {
         self.driver
     }
 
@@ -150,41 +172,23 @@ unsafe impl Runtime for Cuda {
         self.ordinal
     }
 
-    fn reads_managed(&self) -> bool {
-        self.has(super::Has::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)
+    fn features(&self) -> Features {
+        Features {
+            pools: self.has(Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
+            reads_managed: self.has(Has::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
+        }
     }
 
-    fn supports_pools(&self) -> bool {
-        self.has(super::Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+    fn reaches_context(&self, context: usize) -> bool {
+        context == self.raw.addr()
     }
 
-    fn owns(&self, kind: PointerKind) -> bool {
-        let PointerKind::Device(ordinal, context) = kind else {
-            return false;
-        };
-        ordinal == self.ordinal && context.is_none_or(|of| of == self.raw.addr())
-    }
-
-    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int> {
-        let other = other.downcast_ref::<CudaDevice>();
-        other.map(|other| other.cuda.ordinal)
-    }
-
-    fn queue(&self, raw: RawStream, lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync> {
-        Box::new(CudaQueue {
-            stream: raw,
-            given: None,
-            lent,
-        })
-    }
-
-    fn enter(&self) -> Answer<Before> {
+    fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.
-        unsafe { self.driver.push_context(self.raw) }?;
-        Ok(Before::default())
+        unsafe { self.driver.push_context(self.raw) }
     }
 
-    fn leave(&self, _: Before) {
+    fn leave(&self, (): ()) {
         let mut popped = std::ptr::null_mut();
         // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this
         // thread by `enter`, or put in its place by cudarc.
@@ -197,7 +201,7 @@ unsafe impl Runtime for Cuda {
         // the write of a handle.
         unsafe { self.driver.stream_context(stream, &raw mut of) }?;
         // For a stream of a green context the driver returns a context that stands for that one.
-        let why = || format!("the stream belongs to another context{}", super::ADVICE);
+        let why = || format!("the stream belongs to another context{}", Driver::ADVICE);
         Ok((of != self.raw).then(why))
     }
 
@@ -259,25 +263,24 @@ unsafe impl Runtime for Cuda {
         })
     }
 
-    fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>> {
+    fn peer_of(&self, kind: PointerKind) -> Answer<Option<usize>> {
         match kind {
-            PointerKind::Device(_, Some(of)) => Ok((of != self.raw.addr()).then_some(Peer(of))),
+            PointerKind::Device(_, Some(of)) => Ok((of != self.raw.addr()).then_some(of)),
             PointerKind::Device(ordinal, None) if ordinal != self.ordinal => {
-                let of = self.primary_of(ordinal)?;
-                Ok(Some(Peer(of.expose_provenance())))
+                Ok(Some(self.primary_of(ordinal)?.expose_provenance()))
             }
             _ => Ok(None),
         }
     }
 
-    unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
+    unsafe fn copy(&self, copy: &CopyOp, from: Option<usize>, stream: RawStream) -> Answer {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
         match from {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Runtime::copy`). All memory is in one address space, in which the driver finds the
             // direction.
             None => unsafe { self.driver.copy(dst, src, bytes, stream) },
-            Some(Peer(of)) => {
+            Some(of) => {
                 let of = std::ptr::with_exposed_provenance_mut(of);
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
                 // `of` is what `peer_of` returned: the context of the source, which lives as long
@@ -286,7 +289,8 @@ unsafe impl Runtime for Cuda {
             }
         }
     }
-    unsafe fn copy_list(&self, copies: &[CopyOp], stream: RawStream) -> Option<Answer> {
+
+    unsafe fn copy_list(&self, copies: &[&CopyOp], stream: RawStream) -> Option<Answer> {
         let call = self.driver.copy_list.as_ref()?;
         let mut dst: Vec<_> = copies.iter().map(|copy| copy.dst.as_ptr()).collect();
         let mut src: Vec<_> = copies.iter().map(|copy| copy.src.as_ptr()).collect();

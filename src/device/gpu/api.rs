@@ -2,9 +2,6 @@
 //! same under two names.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
-use std::ops::Deref;
-
-use crate::device::Process;
 
 /// What a call returns: the vendor's enum as an integer, for a library may return codes that its
 /// bindings do not have.
@@ -19,7 +16,6 @@ pub(crate) mod code {
     pub(crate) const NOT_INITIALIZED: Code = 3;
     pub(crate) const DEINITIALIZED: Code = 4;
     pub(crate) const NOT_READY: Code = 600;
-    pub(crate) const NOT_SUPPORTED: Code = 801;
 }
 
 /// The capture mode in which a thread's calls cannot spoil other threads' stream captures.
@@ -46,16 +42,26 @@ pub(crate) struct Call<F> {
     pub(crate) function: F,
 }
 
-impl<F> Call<F> {
+impl<F: Copy> Call<F> {
+    /// Finds a function by its symbol; an error is the symbol.
+    ///
+    /// # Safety
+    /// `F` is the type of the library's function of that name, and the library stays loaded for as
+    /// long as it is called.
+    pub(crate) unsafe fn find(
+        library: &libloading::Library,
+        name: &'static str,
+    ) -> Result<Self, &'static str> {
+        // SAFETY: the caller guarantees that `F` is the function's type (see `# Safety`).
+        let function = unsafe { library.get::<F>(name.as_bytes()) };
+        let function = *function.map_err(|_| name)?;
+        Ok(Self { name, function })
+    }
+
     /// Checks what the function returned: 0 is success.
     pub(crate) fn check(&self, code: Code) -> Answer {
-        match code {
-            0 => Ok(()),
-            code => Err(Failed {
-                call: self.name,
-                code,
-            }),
-        }
+        let call = self.name;
+        (code == 0).then_some(()).ok_or(Failed { call, code })
     }
 }
 
@@ -70,7 +76,7 @@ pub(super) fn is_done(answer: Answer) -> Answer<bool> {
 /// A stream's handle, as a number: it is not followed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawStream(pub(in crate::device) usize);
+pub(crate) struct RawStream(pub(crate) usize);
 
 impl RawStream {
     /// The default stream that all threads share, of whichever context is current.
@@ -91,55 +97,22 @@ impl RawStream {
 /// An event's handle, as a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawEvent(pub(in crate::device) usize);
+pub(crate) struct RawEvent(pub(crate) usize);
 
 /// A memory pool's handle, as a number.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub(crate) struct RawPool(pub(in crate::device) usize);
+pub(crate) struct RawPool(pub(crate) usize);
 
-/// `CUmemPoolProps` and `hipMemPoolProps`, whose later members depend on the version.
+/// `CUmemPoolProps` and `hipMemPoolProps`: the type of allocations, of handles and of the location,
+/// the location's number, and later members that depend on the version.
 #[repr(C)]
-pub(crate) struct PoolProps {
-    pub(crate) allocation_type: c_int,
-    pub(crate) handle_types: c_int,
-    pub(crate) location_type: c_int,
-    pub(crate) location_id: c_int,
-    pub(crate) rest: [usize; 9],
-}
+pub(crate) struct PoolProps(pub(crate) [c_int; 4], pub(crate) [usize; 9]);
 
 impl PoolProps {
-    pub(crate) const PINNED: c_int = 1;
-    pub(crate) const ON_DEVICE: c_int = 1;
-
-    /// A pool of a device's own memory.
-    pub(super) fn of_device(ordinal: c_int) -> Self {
-        Self {
-            allocation_type: Self::PINNED,
-            handle_types: 0,
-            location_type: Self::ON_DEVICE,
-            location_id: ordinal,
-            rest: [0; 9],
-        }
-    }
-}
-
-/// Finds a function by its symbol; an error is the symbol.
-///
-/// # Safety
-/// `F` is the type of the library's function of that name, and the library stays loaded for as long
-/// as it is called.
-pub(crate) unsafe fn find_call<F: Copy>(
-    library: &libloading::Library,
-    symbol: &'static str,
-) -> Result<Call<F>, &'static str> {
-    // SAFETY: the caller guarantees that `F` is the function's type (see `# Safety`).
-    match unsafe { library.get::<F>(symbol.as_bytes()) } {
-        Ok(function) => Ok(Call {
-            name: symbol,
-            function: *function,
-        }),
-        Err(_) => Err(symbol),
+    /// A pool of a device's own memory, which is pinned and has no handles.
+    pub(crate) fn of_device(ordinal: c_int) -> Self {
+        Self([1, 0, 1, ordinal], [0; 9])
     }
 }
 
@@ -154,12 +127,11 @@ macro_rules! functions {
         }
     ) => {
         $(#[$meta])*
-        #[allow(non_snake_case)]
         $vis struct $functions {
             $($vis $name: $crate::device::gpu::Call<unsafe extern "C" fn($($type),*) -> Code>,)*
         }
 
-        #[allow(non_snake_case, dead_code, clippy::too_many_arguments)]
+        #[allow(dead_code, clippy::too_many_arguments)]
         impl $functions {
             /// Finds the functions by their symbols of a vendor, which has this number in the table;
             /// an error is the symbol of one that is missing.
@@ -174,7 +146,7 @@ macro_rules! functions {
                     // SAFETY: the caller guarantees that the library is the vendor's (see
                     // `# Safety`), so its functions have the types of the vendor's headers.
                     $($name: unsafe {
-                        $crate::device::gpu::find_call(library, [$($symbol),+][vendor])
+                        $crate::device::gpu::Call::find(library, [$($symbol),+][vendor])
                     }?,)*
                 })
             }
@@ -195,43 +167,10 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`]
-/// work in the current context.
-pub(crate) struct Api {
-    pub(crate) vendor: &'static str,
-    /// Where the library was initialised. A child of that process must not call it.
-    pub(crate) process: Process,
-    /// What a user can do about streams and memory of another context.
-    pub(crate) advice: &'static str,
-    /// Whether a code means that a context is lost.
-    pub(crate) is_lost: fn(Code) -> bool,
-    /// The flags of events without timing.
-    pub(crate) event_flags: c_uint,
-    /// The flags of page-locked memory that serves all devices, and is not write-combined, since
-    /// the host reads it.
-    pub(crate) host_flags: c_uint,
-    pub(crate) calls: Calls,
-}
-
-impl Deref for Api {
-    type Target = Calls;
-
-    fn deref(&self) -> &Calls {
-        &self.calls
-    }
-}
-
-/// The numbers of the vendors in [`Calls`].
-#[cfg(feature = "cuda")]
-pub(crate) const CUDA: usize = 0;
-#[cfg(feature = "rocm")]
-pub(crate) const HIP: usize = 1;
-
 functions! {
-    /// The functions that both libraries have.
+    /// The functions that both libraries have. All but the first two work in the current context.
     pub(crate) struct Calls {
         count_devices = ["cuDeviceGetCount", "hipGetDeviceCount"] (count: *mut c_int);
-        get_version = ["cuDriverGetVersion", "hipRuntimeGetVersion"] (version: *mut c_int);
         exchange_capture_mode = ["cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"] (mode: *mut c_int);
         synchronize = ["cuCtxSynchronize", "hipDeviceSynchronize"] ();
         create_stream = ["cuStreamCreate", "hipStreamCreateWithFlags"] (stream: *mut RawStream, flags: c_uint);
@@ -261,20 +200,10 @@ functions! {
     }
 }
 
-impl Api {
-    /// Returns the number of devices.
-    pub(crate) fn device_count(&self) -> Answer<c_int> {
-        let mut count = 0;
-        // SAFETY: `count` is valid for the write of an int.
-        unsafe { self.count_devices(&raw mut count) }?;
-        Ok(count)
-    }
-
-    /// Returns the version, in the vendor's numbers; `None` if the library does not say.
-    pub(crate) fn version(&self) -> Option<c_int> {
-        let mut version = 0;
-        // SAFETY: `version` is valid for the write of an int.
-        let answer = unsafe { self.get_version(&raw mut version) };
-        answer.is_ok().then_some(version)
-    }
+impl Calls {
+    /// The numbers of the vendors' symbols in the table.
+    #[cfg(feature = "cuda")]
+    pub(crate) const CUDA: usize = 0;
+    #[cfg(feature = "rocm")]
+    pub(crate) const HIP: usize = 1;
 }

@@ -1,53 +1,56 @@
 //! The backend of a GPU, of either vendor.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::api::{Api, RawStream, is_done};
-use super::calls::Allocation;
-use super::context::{Context, End};
+use super::api::{RawStream, is_done};
+use super::context::Context;
 use super::event::{EventCell, event_of};
+use super::memory::Allocation;
 use super::queue::GpuQueue;
-use super::runtime::{Found, Memory, PointerKind, Runtime};
+use super::runtime::{Found, Library, Memory, PointerKind, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
+use crate::device::parts::Worker;
 use crate::error::{Error, Result};
 
 /// A GPU, driven through its vendor's [`Runtime`].
-pub(crate) struct Gpu {
-    context: Arc<Context>,
-    host_readable: bool,
-    queue: Arc<GpuQueue>,
-    /// What [`Backend::as_any`] returns: the vendor's type of device.
-    vendor: Box<dyn Any + Send + Sync>,
+pub(crate) struct Gpu<R: Runtime> {
+    pub(crate) context: Arc<Context<R>>,
+    queue: Arc<GpuQueue<R>>,
     /// Dropped last, after the queue.
-    _end: End,
+    _end: End<R>,
 }
 
-impl Gpu {
-    /// Makes the backend; `vendor` makes what `as_any` returns.
-    pub(crate) fn new(
-        id: DeviceId,
-        runtime: Arc<dyn Runtime>,
-        memory: Memory,
-        vendor: impl FnOnce(Arc<Context>) -> Box<dyn Any + Send + Sync>,
-    ) -> Result<Self> {
-        let context = Arc::new(Context::new(id, runtime, memory)?);
-        let host_readable = match memory {
-            Memory::Device => false,
-            Memory::Host => true,
-            // Otherwise the host must not touch any managed memory while the device works.
-            Memory::Managed => context.reads_managed,
-        };
+impl<R: Runtime> Gpu<R> {
+    pub(crate) fn new(id: DeviceId, runtime: R) -> Result<Self> {
+        let context = Arc::new(Context::new(id, runtime)?);
         Ok(Self {
             queue: Arc::new(GpuQueue::new(context.clone())?),
-            vendor: vendor(context.clone()),
             _end: End(context.clone()),
             context,
-            host_readable,
         })
+    }
+
+    /// Returns the device's number of another backend of the vendor's.
+    fn ordinal_of(other: &dyn Backend) -> Option<c_int> {
+        let other = other.as_any().downcast_ref::<Self>()?;
+        Some(other.context.runtime.ordinal())
+    }
+
+    /// Forgets memory that does not belong to the device any more.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn forget(&self, base: DevicePtr) {
+        self.context.heap.forget(base);
+    }
+
+    /// Frees memory of the device's that queued work may still use, once all work has ended.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn give_up(&self, base: DevicePtr) {
+        self.context.heap.give_up(base);
     }
 
     fn allocation_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<Allocation>> {
@@ -59,7 +62,8 @@ impl Gpu {
     fn judge(&self, kind: PointerKind) -> (AddressClass, Option<String>) {
         use PointerKind as P;
         let (context, memory) = (&self.context, self.context.memory);
-        let Api { vendor, advice, .. } = context.api();
+        let (vendor, advice) = (R::Library::VENDOR, R::Library::ADVICE);
+        let reaches = |of: Option<usize>| of.is_none_or(|of| context.runtime.reaches_context(of));
         let inaccessible = |why: String| (AddressClass::Inaccessible, Some(why));
         match kind {
             P::Device(of, _) if memory != Memory::Device => inaccessible(format!(
@@ -68,7 +72,7 @@ impl Gpu {
             P::Device(of, _) if of != context.runtime.ordinal() => {
                 inaccessible(format!("it is memory of {vendor} device {of}"))
             }
-            P::Device(..) if context.runtime.owns(kind) => (AddressClass::Device, None),
+            P::Device(_, of) if reaches(of) => (AddressClass::Device, None),
             // Kernels of this context cannot reach the memory.
             P::Device(..) => inaccessible(format!("it is memory of another context{advice}")),
             P::Managed if memory == Memory::Host && !context.reads_managed => inaccessible(
@@ -96,13 +100,18 @@ impl Gpu {
 //   caller of an import guarantees; where the library cannot tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
 // - `settle` returns when all work is done or the context is lost.
-unsafe impl Backend for Gpu {
+unsafe impl<R: Runtime> Backend for Gpu<R> {
     fn id(&self) -> DeviceId {
         self.context.id
     }
 
     fn host_readable(&self) -> bool {
-        self.host_readable
+        match self.context.memory {
+            Memory::Device => false,
+            Memory::Host => true,
+            // Otherwise the host must not touch any managed memory while the device works.
+            Memory::Managed => self.context.reads_managed,
+        }
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -132,14 +141,14 @@ unsafe impl Backend for Gpu {
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let current = self.context.enter()?;
         // SAFETY: the caller of `query_event` guarantees that the event is live.
-        let done = unsafe { current.api().query_event(event_of(event)) };
+        let done = unsafe { current.calls().query_event(event_of(event)) };
         self.context.check(is_done(done))
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let current = self.context.enter()?;
         // SAFETY: the caller of `wait_event` guarantees that the event is live.
-        let done = unsafe { current.api().wait_event(event_of(event)) };
+        let done = unsafe { current.calls().wait_event(event_of(event)) };
         self.context.check(done)
     }
 
@@ -187,7 +196,7 @@ unsafe impl Backend for Gpu {
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
         if !self.context.is_forked() {
-            self.context.staging.give_back(address, bytes, 0, None);
+            self.context.heap.give_back_staging(address, bytes);
         }
     }
 
@@ -200,7 +209,7 @@ unsafe impl Backend for Gpu {
             return false;
         };
         // The library itself copies to page-locked memory with the host.
-        if self.context.memory == Memory::Host || self.context.staging.has(address, bytes) {
+        if self.context.memory == Memory::Host {
             return true;
         }
         // A wrong answer costs only time: the library stages what is not page-locked by itself.
@@ -216,7 +225,7 @@ unsafe impl Backend for Gpu {
 
     /// Devices of one library copy from each other without the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = self.context.runtime.ordinal_of(other.as_any());
+        let other = Self::ordinal_of(other);
         // Host memory takes copies only from its own device: no call there names another's context.
         other.is_some_and(|other| {
             self.context.memory == Memory::Device || other == self.context.runtime.ordinal()
@@ -225,14 +234,13 @@ unsafe impl Backend for Gpu {
 
     /// A stream can wait for events of any device and context of the library.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let other = self.context.runtime.ordinal_of(other.as_any());
-        other.is_some()
+        Self::ordinal_of(other).is_some()
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
-        let stream = RawStream(stream);
+        let current = self.context.enter()?;
         // SAFETY: the caller of `stream_wait` guarantees that stream and event are live.
-        unsafe { GpuQueue::wait_on_stream(&self.context, stream, event) }?;
+        unsafe { current.wait_on_stream(RawStream(stream), event) }?;
         Ok(true)
     }
 
@@ -249,14 +257,32 @@ unsafe impl Backend for Gpu {
     }
 
     fn as_any(&self) -> &dyn Any {
-        &*self.vendor
+        self
     }
 }
 
-impl fmt::Debug for Gpu {
+impl<R: Runtime> fmt::Debug for Gpu<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.context.api().vendor)
+        f.debug_tuple(R::Library::VENDOR)
             .field(&self.context)
             .finish()
+    }
+}
+
+/// The end of a device: frees what it has kept.
+struct End<R: Runtime>(Arc<Context<R>>);
+
+impl<R: Runtime> Drop for End<R> {
+    fn drop(&mut self) {
+        let context = self.0.clone();
+        if context.is_forked() || context.is_clear() {
+            return;
+        }
+        // The drop of a device waits for nothing, unless the system starts no thread.
+        Worker::new("arrow-device gpu free").push(move || {
+            // Even after an error nothing runs any more.
+            let _ = context.settle();
+            context.trim();
+        });
     }
 }

@@ -8,17 +8,17 @@ use crate::device::backend::EventPtr;
 /// An event in a place to which `sync_event` can point.
 #[repr(C)]
 pub(crate) struct EventCell {
-    raw: RawEvent,
+    pub(super) raw: RawEvent,
     /// The owner of an event that was given; `None` if it is our own.
     given: Option<Box<dyn Any + Send>>,
 }
 
 impl EventCell {
-    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no
+    /// Makes the pointer for an event that was given. `owner` is dropped when the event is needed no
     /// more.
-    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
+    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Option<EventPtr> {
         let given = Some(owner);
-        Box::new(Self { raw, given })
+        Box::new(Self { raw, given }).into_ptr()
     }
 
     /// Makes a cell for an event of our own.
@@ -30,11 +30,7 @@ impl EventCell {
         self.given.is_none()
     }
 
-    pub(super) fn raw(&self) -> RawEvent {
-        self.raw
-    }
-
-    pub(crate) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
+    pub(super) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
         // The handle is the first member.
         EventPtr::new(Box::into_raw(self).cast())
     }
@@ -52,7 +48,7 @@ impl EventCell {
 ///
 /// # Safety
 /// `event` points to an event handle.
-pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
+pub(super) unsafe fn event_of(event: EventPtr) -> RawEvent {
     // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are
     // a `RawEvent`.
     unsafe { event.as_ptr().cast::<RawEvent>().read() }

@@ -5,58 +5,64 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::api::RawStream;
-use super::context::Context;
-use super::copy;
-use super::entry::Current;
+use super::api::{NOT_CAPTURED, RawStream, code};
+use super::context::{Context, Current};
 use super::event::{EventCell, event_of};
-use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use super::memory::Allocation;
+use super::runtime::{Memory, Runtime, to_ptr};
+use crate::device::backend::{CopyKind, CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::parts::queue_number;
 use crate::error::{Error, Result};
 
+/// From this many copies on, the library is given the list in one call. On an H200, 100 copies of
+/// 4 KiB to page-locked memory take 57 us so, and 176 us one by one.
+const LIST: usize = 8;
+/// A copy of this many bytes goes by itself: next to its own time that of a call is nothing.
+const LARGE: usize = 1 << 20;
+
 /// A queue of a GPU: a stream.
-pub(crate) struct GpuQueue {
-    context: Arc<Context>,
+pub(crate) struct GpuQueue<R: Runtime> {
+    context: Arc<Context<R>>,
     stream: RawStream,
-    /// Whether it is our own stream.
-    is_own: bool,
+    /// What keeps a stream that was given; `None` if it is our own.
+    given: Option<R::Given>,
     /// Whether others have the stream, and may capture it into a graph.
-    lent: Arc<AtomicBool>,
+    lent: AtomicBool,
     /// Unlike a stream's handle, this is never used again.
     id: u64,
-    /// What [`RawQueue::as_any`] returns: the vendor's type of queue, which owns a stream that was
-    /// given.
-    vendor: Box<dyn Any + Send + Sync>,
 }
 
-impl GpuQueue {
+impl<R: Runtime> GpuQueue<R> {
     /// Makes a queue of a new stream, which does not wait for the legacy default stream.
-    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
-        let stream = context.check(context.enter()?.new_stream())?;
-        let lent = Arc::new(AtomicBool::new(false));
-        let vendor = context.runtime.queue(stream, lent.clone());
+    pub(super) fn new(context: Arc<Context<R>>) -> Result<Self> {
+        const NON_BLOCKING: u32 = 1;
+        let current = context.enter()?;
+        let mut stream = RawStream::LEGACY;
+        // SAFETY: `stream` is valid for the write of a handle.
+        let made = unsafe { current.calls().create_stream(&raw mut stream, NON_BLOCKING) };
+        context.check(made)?;
+        drop(current);
         Ok(Self {
             context,
             stream,
-            is_own: true,
-            lent,
+            given: None,
+            lent: AtomicBool::new(false),
             id: queue_number(),
-            vendor,
         })
     }
 
-    /// Makes a queue of a stream that was given, which `vendor` keeps alive.
+    /// Makes a queue of a stream that was given, which `given` keeps alive.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] for a stream of another context, for a per-thread default
     /// stream, and for one that is being captured. The legacy default stream is not checked.
     ///
     /// # Safety
-    /// The stream is live, or stands for a default stream, for as long as `vendor` lives.
+    /// The stream is live, or stands for a default stream, for as long as `given` lives.
     pub(crate) unsafe fn given(
-        context: Arc<Context>,
+        context: Arc<Context<R>>,
         stream: RawStream,
-        vendor: Box<dyn Any + Send + Sync>,
+        given: R::Given,
     ) -> Result<Self> {
         if stream.is_per_thread() {
             let why =
@@ -65,59 +71,56 @@ impl GpuQueue {
         }
         // SAFETY: the caller guarantees that the stream is live or a default stream (see
         // `# Safety`).
-        unsafe { check_stream(&context, &context.enter()?, stream) }?;
+        unsafe { context.enter()?.check_stream(stream) }?;
         Ok(Self {
             context,
             stream,
-            is_own: false,
-            lent: Arc::new(AtomicBool::new(true)),
+            given: Some(given),
+            lent: AtomicBool::new(true),
             id: queue_number(),
-            vendor,
         })
     }
 
-    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for
-    /// an event.
-    ///
-    /// # Safety
-    /// `stream` is a live stream, or stands for a default stream; the event is live.
-    pub(super) unsafe fn wait_on_stream(
-        context: &Context,
-        stream: RawStream,
-        event: EventPtr,
-    ) -> Result<()> {
-        let current = context.enter()?;
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see
-        // `# Safety`).
-        unsafe { check_stream(context, &current, stream) }?;
-        // SAFETY: the caller guarantees that stream and event are live (see `# Safety`). The event
-        // may be of any context.
-        context.check(unsafe { current.api().wait(stream, event_of(event), 0) })
+    /// Returns the stream, which others may capture from now on.
+    pub(crate) fn lend(&self) -> RawStream {
+        self.lent.store(true, Ordering::Relaxed);
+        self.stream
+    }
+
+    /// Returns what keeps the stream, if it was given.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn keeper(&self) -> Option<&R::Given> {
+        self.given.as_ref()
     }
 
     /// Makes the context current, to give work to the stream. Refuses that while the stream is being
     /// captured.
-    fn enter(&self) -> Result<Current<'_>> {
+    fn enter(&self) -> Result<Current<'_, R>> {
         let current = self.context.enter()?;
         if self.lent.load(Ordering::Relaxed) && !self.stream.is_default() {
             // SAFETY: the queue keeps its stream alive, which is no default stream.
-            unsafe { check_capture(&self.context, &current, self.stream) }?;
+            unsafe { current.check_capture(self.stream) }?;
         }
         Ok(current)
     }
 
     /// Allocates memory if there is enough now.
     fn try_allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        let context = &*self.context;
-        let current = self.enter()?;
-        match context.pool {
-            Some(pool) => {
-                // SAFETY: the queue keeps its stream and its context, which has the pool.
-                let answer = unsafe { current.allocate_from(pool, bytes, self.stream) };
-                context.check_memory(answer, bytes)
-            }
-            None => context.allocate_block(&context.blocks, self.id, bytes, &current),
-        }
+        let (current, mut address) = (self.enter()?, 0);
+        let Some(pool) = self.context.pool else {
+            return current.allocate_block(self.id, bytes);
+        };
+        let calls = current.calls();
+        // SAFETY: `address` is valid for the write of an address. The queue keeps its stream and its
+        // context, which has the pool.
+        let made = unsafe { calls.allocate_in_order(&raw mut address, bytes, pool, self.stream) };
+        // HIP 5.2 reports success for a pool that is full.
+        let made = made.and_then(|()| match address {
+            0 => calls.allocate_in_order.check(code::OUT_OF_MEMORY),
+            _ => Ok(()),
+        });
+        self.context.check_memory(made, bytes)?;
+        Ok(to_ptr(address))
     }
 
     /// As [`RawQueue::free`], but an error leaves the memory to the caller.
@@ -125,67 +128,158 @@ impl GpuQueue {
     /// # Safety
     /// As there.
     unsafe fn free_in_order(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let context = &self.context;
-        let current = self.enter()?;
+        let (context, current) = (&self.context, self.enter()?);
         if context.pool.is_some() {
             // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees
             // that the memory is from it, is freed once, and that the queue waited for its uses
             // (see `# Safety`). The queue keeps its stream alive.
-            return context
-                .check(unsafe { context.api().free_in_order(base.as_ptr(), self.stream) });
+            let freed = unsafe { current.calls().free_in_order(base.as_ptr(), self.stream) };
+            return context.check(freed);
         }
         let after = self.record_event(&current)?;
-        context.blocks.give_back(base, bytes, self.id, Some(after));
+        context.heap.give_back(base, bytes, self.id, after);
         Ok(())
     }
 
     /// Records one of our own events after all work so far.
-    fn record_event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
-        let context = &self.context;
-        let event = context.event(current)?;
+    fn record_event(&self, current: &Current<'_, R>) -> Result<Box<EventCell>> {
+        let event = self.context.event(current)?;
         // SAFETY: the event is from this context; the queue keeps its stream alive, which is of
         // this context.
-        match context.check(unsafe { current.api().record(event.raw(), self.stream) }) {
+        let recorded = unsafe { current.calls().record(event.raw, self.stream) };
+        match self.context.check(recorded) {
             Ok(()) => Ok(event),
             Err(e) => {
-                context.recycle(event);
+                self.context.recycle(event);
                 Err(e)
             }
         }
     }
+
+    /// Queues a copy, or a list of them.
+    ///
+    /// # Safety
+    /// As [`RawQueue::copy`].
+    unsafe fn queue_copies(&self, copies: &[CopyOp], current: &Current<'_, R>) -> Result<()> {
+        let peers = current.peers(copies)?;
+        let all = copies.iter().zip(peers);
+        let fits = |(copy, peer): &(&CopyOp, Option<usize>)| copy.bytes < LARGE && peer.is_none();
+        let (small, mut alone): (Vec<_>, Vec<_>) = all.partition(fits);
+        let mut queued = Ok(());
+        let mut is_queued = false;
+        if small.len() >= LIST && !self.stream.is_default() {
+            let list: Vec<&CopyOp> = small.iter().map(|(copy, _)| *copy).collect();
+            // SAFETY: the caller guarantees that the memory is live until the copies have completed
+            // (see `# Safety`); the queue keeps its stream alive, which is no default stream.
+            let taken = unsafe { current.copy_list(&list, self.stream) };
+            is_queued = taken.is_some();
+            if taken != Some(Ok(())) {
+                // The library does not take this list. To queue a copy again changes nothing.
+                alone.extend(small);
+            }
+        } else {
+            alone.extend(small);
+        }
+        for (copy, from) in alone {
+            // SAFETY: the caller guarantees that the memory is live until the copies have completed
+            // (see `# Safety`); `from` is what `peer_of` returned for the source; the queue keeps its
+            // stream alive.
+            queued = self
+                .context
+                .check(unsafe { current.copy(copy, from, self.stream) });
+            if queued.is_err() {
+                break;
+            }
+            is_queued = true;
+        }
+        if queued.is_err() && is_queued {
+            // The caller may free what half of the copies use, so they must be done.
+            // SAFETY: the queue keeps its stream alive.
+            let done = unsafe { current.calls().synchronize_stream(self.stream) };
+            if self.context.check(done).is_err() {
+                // An error of this is final: nothing runs any more.
+                let _ = self.context.settle();
+            }
+        }
+        queued
+    }
 }
 
-/// Refuses a stream of another context, and one that is being captured. Default streams belong to
-/// whichever context is current.
-///
-/// # Safety
-/// The stream is live, or stands for a default stream.
-unsafe fn check_stream(context: &Context, current: &Current<'_>, stream: RawStream) -> Result<()> {
-    if stream.is_default() {
-        return Ok(());
+impl<R: Runtime> Current<'_, R> {
+    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for
+    /// an event.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream; the event is live.
+    pub(super) unsafe fn wait_on_stream(&self, stream: RawStream, event: EventPtr) -> Result<()> {
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see
+        // `# Safety`).
+        unsafe { self.check_stream(stream) }?;
+        // SAFETY: the caller guarantees that stream and event are live (see `# Safety`). The event
+        // may be of any context.
+        let waited = unsafe { self.calls().wait(stream, event_of(event), 0) };
+        self.context.check(waited)
     }
-    // SAFETY: the caller guarantees that the stream is live (see `# Safety`); it is no default
-    // stream.
-    match context.check(unsafe { current.foreign(stream) })? {
-        // SAFETY: the caller guarantees a live stream (see `# Safety`), which is no default stream.
-        None => unsafe { check_capture(context, current, stream) },
-        Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
-    }
-}
 
-/// Refuses a stream that is being captured.
-///
-/// # Safety
-/// The stream is live, and no default stream.
-unsafe fn check_capture(context: &Context, current: &Current<'_>, stream: RawStream) -> Result<()> {
-    // SAFETY: the caller guarantees a live stream (see `# Safety`).
-    match context.check(unsafe { current.is_captured(stream) })? {
-        false => Ok(()),
-        true => Err(Error::argument(format!(
+    /// Refuses a stream of another context, and one that is being captured. Default streams belong to
+    /// whichever context is current.
+    ///
+    /// # Safety
+    /// The stream is live, or stands for a default stream.
+    unsafe fn check_stream(&self, stream: RawStream) -> Result<()> {
+        if stream.is_default() {
+            return Ok(());
+        }
+        // SAFETY: the caller guarantees that the stream is live (see `# Safety`); it is no default
+        // stream.
+        match self.context.check(unsafe { self.foreign(stream) })? {
+            // SAFETY: as above.
+            None => unsafe { self.check_capture(stream) },
+            Some(why) => Err(Error::argument(format!("{}: {why}", self.context.id))),
+        }
+    }
+
+    /// Refuses a stream that is being captured.
+    ///
+    /// # Safety
+    /// The stream is live, and no default stream.
+    unsafe fn check_capture(&self, stream: RawStream) -> Result<()> {
+        let mut status = NOT_CAPTURED;
+        // SAFETY: the caller guarantees a live stream (see `# Safety`); `status` is valid for the
+        // write of an int.
+        let asked = unsafe { self.calls().is_capturing(stream, &raw mut status) };
+        self.context.check(asked)?;
+        if status == NOT_CAPTURED {
+            return Ok(());
+        }
+        Err(Error::argument(format!(
             "{}: the stream is being captured into a graph, which would run the work later, when its \
              memory may be gone; end the capture first",
-            context.id
-        ))),
+            self.context.id
+        )))
+    }
+
+    /// Looks up the source of each copy between devices: imported arrays may mix kinds of memory, so
+    /// another context of this device must be named, and so must another device, since the library
+    /// does not find memory of its pools by the address.
+    fn peers(&self, copies: &[CopyOp]) -> Result<Vec<Option<usize>>> {
+        let context = self.context;
+        // Most sources lie in one allocation.
+        let mut last: Option<Allocation> = None;
+        let peer = |copy: &CopyOp| {
+            if copy.kind != CopyKind::DeviceToDevice || context.memory != Memory::Device {
+                return Ok(None);
+            }
+            let src = copy.src.address();
+            if !last.as_ref().is_some_and(|last| last.range.contains(&src)) {
+                last = context.check(self.allocation_of(copy.src, 1))?;
+            }
+            match &last {
+                Some(source) => context.check(self.peer_of(source.kind)),
+                None => Ok(None),
+            }
+        };
+        copies.iter().map(peer).collect()
     }
 }
 
@@ -193,7 +287,7 @@ unsafe fn check_capture(context: &Context, current: &Current<'_>, stream: RawStr
 // (contract of `Runtime`); blocks are used again only in the order of their stream or after an
 // event; a stream runs its work in order, waits included, and an event completes after all work
 // before it.
-unsafe impl RawQueue for GpuQueue {
+unsafe impl<R: Runtime> RawQueue for GpuQueue<R> {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         // Libraries differ: HIP returns success and null.
         if bytes == 0 {
@@ -216,7 +310,7 @@ unsafe impl RawQueue for GpuQueue {
             if self.context.is_gone() {
                 return Ok(());
             }
-            self.context.give_up(base);
+            self.context.heap.give_up(base);
         }
         match freed {
             // A stream that is captured gives the free no order: it comes with the next wait for the device.
@@ -226,32 +320,33 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        let is_bad = |copy: &CopyOp| copy.bytes == 0 || copy.src.is_null() || copy.dst.is_null();
+        if copies.iter().any(is_bad) {
+            return Err(Error::argument("an empty copy, or one from or to null"));
+        }
         let current = self.enter()?;
-        // SAFETY: the queue's stream is live; the caller of `RawQueue::copy` guarantees that all
-        // memory is valid for its bytes and lives, unchanged, until the copies have completed.
-        unsafe { copy::run(&self.context, self.stream, copies, &current) }
+        // SAFETY: the caller guarantees what `RawQueue::copy` asks for.
+        unsafe { self.queue_copies(copies, &current) }
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         let current = self.enter()?;
         // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are valid
         // until the fill has completed; the queue's stream is live.
-        let filled = unsafe { current.api().fill(dst.as_ptr(), byte, bytes, self.stream) };
+        let filled = unsafe { current.calls().fill(dst.as_ptr(), byte, bytes, self.stream) };
         self.context.check(filled)
     }
 
     fn record(&self) -> Result<EventPtr> {
-        let event = self.record_event(&self.enter()?)?;
-        event
-            .into_ptr()
-            .ok_or_else(|| Error::argument("a null event"))
+        let event = self.record_event(&self.enter()?)?.into_ptr();
+        event.ok_or_else(|| Error::argument("a null event"))
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let current = self.enter()?;
         // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of
         // any context. The queue's stream is live.
-        let waited = unsafe { current.api().wait(self.stream, event_of(event), 0) };
+        let waited = unsafe { current.calls().wait(self.stream, event_of(event), 0) };
         self.context.check(waited)
     }
 
@@ -260,19 +355,19 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     fn as_any(&self) -> &dyn Any {
-        &*self.vendor
+        self
     }
 }
 
-impl Drop for GpuQueue {
+impl<R: Runtime> Drop for GpuQueue<R> {
     fn drop(&mut self) {
-        if self.is_own {
+        if self.given.is_none() {
             self.context.drop_stream(self.stream);
         }
     }
 }
 
-impl fmt::Debug for GpuQueue {
+impl<R: Runtime> fmt::Debug for GpuQueue<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Queue({} {:#x})", self.context.id, self.stream.0)
     }

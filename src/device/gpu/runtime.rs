@@ -1,14 +1,12 @@
-//! What differs between vendors.
+//! What a vendor provides.
 
-use std::any::Any;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use super::api::{Answer, Code, RawStream, code};
-use super::library::Library;
+use super::api::{Answer, Calls, Code, RawStream, code};
+use crate::abi::ArrowDeviceType;
+use crate::device::Process;
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// Which memory a device has.
@@ -17,14 +15,19 @@ pub(crate) enum Memory {
     Device,
     /// Page-locked host memory.
     Host,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Managed,
 }
 
-/// What a library must be told to copy out of other memory: a context's address, or a device's
-/// number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Peer(pub(in crate::device) usize);
+impl Memory {
+    /// The memory of a vendor's device of this type.
+    pub(super) fn of(device_type: ArrowDeviceType) -> Self {
+        match device_type {
+            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST => Self::Host,
+            ArrowDeviceType::CUDA_MANAGED => Self::Managed,
+            _ => Self::Device,
+        }
+    }
+}
 
 /// What kind of memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,43 +51,70 @@ pub(crate) struct Found {
     pub(crate) range: Option<Range<usize>>,
 }
 
-/// What a thread had before the context became current, for [`Runtime::leave`].
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Before {
-    /// The device, where the library has a current one instead of a stack of contexts.
-    #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
-    pub(crate) ordinal: c_int,
-    /// The thread's last error, where the library keeps one.
-    #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
-    pub(crate) last_error: Code,
+/// What a device can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Features {
+    /// It has memory pools.
+    pub(crate) pools: bool,
+    /// The host may read managed memory while the device works.
+    pub(crate) reads_managed: bool,
+}
+
+/// A vendor's library, which stays loaded.
+pub(crate) trait Library: 'static {
+    const VENDOR: &'static str;
+    /// What a user can do about streams and memory of another context.
+    const ADVICE: &'static str;
+    /// The flags of events without timing.
+    const EVENT_FLAGS: c_uint;
+    /// The flags of page-locked memory that serves all devices, and is not write-combined, since
+    /// the host reads it.
+    const HOST_FLAGS: c_uint;
+
+    /// Returns the library, loaded at the first call, or why it cannot be used.
+    fn get() -> Result<&'static Self, &'static str>;
+    fn calls(&self) -> &Calls;
+    /// Returns where the library was initialised. A child of that process must not call it.
+    fn process(&self) -> Process;
+    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable
+    /// device is detected".
+    fn text(&self, code: Code) -> String;
+    /// Whether a code means that a context, this one or another that the call named, is lost.
+    fn is_lost(code: Code) -> bool;
+
+    /// Returns the number of devices.
+    fn device_count(&self) -> Answer<c_int> {
+        let mut count = 0;
+        // SAFETY: `count` is valid for the write of an int.
+        unsafe { self.calls().count_devices(&raw mut count) }?;
+        Ok(count)
+    }
 }
 
 /// One device of a vendor's library, in one context where there are such.
 ///
 /// # Safety
-/// The methods do what they say, and `library().api()` has the functions that its fields name.
-/// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
-/// `look_up` returns what the library reports. The methods of the second group are called
-/// between `enter` and `leave` only: [`Current`](super::entry::Current) sees to it.
-pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
-    fn library(&self) -> &dyn Library;
+/// The methods do what they say, and the library's functions are those that [`Calls`] names. Memory
+/// that the library allocates is aligned to 64 bytes, and nothing else uses it. `look_up` returns
+/// what the library reports. The methods after `leave` are called between `enter` and `leave` only:
+/// [`Current`](super::context::Current) sees to it.
+pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
+    type Library: Library;
+    /// What a thread had before the device became current.
+    type Before: Copy;
+    /// What keeps a stream that was given.
+    type Given: fmt::Debug + Send + Sync + 'static;
+
+    fn library(&self) -> &'static Self::Library;
     /// Returns the device's number in the library.
     fn ordinal(&self) -> c_int;
-    /// Whether the host may read managed memory while the device works.
-    fn reads_managed(&self) -> bool;
-    /// Whether the device has memory pools.
-    fn supports_pools(&self) -> bool;
-    /// Whether device memory is this device's own, and of this context if it belongs to one.
-    fn owns(&self, kind: PointerKind) -> bool;
-    /// Returns the device's number of a backend of the same vendor's, by what it returns from
-    /// `as_any`.
-    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int>;
-    /// Returns the vendor's type of queue for a stream of this crate's.
-    fn queue(&self, stream: RawStream, lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync>;
+    fn features(&self) -> Features;
+    /// Whether kernels of the device reach memory of a context of the same device.
+    fn reaches_context(&self, context: usize) -> bool;
     /// Makes the device current on this thread.
-    fn enter(&self) -> Answer<Before>;
+    fn enter(&self) -> Answer<Self::Before>;
     /// Makes current again what was before.
-    fn leave(&self, before: Before);
+    fn leave(&self, before: Self::Before);
 
     /// Returns why a stream that is no default stream is not one of this context; `None` if it is.
     ///
@@ -93,22 +123,22 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
     /// Returns what lies at an address, which is looked up and not followed.
     fn look_up(&self, address: usize) -> Answer<Found>;
-    /// Returns what the library must be told to copy out of such memory; `None` if it finds it by
-    /// the address.
-    fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>>;
+    /// Returns what the library must be told to copy out of such memory (a context's address, or a
+    /// device's number); `None` if it finds it by the address.
+    fn peer_of(&self, kind: PointerKind) -> Answer<Option<usize>>;
     /// Queues a copy.
     ///
     /// # Safety
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
     /// the source; the stream is live, or stands for a default stream.
-    unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
+    unsafe fn copy(&self, copy: &CopyOp, from: Option<usize>, stream: RawStream) -> Answer;
     /// Queues a list of copies, whose sources are read in the stream's order, in one call; `None` if
-    /// the library has no such call.
+    /// the library has no such call. After an error some of them may have been queued.
     ///
     /// # Safety
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, and no default
     /// stream.
-    unsafe fn copy_list(&self, copies: &[CopyOp], stream: RawStream) -> Option<Answer> {
+    unsafe fn copy_list(&self, copies: &[&CopyOp], stream: RawStream) -> Option<Answer> {
         let _ = (copies, stream);
         None
     }
@@ -118,14 +148,6 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
 /// before, so it was initialised.
 pub(super) fn is_shut_down(code: Code) -> bool {
     matches!(code, code::DEINITIALIZED | code::NOT_INITIALIZED)
-}
-
-impl dyn Runtime {
-    /// Whether a code says that a context, this one or another that the call named, is lost: nothing
-    /// that was queued runs any more, and every later call fails.
-    pub(super) fn is_final(&self, code: Code) -> bool {
-        is_shut_down(code) || (self.library().api().is_lost)(code)
-    }
 }
 
 /// Makes an address of a library's memory, which is no Rust allocation.

@@ -1,6 +1,6 @@
 //! What HIP reports about an address, in the numbering of its version.
 
-use super::library::PointerAttributes;
+use super::sys::PointerAttributes;
 use crate::device::gpu::PointerKind;
 
 /// Whose memory an address is, by attributes that a runtime of this version wrote.

@@ -5,35 +5,43 @@ use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use hip_runtime_sys::{hipDeviceAttribute_t as Has, hipMemcpyKind};
 
-use super::library::{Hip, PointerAttributes};
-use super::{RocmDevice, RocmQueue, pointer};
+use super::pointer;
+use super::sys::{Hip, PointerAttributes};
 use crate::device::DeviceId;
 use crate::device::backend::CopyOp;
 use crate::device::gpu::{
-    Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime, absent, find,
+    Answer, Code, Features, Found, PointerKind, RawStream, Runtime, absent, find,
 };
 use crate::error::Result;
 
+/// What keeps a stream that was given.
+pub(crate) struct Owned(#[allow(dead_code)] pub(crate) Box<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owned")
+    }
+}
+
 /// A device.
-pub(super) struct Rocm {
+pub(crate) struct Rocm {
     pub(super) hip: &'static Hip,
     /// The device's number in the runtime.
-    pub(super) ordinal: c_int,
+    ordinal: c_int,
     /// The runtime's version.
-    pub(super) version: c_int,
+    version: c_int,
 }
 
 impl Rocm {
     pub(super) fn new(id: DeviceId) -> Result<Self> {
         let (hip, ordinal) = find::<Hip>(id)?;
-        let version = hip.quietly(|| hip.api().version());
-        let version =
-            version.ok_or_else(|| absent(id, "the HIP runtime does not say its version"))?;
+        let mut version = 0;
+        // SAFETY: `version` is valid for the write of an int.
+        let asked = hip.quietly(|| unsafe { hip.get_version(&raw mut version) });
+        asked.map_err(|_| absent(id, "the HIP runtime does not say its version"))?;
         Ok(Self {
             hip,
             ordinal,
@@ -43,7 +51,7 @@ impl Rocm {
 
     /// Whether a device attribute is set. The runtime may not know it: then it is not. The
     /// attributes that this crate asks for have the same numbers from HIP 5.2 to 7.14.
-    pub(super) fn has(&self, attribute: Has) -> bool {
+    fn has(&self, attribute: Has) -> bool {
         let mut value = 0;
         let (hip, attribute) = (self.hip, attribute as c_int);
         // SAFETY: `value` is valid for the write of an int.
@@ -92,7 +100,12 @@ impl Rocm {
 // SAFETY: each method is the call of the runtime that its name and its documentation ask for; the
 // runtime aligns memory to 256 bytes and more.
 unsafe impl Runtime for Rocm {
-    fn library(&self) -> &dyn Library {
+    type Library = Hip;
+    /// The thread's device and last error.
+    type Before = (c_int, Code);
+    type Given = Owned;
+
+    fn library(&self) -> &'static Hip {
         self.hip
     }
 
@@ -100,46 +113,31 @@ unsafe impl Runtime for Rocm {
         self.ordinal
     }
 
-    fn reads_managed(&self) -> bool {
-        self.has(Has::hipDeviceAttributeConcurrentManagedAccess)
+    fn features(&self) -> Features {
+        Features {
+            pools: self.has(Has::hipDeviceAttributeMemoryPoolsSupported),
+            reads_managed: self.has(Has::hipDeviceAttributeConcurrentManagedAccess),
+        }
     }
 
-    fn supports_pools(&self) -> bool {
-        self.has(Has::hipDeviceAttributeMemoryPoolsSupported)
+    /// HIP has no contexts.
+    fn reaches_context(&self, _: usize) -> bool {
+        false
     }
 
-    fn owns(&self, kind: PointerKind) -> bool {
-        matches!(kind, PointerKind::Device(ordinal, _) if ordinal == self.ordinal)
-    }
-
-    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int> {
-        let other = other.downcast_ref::<RocmDevice>();
-        other.map(|other| other.rocm.ordinal)
-    }
-
-    fn queue(&self, raw: RawStream, _lent: Arc<AtomicBool>) -> Box<dyn Any + Send + Sync> {
-        Box::new(RocmQueue {
-            stream: raw,
-            _owner: None,
-        })
-    }
-
-    fn enter(&self) -> Answer<Before> {
+    fn enter(&self) -> Answer<(c_int, Code)> {
         let last_error = self.hip.last_error();
         let before = self.set_current();
-        let ordinal = before.inspect_err(|_| self.hip.forget_error(last_error))?;
-        Ok(Before {
-            ordinal,
-            last_error,
-        })
+        let before = before.inspect_err(|_| self.hip.forget_error(last_error))?;
+        Ok((before, last_error))
     }
 
-    fn leave(&self, before: Before) {
-        if before.ordinal != self.ordinal {
+    fn leave(&self, (before, last_error): (c_int, Code)) {
+        if before != self.ordinal {
             // SAFETY: the runtime checks the number, which is the thread's own device as it was.
-            let _ = unsafe { self.hip.set_device(before.ordinal) };
+            let _ = unsafe { self.hip.set_device(before) };
         }
-        self.hip.forget_error(before.last_error);
+        self.hip.forget_error(last_error);
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
@@ -164,15 +162,15 @@ unsafe impl Runtime for Rocm {
         Ok(Found { kind, range })
     }
 
-    fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>> {
+    fn peer_of(&self, kind: PointerKind) -> Answer<Option<usize>> {
         let PointerKind::Device(of, _) = kind else {
             return Ok(None);
         };
         let of = usize::try_from(of).ok();
-        Ok(of.filter(|of| *of != self.ordinal as usize).map(Peer))
+        Ok(of.filter(|of| *of != self.ordinal as usize))
     }
 
-    unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {
+    unsafe fn copy(&self, copy: &CopyOp, from: Option<usize>, stream: RawStream) -> Answer {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
         const DEFAULT: c_int = hipMemcpyKind::hipMemcpyDefault as c_int;
         match from {
@@ -180,7 +178,7 @@ unsafe impl Runtime for Rocm {
             // `Runtime::copy`). All memory is in one address space, in which the runtime finds the
             // direction.
             None => unsafe { self.hip.copy(dst, src, bytes, DEFAULT, stream) },
-            Some(Peer(of)) => {
+            Some(of) => {
                 let of = of as c_int;
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
                 // `of` is what `peer_of` returned: the number of the source's device (see
@@ -196,6 +194,6 @@ unsafe impl Runtime for Rocm {
 
 impl fmt::Debug for Rocm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HIP device {}", self.ordinal)
+        write!(f, "HIP {} device {}", self.version, self.ordinal)
     }
 }

@@ -59,7 +59,7 @@ fn load(device: &Device) -> Result<Arc<dyn Kernels>> {
         return Ok(Arc::new(sim::Sim));
     }
     #[cfg(feature = "cuda")]
-    if device.as_cuda().is_ok() {
+    if device.cuda_context().is_ok() {
         return Ok(Arc::new(super::cuda::Cuda::load(device)?));
     }
     Err(Error::NotSupported {

@@ -35,7 +35,7 @@ pub(crate) struct Cuda {
 impl Cuda {
     pub(crate) fn load(device: &Device) -> Result<Self> {
         let failed = |e: DriverError| failed(device, e);
-        let context = device.as_cuda()?.cuda_context()?;
+        let context = device.cuda_context()?;
         let module = context.load_module(Ptx::from_src(include_str!("filter.ptx")));
         let module = module.map_err(failed)?;
         let function = |name| module.load_function(name).map_err(failed);

@@ -5,28 +5,17 @@
 //! memory types other numbers.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 use hip_runtime_sys as bindings;
 
 use crate::device::Process;
-use crate::device::gpu::{
-    self, Answer, Api, Call, Calls, Code, HIP, Library, RawStream, find_call, functions, load,
-};
-
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
-/// also stand for the loss of another device.
-fn is_lost(code: Code) -> bool {
-    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed;
-    // assert; launch failure; HSA's own errors.
-    matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
-}
+use crate::device::gpu::{self, Answer, Call, Calls, Code, Library, RawStream, functions, load};
 
 /// `hipPointerAttribute_t`, with its memory type as an integer.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct PointerAttributes {
+pub(crate) struct PointerAttributes {
     pub(super) memory_type: c_uint,
     pub(super) device: c_int,
     pub(super) device_pointer: *mut c_void,
@@ -48,7 +37,8 @@ impl PointerAttributes {
 
 functions! {
     /// The functions that only HIP has, or that differ from CUDA's. All are in HIP 5.2.
-    pub(super) struct Functions {
+    pub(crate) struct Functions {
+        get_version = ["hipRuntimeGetVersion"] (version: *mut c_int);
         get_device = ["hipGetDevice"] (ordinal: *mut c_int);
         set_device = ["hipSetDevice"] (ordinal: c_int);
         device_attribute = ["hipDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, ordinal: c_int);
@@ -66,15 +56,14 @@ type Text = unsafe extern "C" fn(Code) -> *const c_char;
 type StreamDevice = unsafe extern "C" fn(RawStream, *mut c_int) -> Code;
 
 /// The runtime.
-pub(super) struct Hip {
+pub(crate) struct Hip {
     functions: Functions,
-    api: Api,
+    calls: Calls,
+    process: Process,
     error_name: Call<Text>,
     error_text: Call<Text>,
     /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
     pub(super) stream_device: Option<Call<StreamDevice>>,
-    /// Stays loaded.
-    _library: ManuallyDrop<libloading::Library>,
 }
 
 impl std::ops::Deref for Hip {
@@ -98,13 +87,27 @@ const NAMES: &[&str] = if cfg!(windows) {
 };
 
 impl Library for Hip {
+    const VENDOR: &'static str = "ROCm";
+    const ADVICE: &'static str = "";
+    // Host memory that is not coherent is visible to the host after an event only if the event
+    // says so.
+    const EVENT_FLAGS: c_uint = bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem;
+    // Visible to the host without an event.
+    const HOST_FLAGS: c_uint = bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent;
+
     fn get() -> Result<&'static Self, &'static str> {
         static HIP: OnceLock<Result<Hip, String>> = OnceLock::new();
-        HIP.get_or_init(Hip::load).as_ref().map_err(String::as_str)
+        let advice = "the HIP runtime's library cannot be loaded; install ROCm";
+        let hip = HIP.get_or_init(|| load(NAMES, advice, Hip::check));
+        hip.as_ref().map_err(String::as_str)
     }
 
-    fn api(&self) -> &Api {
-        &self.api
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn process(&self) -> Process {
+        self.process
     }
 
     fn text(&self, code: Code) -> String {
@@ -117,43 +120,40 @@ impl Library for Hip {
         }
     }
 
+    fn is_lost(code: Code) -> bool {
+        // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed;
+        // assert; launch failure; HSA's own errors.
+        matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
+    }
+
     fn device_count(&self) -> Answer<c_int> {
-        self.quietly(|| self.api.device_count())
+        let mut count = 0;
+        // SAFETY: `count` is valid for the write of an int.
+        self.quietly(|| unsafe { self.calls.count_devices(&raw mut count) })?;
+        Ok(count)
     }
 }
 
 impl Hip {
-    fn load() -> Result<Self, String> {
-        let advice = "the HIP runtime's library cannot be loaded; install ROCm";
-        load(NAMES, advice, Self::check)
-    }
-
     /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
     /// `hipInit` of 5.2 returns "invalid device".
-    fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
+    fn check(library: &libloading::Library) -> Result<Self, String> {
         let found = || {
             // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded; the
             // types are those of its headers, of 7.14 for the last.
             unsafe {
-                let functions = Functions::find(&library, 0)?;
-                let calls = Calls::find(&library, HIP)?;
-                let error_name = find_call(&library, "hipGetErrorName")?;
-                let error_text = find_call(&library, "hipGetErrorString")?;
-                let stream_device = find_call(&library, "hipStreamGetDevice").ok();
-                Ok((functions, calls, error_name, error_text, stream_device))
+                Ok(Self {
+                    functions: Functions::find(library, 0)?,
+                    calls: Calls::find(library, Calls::HIP)?,
+                    process: Process::this(),
+                    error_name: Call::find(library, "hipGetErrorName")?,
+                    error_text: Call::find(library, "hipGetErrorString")?,
+                    stream_device: Call::find(library, "hipStreamGetDevice").ok(),
+                })
             }
         };
-        let missing = |name: &str| {
+        found().map_err(|name: &str| {
             format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
-        };
-        let (functions, calls, error_name, error_text, stream_device) = found().map_err(missing)?;
-        Ok(Self {
-            api: api(calls),
-            functions,
-            error_name,
-            error_text,
-            stream_device,
-            _library: library,
         })
     }
 
@@ -182,22 +182,6 @@ impl Hip {
     }
 }
 
-/// The functions for the engine that CUDA and HIP share.
-fn api(calls: Calls) -> Api {
-    Api {
-        vendor: "ROCm",
-        process: Process::this(),
-        advice: "",
-        is_lost,
-        // Host memory that is not coherent is visible to the host after an event only if the event
-        // says so.
-        event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
-        // Visible to the host without an event.
-        host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
-        calls,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
@@ -214,15 +198,16 @@ mod tests {
         let none = bindings::hipStreamCaptureStatus::hipStreamCaptureStatusNone;
         let threshold = bindings::hipMemPoolAttr::hipMemPoolAttrReleaseThreshold;
         let pinned = bindings::hipMemAllocationType::hipMemAllocationTypePinned;
+        let no_handles = bindings::hipMemAllocationHandleType::hipMemHandleTypeNone;
         let device = bindings::hipMemLocationType::hipMemLocationTypeDevice;
         assert_eq!((relaxed as c_int, none as c_int), (RELAXED, NOT_CAPTURED));
         assert_eq!(threshold as c_int, RELEASE_THRESHOLD);
-        assert_eq!(pinned as c_int, PoolProps::PINNED);
-        assert_eq!(device as c_int, PoolProps::ON_DEVICE);
+        let start = [pinned as c_int, no_handles as c_int, device as c_int, 7];
+        assert_eq!(PoolProps::of_device(7).0, start);
         assert_eq!(size_of::<hipMemPoolProps>(), size_of::<PoolProps>());
         assert_eq!(align_of::<hipMemPoolProps>(), align_of::<PoolProps>());
         let location = offset_of!(hipMemPoolProps, location);
-        assert_eq!(location, offset_of!(PoolProps, location_type));
+        assert_eq!(location, 2 * size_of::<c_int>());
     }
 
     #[test]

@@ -4,30 +4,16 @@ use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
 
-use super::api::{Answer, Api, Code, Failed};
+use super::api::Failed;
+use super::runtime::Library;
 use crate::abi::ArrowDeviceType;
 use crate::device::{DeviceId, FORKED};
 use crate::error::{Error, Result};
 
-/// A vendor's library, which stays loaded.
-pub(crate) trait Library: 'static {
-    /// Returns the library, loaded at the first call, or why it cannot be used.
-    fn get() -> Result<&'static Self, &'static str>
-    where
-        Self: Sized;
-    fn api(&self) -> &Api;
-    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable
-    /// device is detected".
-    fn text(&self, code: Code) -> String;
-    fn device_count(&self) -> Answer<c_int> {
-        self.api().device_count()
-    }
-}
-
 /// Returns a vendor's library, and how many devices it has.
 fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     let library = L::get().map_err(|why| absent(id, why))?;
-    if !library.api().process.is_this() {
+    if !library.process().is_this() {
         return Err(absent(id, FORKED));
     }
     let count = library.device_count();
@@ -48,19 +34,13 @@ pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     if let Some(ordinal) = ordinal.filter(|n| (0..count).contains(n)) {
         return Ok((library, ordinal));
     }
-    let vendor = library.api().vendor;
+    let vendor = L::VENDOR;
     let reason = match count {
         0 => format!("there is no {vendor} device"),
         1 => format!("there is one {vendor} device, 0"),
         n => format!("there are {n} {vendor} devices, 0 to {}", n - 1),
     };
     Err(absent(id, reason))
-}
-
-/// Returns the number in an id, for devices that are numbered from 0.
-pub(crate) fn number_of(vendor: &str, id: DeviceId) -> Result<usize> {
-    let reason = || format!("{vendor} devices are numbered from 0");
-    usize::try_from(id.id).map_err(|_| absent(id, reason()))
 }
 
 /// Returns [`Error::DeviceNotAvailable`].
@@ -72,8 +52,8 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
 }
 
 /// Returns [`Error::DeviceNotAvailable`] because a call has failed.
-pub(crate) fn absent_after(library: &dyn Library, id: DeviceId, failed: Failed) -> Error {
-    let Failed { call, code, .. } = failed;
+pub(crate) fn absent_after(library: &impl Library, id: DeviceId, failed: Failed) -> Error {
+    let Failed { call, code } = failed;
     let text = library.text(code);
     absent(id, format!("{call} failed: {text} (code {code})"))
 }
@@ -121,17 +101,17 @@ fn loaded(names: &[&str]) -> Option<libloading::Library> {
 pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
-    check: impl Fn(ManuallyDrop<libloading::Library>) -> Result<T, String>,
+    check: impl Fn(&libloading::Library) -> Result<T, String>,
 ) -> Result<T, String> {
+    let check = |library| check(&ManuallyDrop::new(library));
     if let Some(library) = loaded(names) {
-        return check(ManuallyDrop::new(library));
+        return check(library);
     }
     let mut why = None;
     for name in names {
         // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any
         // thread.
-        let library = unsafe { libloading::Library::new(*name) };
-        match library.map(ManuallyDrop::new).map(&check) {
+        match unsafe { libloading::Library::new(*name) }.map(check) {
             Ok(Ok(loaded)) => return Ok(loaded),
             // A library that is there says more than one that is not.
             Ok(Err(text)) => why = Some(text),

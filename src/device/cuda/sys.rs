@@ -1,39 +1,24 @@
 //! The driver library, loaded at run time.
 //!
-//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a
-//! function is missing, and read a return code that is newer than the bindings as a value of an
-//! enum, which is undefined behaviour. Here codes are integers, and what is missing is an error.
+//! Handles and constants are cudarc's. Its functions are not used: they read a return code that is
+//! newer than the bindings as a value of an enum, which is undefined behaviour, and panic if the
+//! library or a function is missing. Nor would they save code: HIP needs the engine's table in any
+//! case, of which CUDA's names are a column; only the 13 functions below are CUDA's alone.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr};
 
 use crate::device::Process;
-use crate::device::gpu::{
-    self, Api, CUDA, Call, Calls, Code, Library, RawStream, find_call, functions, load,
-};
+use crate::device::gpu::{self, Call, Calls, Code, Library, RawStream, functions, load};
 
 /// What the stub library returns from every function that is called. It has no texts.
 const STUB_LIBRARY: Code = 34;
 
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
-/// also stand for the loss of another context.
-fn is_lost(code: Code) -> bool {
-    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; illegal
-    // address to launch failure, with "context is destroyed" in between; tensor memory leak; MPS
-    // client terminated; external device.
-    matches!(
-        code,
-        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
-    )
-}
-
 functions! {
     /// The functions that only CUDA has, or that differ from HIP's.
-    pub(super) struct Functions {
+    pub(crate) struct Functions {
         init = ["cuInit"] (flags: c_uint);
         get_device = ["cuDeviceGet"] (device: *mut CUdevice, ordinal: c_int);
         device_attribute = ["cuDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, device: CUdevice);
@@ -75,13 +60,12 @@ type CopyList = unsafe extern "C" fn(
 ) -> Code;
 
 /// The driver.
-pub(super) struct Driver {
+pub(crate) struct Driver {
     functions: Functions,
-    api: Api,
+    calls: Calls,
+    process: Process,
     /// Runs a list of copies. Since CUDA 13, which not all bindings are of.
-    pub(super) copy_list: Option<Call<CopyList>>,
-    /// Stays loaded.
-    _library: ManuallyDrop<libloading::Library>,
+    pub(in crate::device) copy_list: Option<Call<CopyList>>,
 }
 
 impl std::ops::Deref for Driver {
@@ -93,14 +77,33 @@ impl std::ops::Deref for Driver {
 }
 
 impl Library for Driver {
+    const VENDOR: &'static str = "CUDA";
+    const ADVICE: &'static str = "; open the device with that one (Device::from_cuda_context)";
+    /// `CU_EVENT_DISABLE_TIMING`.
+    const EVENT_FLAGS: c_uint = 2;
+    /// `CU_MEMHOSTALLOC_PORTABLE`.
+    const HOST_FLAGS: c_uint = 1;
+
     fn get() -> Result<&'static Self, &'static str> {
         static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-        let driver = DRIVER.get_or_init(Driver::load);
+        // The driver installs the name with the number; the plain one may be the toolkit's stub,
+        // which only serves to link programs.
+        let names: &[&str] = if cfg!(windows) {
+            &["nvcuda.dll"]
+        } else {
+            &["libcuda.so.1", "libcuda.so"]
+        };
+        let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
+        let driver = DRIVER.get_or_init(|| load(names, advice, Driver::check));
         driver.as_ref().map_err(String::as_str)
     }
 
-    fn api(&self) -> &Api {
-        &self.api
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn process(&self) -> Process {
+        self.process
     }
 
     fn text(&self, code: Code) -> String {
@@ -113,40 +116,35 @@ impl Library for Driver {
             gpu::text(name, text)
         }
     }
+
+    fn is_lost(code: Code) -> bool {
+        // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; illegal
+        // address to launch failure, with "context is destroyed" in between; tensor memory leak; MPS
+        // client terminated; external device.
+        matches!(
+            code,
+            46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
+        )
+    }
 }
 
 impl Driver {
-    fn load() -> Result<Self, String> {
-        // The driver installs the name with the number; the plain one may be the toolkit's stub,
-        // which only serves to link programs.
-        let names: &[&str] = if cfg!(windows) {
-            &["nvcuda.dll"]
-        } else {
-            &["libcuda.so.1", "libcuda.so"]
-        };
-        let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
-        load(names, advice, Self::check)
-    }
-
     /// Returns the driver, initialised, or why it cannot be used.
-    fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded; `CopyList` is
-        // the type of the function in the header of CUDA 13.
-        let (functions, calls, copy_list) = unsafe {
-            (
-                Functions::find(&library, CUDA),
-                Calls::find(&library, CUDA),
-                find_call(&library, "cuMemcpyBatchAsync_v2").ok(),
-            )
+    fn check(library: &libloading::Library) -> Result<Self, String> {
+        let found = || {
+            // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded; `CopyList`
+            // is the type of the function in the header of CUDA 13.
+            unsafe {
+                Ok(Self {
+                    functions: Functions::find(library, Calls::CUDA)?,
+                    calls: Calls::find(library, Calls::CUDA)?,
+                    process: Process::this(),
+                    copy_list: Call::find(library, "cuMemcpyBatchAsync_v2").ok(),
+                })
+            }
         };
-        let missing = |name| format!("the driver has no {name}: it is too old, update it");
-        let (functions, calls) = (functions.map_err(missing)?, calls.map_err(missing)?);
-        let driver = Self {
-            api: api(calls),
-            functions,
-            copy_list,
-            _library: library,
-        };
+        let driver = found()
+            .map_err(|name: &str| format!("the driver has no {name}: it is too old, update it"))?;
         // SAFETY: called before all other functions, with the only flags that there are.
         match unsafe { driver.init(0) }.map_err(|failed| failed.code) {
             Ok(()) => Ok(driver),
@@ -160,45 +158,6 @@ impl Driver {
                 Err(format!("cuInit failed: {text} (code {code})"))
             }
         }
-    }
-
-    /// Drops something of cudarc's that lives in `context`, without leaving that context current:
-    /// cudarc makes it current for every call.
-    pub(super) fn let_go<T>(&self, context: Arc<CudaContext>, last: T) {
-        if !self.api.process.is_this() {
-            // In a child of the process no call may be made.
-            std::mem::forget((context, last));
-            return;
-        }
-        // SAFETY: `context` keeps the raw context alive.
-        let pushed = unsafe { self.push_context(context.cu_ctx()) }.is_ok();
-        drop(last);
-        // Destroying a context takes it off the stack by itself; releasing a primary one does not.
-        match Arc::into_inner(context) {
-            Some(context) if !context.is_primary() => return drop(context),
-            context => drop(context),
-        }
-        if pushed {
-            let mut popped = std::ptr::null_mut();
-            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
-            // or put in its place by cudarc.
-            let _ = unsafe { self.pop_context(&raw mut popped) };
-        }
-    }
-}
-
-/// The functions for the engine that CUDA and HIP share.
-fn api(calls: Calls) -> Api {
-    const DISABLE_TIMING: c_uint = 2;
-    const PORTABLE: c_uint = 1;
-    Api {
-        vendor: "CUDA",
-        process: Process::this(),
-        advice: super::ADVICE,
-        is_lost,
-        event_flags: DISABLE_TIMING,
-        host_flags: PORTABLE,
-        calls,
     }
 }
 
@@ -218,25 +177,26 @@ mod tests {
         let none = theirs::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let threshold = theirs::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let pinned = theirs::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        let no_handles = theirs::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
         let device = theirs::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         assert_eq!((relaxed as c_int, none as c_int), (RELAXED, NOT_CAPTURED));
         assert_eq!(threshold as c_int, RELEASE_THRESHOLD);
-        assert_eq!(pinned as c_int, PoolProps::PINNED);
-        assert_eq!(device as c_int, PoolProps::ON_DEVICE);
+        let start = [pinned as c_int, no_handles as c_int, device as c_int, 7];
+        assert_eq!(PoolProps::of_device(7).0, start);
         assert_eq!(size_of::<theirs::CUmemPoolProps>(), size_of::<PoolProps>());
         assert_eq!(
             align_of::<theirs::CUmemPoolProps>(),
             align_of::<PoolProps>()
         );
         let location = offset_of!(theirs::CUmemPoolProps, location);
-        assert_eq!(location, offset_of!(PoolProps, location_type));
+        assert_eq!(location, 2 * size_of::<c_int>());
     }
 
     /// Of the codes of the Multi-Process Service (805 to 810) only the last says that the client was
     /// terminated. That it has too many clients (808) leaves a context as it is.
     #[test]
     fn only_a_terminated_client_has_lost_its_context() {
-        let lost: Vec<Code> = (800..=820).filter(|code| is_lost(*code)).collect();
+        let lost: Vec<Code> = (800..=820).filter(|code| Driver::is_lost(*code)).collect();
         assert_eq!(lost, [810]);
     }
 }

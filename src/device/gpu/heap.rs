@@ -1,0 +1,90 @@
+//! What a device keeps of memory that its library allocates slowly, in no stream's order, and frees
+//! only after waiting for the device: page-locked and managed memory, and device memory where there
+//! are no pools.
+//!
+//! On an H200 `cuMemFreeHost` waits for all queued work of the context; such a free may also hold a
+//! lock of the library meanwhile, so that a host function that waits for another thread's call of the
+//! library never returns (reported for `cuMemFree` and `cuMemFreeHost`). So nothing is freed when it is
+//! dropped, but where the device is waited for anyway
+//! ([`Backend::synchronize`](crate::device::Backend::synchronize)).
+
+use std::mem::take;
+use std::sync::Mutex;
+
+use super::event::EventCell;
+use crate::device::backend::DevicePtr;
+use crate::device::lock;
+use crate::device::parts::{Block, Pool, Ranges};
+
+/// An event after the last use of memory.
+pub(super) type After = Box<EventCell>;
+
+/// What a device has allocated without a pool of the library's.
+#[derive(Default)]
+pub(super) struct Heap {
+    /// The device's own memory in use.
+    pub(super) live: Ranges<()>,
+    /// Idle memory of the device's, with an event after its last use.
+    pub(super) idle: Pool<After>,
+    /// The device's memory that could not be freed in a queue's order: freed once all work has
+    /// ended.
+    given_up: Mutex<Vec<DevicePtr>>,
+    pub(super) staging: Mutex<Staging>,
+}
+
+/// Page-locked memory for staging.
+#[derive(Default)]
+pub(super) struct Staging {
+    /// Of all that there is.
+    pub(super) bytes: usize,
+    /// What nobody uses any more.
+    pub(super) idle: Vec<(DevicePtr, usize)>,
+}
+
+impl Heap {
+    /// Whether nothing is left to be freed that may have to be waited for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.idle.is_empty()
+            && lock(&self.staging).idle.is_empty()
+            && lock(&self.given_up).is_empty()
+    }
+
+    /// Takes a block back that a queue has used; `after` stands for all its work so far.
+    pub(super) fn give_back(&self, base: DevicePtr, bytes: usize, queue: u64, after: After) {
+        // Adopted memory is not in the table.
+        let bytes = self.live.remove(base).map_or(bytes, |(bytes, ())| bytes);
+        self.idle.give(Block {
+            base,
+            bytes,
+            queue,
+            after,
+        });
+    }
+
+    /// Forgets memory that does not belong to the device any more.
+    #[cfg(feature = "cuda")]
+    pub(super) fn forget(&self, base: DevicePtr) {
+        self.live.remove(base);
+    }
+
+    /// Frees memory of the device's that could not be freed in a queue's order, and that queued work
+    /// may still use, once all work has ended.
+    pub(super) fn give_up(&self, base: DevicePtr) {
+        self.live.remove(base);
+        lock(&self.given_up).push(base);
+    }
+
+    pub(super) fn take_given_up(&self) -> Vec<DevicePtr> {
+        take(&mut *lock(&self.given_up))
+    }
+
+    /// Puts back what [`take_given_up`](Self::take_given_up) returned.
+    pub(super) fn give_up_all(&self, given_up: Vec<DevicePtr>) {
+        lock(&self.given_up).extend(given_up);
+    }
+
+    /// Takes staging memory back, which no work uses.
+    pub(super) fn give_back_staging(&self, base: DevicePtr, bytes: usize) {
+        lock(&self.staging).idle.push((base, bytes));
+    }
+}
