@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C-unwind" fn delete<T>(tensor: *mut T) {
         // So that the owner may be the last one.
         drop(buffer);
         // Never unwinds.
-        block.release.let_go(owner);
+        block.release.release(owner);
     }
 }
 

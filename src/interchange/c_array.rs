@@ -2,7 +2,6 @@
 //! children, a share of the memory in which its own buffers lie, and of the event. So a consumer may move children out of
 //! their parent and release everything in any order, on any thread, and the memory of a column goes with that column.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -14,10 +13,10 @@ use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::data::layout::{BufferKind, Nesting};
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::device::{ALIGNMENT, Device, DeviceId, SyncEvent};
+use crate::device::{ALIGNMENT, DeviceId, SyncEvent};
 use crate::error::Result;
-use crate::interchange::release::ReleasePolicy;
-use crate::memory::{HostSlab, Owner};
+use crate::interchange::options::ReleasePolicy;
+use crate::memory::{Memory, Owner, Ready};
 
 /// What an exported struct refers to.
 struct Exported {
@@ -26,62 +25,18 @@ struct Exported {
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
     pointers: Vec<*mut CArray>,
-    leases: SmallVec<[Arc<Lease>; 1]>,
+    /// What owns the buffers, and the event if that is part of what an owner holds.
+    owners: SmallVec<[Arc<Owner>; 1]>,
     event: Option<SyncEvent>,
-    sizes: Option<Arc<Sizes>>,
-}
-
-/// An export's share of memory, which ends as its policy says when the last struct that uses it is released.
-#[derive(Debug)]
-pub(super) struct Lease {
-    /// `None` only while dropping.
-    owner: Option<Arc<Owner>>,
     policy: ReleasePolicy,
 }
 
-impl Lease {
-    fn new(owner: Arc<Owner>, policy: ReleasePolicy) -> Arc<Self> {
-        let owner = Some(owner);
-        Arc::new(Self { owner, policy })
-    }
-
-    fn is_of(&self, owner: &Arc<Owner>) -> bool {
-        let own = self.owner.as_ref();
-        own.is_some_and(|own| Arc::ptr_eq(own, owner))
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(owner) = self.owner.take() {
-            self.policy.let_go(owner);
-        }
-    }
-}
-
-/// The lengths of the data buffers of all view arrays of an export, in memory that the device can read.
-struct Sizes {
-    /// `None` only while dropping.
-    slab: Option<HostSlab>,
-    device: Device,
-    policy: ReleasePolicy,
-}
-
-impl Drop for Sizes {
-    fn drop(&mut self) {
-        let slab = self.slab.take();
-        // An error here is a panic in a backend, which a release cannot report.
-        let _ = guard::call_foreign("release", || self.policy.let_go_after(&self.device, slab));
-    }
-}
-
-/// What keeps an exported event alive.
-pub(super) enum EventKeeper {
-    None,
+/// An exported event, and what keeps it alive.
+pub(super) enum Event {
     /// The event itself.
     Own(SyncEvent),
     /// The event is part of what this owner holds.
-    Owner(Arc<Owner>),
+    Of(Arc<Owner>),
 }
 
 /// The offset of arrays without rows that come without one, padded as other buffers are. Consumers read it, and nobody writes it.
@@ -95,33 +50,28 @@ struct Zeros(#[allow(dead_code)] [u8; ALIGNMENT]);
 pub(super) fn build(
     array: &DeviceArray,
     as_batch: bool,
-    event: EventKeeper,
+    event: Option<Event>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
+    let (event, holder) = match event {
+        None => (None, None),
+        Some(Event::Own(event)) => (Some(event), None),
+        Some(Event::Of(owner)) => (None, Some(owner)),
+    };
     let mut exporter = Exporter {
         on_cpu: array.device().id() == DeviceId::CPU,
         policy,
-        event: None,
-        holder: None,
-        last: None,
-        others: HashMap::new(),
+        event,
+        holder,
         sizes: None,
         next_size: ptr::null_mut(),
         room: number_of_sizes(array.node()),
     };
-    match event {
-        EventKeeper::None => {}
-        EventKeeper::Own(event) => exporter.event = Some(event),
-        EventKeeper::Owner(owner) => exporter.holder = Some(exporter.lease(&owner)),
-    }
     if exporter.room > 0 {
         let slab = array.device().host_slab(exporter.room * 8)?;
         exporter.next_size = slab.as_device_ptr().as_ptr().cast();
-        exporter.sizes = Some(Arc::new(Sizes {
-            slab: Some(slab),
-            device: array.device().clone(),
-            policy,
-        }));
+        let owner = Owner::new(array.device().clone(), Memory::Slab(slab), Ready::Now);
+        exporter.sizes = Some(Arc::new(owner));
     }
     Ok(exporter.node(array.view(), array.null_count(), as_batch))
 }
@@ -152,12 +102,9 @@ struct Exporter {
     policy: ReleasePolicy,
     event: Option<SyncEvent>,
     /// The owner of the event, if that is part of what it holds.
-    holder: Option<Arc<Lease>>,
-    /// The lease of the last owner; mostly there is only one.
-    last: Option<Arc<Lease>>,
-    /// Those of all owners, by their addresses, once there are several.
-    others: HashMap<*const Owner, Arc<Lease>>,
-    sizes: Option<Arc<Sizes>>,
+    holder: Option<Arc<Owner>>,
+    /// The lengths of the data buffers of all view arrays, in memory that the device can read.
+    sizes: Option<Arc<Owner>>,
     /// Where the next length goes, and for how many there is room.
     next_size: *mut i64,
     room: usize,
@@ -189,18 +136,17 @@ impl Exporter {
         if nulls == Some(0) && layout.has_validity() {
             buffers[0] = ptr::null();
         }
-        let mut sizes = None;
-        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
-            sizes = self.sizes.clone();
-            buffers[n_buffers - 1] = list;
-        }
-        let mut leases: SmallVec<[Arc<Lease>; 1]> = self.holder.clone().into_iter().collect();
+        let mut owners: SmallVec<[_; 1]> = self.holder.clone().into_iter().collect();
         for (buffer, address) in node.buffers.iter().zip(&buffers) {
             let owner = buffer.owner.as_ref().filter(|_| !address.is_null());
             let Some(owner) = owner else { continue };
-            if leases.last().is_none_or(|last| !last.is_of(owner)) {
-                leases.push(self.lease(owner));
+            if owners.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
+                owners.push(owner.clone());
             }
+        }
+        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
+            owners.extend(self.sizes.clone());
+            buffers[n_buffers - 1] = list;
         }
         let child = |i| {
             let child = view.part(i, batch_root);
@@ -218,9 +164,9 @@ impl Exporter {
             buffers,
             children,
             pointers,
-            leases,
+            owners,
             event: self.event.clone(),
-            sizes,
+            policy: self.policy,
         }));
         // SAFETY: the box was just made, and nothing else refers to it.
         let exported = unsafe { &mut *data };
@@ -244,21 +190,6 @@ impl Exporter {
             release: Some(release),
             private_data: data.cast(),
         }
-    }
-
-    /// The lease of an owner.
-    fn lease(&mut self, owner: &Arc<Owner>) -> Arc<Lease> {
-        if let Some(last) = self.last.as_ref().filter(|last| last.is_of(owner)) {
-            return last.clone();
-        }
-        let new = || Lease::new(owner.clone(), self.policy);
-        let lease = self
-            .others
-            .entry(Arc::as_ptr(owner))
-            .or_insert_with(new)
-            .clone();
-        self.last = Some(lease.clone());
-        lease
     }
 
     /// Lists the lengths of a view array's data buffers; returns where. `None` if another thread has found them out only after the
@@ -290,22 +221,15 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
             return;
         }
         (*array).release = None;
-        let data = Box::from_raw((*array).private_data.cast::<Exported>());
-        let Exported {
-            mut children,
-            leases,
-            event,
-            sizes,
-            ..
-        } = *data;
-        for child in &mut children {
+        let data = *Box::from_raw((*array).private_data.cast::<Exported>());
+        for child in &mut { data.children } {
             // An error here is a panic that the callee has caught already.
             let _ = CArray::release(child);
         }
-        drop((leases, sizes));
-        if let Some(event) = event {
-            // An error here is a panic in a backend, which a release cannot report.
-            let _ = guard::call_foreign("release", || drop(event));
+        for owner in data.owners {
+            data.policy.release(owner);
         }
+        // An error here is a panic in a backend, which a release cannot report.
+        let _ = guard::call_foreign("release", || drop(data.event));
     }
 }

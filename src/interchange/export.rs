@@ -12,11 +12,11 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::Handover;
 #[cfg(feature = "async")]
 use crate::device::completion;
-use crate::device::{Handover, SyncEvent};
 use crate::error::Result;
-use crate::interchange::c_array::{self, EventKeeper};
+use crate::interchange::c_array::{self, Event};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
@@ -148,15 +148,15 @@ fn export_resolved(
     options: &ExportOptions,
     as_batch: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let owners = array.owners();
-    let event = match owners.iter().all(|owner| owner.ready().is_none()) {
-        true => Carried::None,
-        false => Carried::of(array, &owners, options.sync)?,
-    };
+    let event = event_for(array, options.sync)?;
     let id = array.device().id();
-    let sync_event = event.pointer();
+    let sync_event = match &event {
+        None => std::ptr::null_mut(),
+        Some(Event::Own(event)) => event.as_ptr().as_ptr(),
+        Some(Event::Of(owner)) => address(owner),
+    };
     Ok(FFI_ArrowDeviceArray {
-        array: c_array::build(array, as_batch, event.keeper(), options.release)?,
+        array: c_array::build(array, as_batch, event, options.release)?,
         device_id: id.id,
         device_type: id.device_type,
         sync_event,
@@ -174,29 +174,20 @@ fn handover(array: &DeviceArray, sync: SyncPolicy) -> Handover {
     }
 }
 
-/// The event that is exported.
-enum Carried {
-    None,
-    /// The event of an owner, which lives as long as the owner.
-    Existing(Arc<Owner>),
-    /// A new event, which the structs keep alive.
-    Merged(SyncEvent),
-}
-
-impl Carried {
-    fn of(array: &DeviceArray, owners: &[Arc<Owner>], sync: SyncPolicy) -> Result<Self> {
-        let handover = handover(array, sync);
-        if handover == Handover::Wait {
+/// Returns the event after which the array's memory is ready, if it is not ready already.
+fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
+    let (owners, device) = (array.owners(), array.device());
+    let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
+    let Some(first) = guarded().next() else {
+        return Ok(None);
+    };
+    let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
+    match handover(array, sync) {
+        Handover::Wait => {
             array.wait()?;
-            return Ok(Self::None);
+            return Ok(None);
         }
-        let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
-        let Some(first) = guarded().next() else {
-            return Ok(Self::None);
-        };
-        let device = array.device();
-        let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
-        if handover == Handover::QueueOrder {
+        Handover::QueueOrder => {
             let queue = device.default_queue();
             let mut others = guarded().filter(|&owner| !own(owner)).peekable();
             if others.peek().is_some() {
@@ -204,54 +195,41 @@ impl Carried {
                 // The waits are handed over to the runtime, as all recorded work is.
                 drop(queue.record()?);
             }
-            return Ok(Self::None);
+            return Ok(None);
         }
-        if own(first) && guarded().all(|owner| event_of(owner) == event_of(first)) {
-            return Ok(Self::Existing(first.clone()));
-        }
-        let mut pending = Vec::new();
-        for owner in guarded() {
-            if let Some(event) = owner.ready() {
-                if !event.is_complete()? {
-                    pending.push(owner);
-                }
-            }
-        }
-        match pending.as_slice() {
-            [] => Ok(Self::None),
-            [one] if own(one) => Ok(Self::Existing(Arc::clone(one))),
-            many => {
-                // The queue waits for events of other devices too, or else this thread does.
-                let queue = device.default_queue();
-                for owner in many {
-                    owner.wait_on(&queue)?;
-                }
-                Ok(queue.record()?.map_or(Self::None, Self::Merged))
+        _ => {}
+    }
+    let existing = |owner: &Arc<Owner>| match owner.own_event() {
+        Some(event) => Event::Own(event.clone()),
+        None => Event::Of(owner.clone()),
+    };
+    if own(first) && guarded().all(|owner| address(owner) == address(first)) {
+        return Ok(Some(existing(first)));
+    }
+    let mut pending = Vec::new();
+    for owner in guarded() {
+        if let Some(event) = owner.ready() {
+            if !event.is_complete()? {
+                pending.push(owner);
             }
         }
     }
-
-    fn pointer(&self) -> *mut c_void {
-        match self {
-            Self::None => std::ptr::null_mut(),
-            Self::Existing(owner) => event_of(owner),
-            Self::Merged(event) => event.as_ptr().as_ptr(),
-        }
-    }
-
-    fn keeper(self) -> EventKeeper {
-        match self {
-            Self::None => EventKeeper::None,
-            Self::Existing(owner) => match owner.own_event() {
-                Some(event) => EventKeeper::Own(event.clone()),
-                None => EventKeeper::Owner(owner),
-            },
-            Self::Merged(event) => EventKeeper::Own(event),
+    match pending.as_slice() {
+        [] => Ok(None),
+        [one] if own(one) => Ok(Some(existing(one))),
+        many => {
+            // The queue waits for events of other devices too, or else this thread does.
+            let queue = device.default_queue();
+            for owner in many {
+                owner.wait_on(&queue)?;
+            }
+            Ok(queue.record()?.map(Event::Own))
         }
     }
 }
 
-fn event_of(owner: &Owner) -> *mut c_void {
+/// The address of the event of an owner.
+fn address(owner: &Owner) -> *mut c_void {
     let event = owner.ready();
     event.map_or(std::ptr::null_mut(), |event| event.ptr().as_ptr())
 }

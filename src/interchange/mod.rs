@@ -7,7 +7,6 @@ mod import;
 pub(crate) mod metadata;
 mod options;
 mod path;
-mod release;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
@@ -15,5 +14,6 @@ pub(crate) mod validate;
 pub(crate) use export::export_async;
 #[cfg(feature = "async")]
 pub(crate) use import::check_async;
-pub use options::{ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation};
-pub use release::ReleasePolicy;
+pub use options::{
+    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
+};

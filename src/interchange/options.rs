@@ -1,7 +1,9 @@
 //! Options of imports and exports.
 
+use std::sync::Arc;
+
 use crate::device::Devices;
-use crate::interchange::release::ReleasePolicy;
+use crate::memory::Owner;
 
 /// How much of foreign data an import checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -89,6 +91,34 @@ pub enum NullCounts {
     Exact,
     /// States them as -1.
     AllowUnknown,
+}
+
+/// What this crate may conclude from a consumer's release.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum ReleasePolicy {
+    /// A consumer that releases guarantees that its device work on the memory is done, or ordered
+    /// before this crate's later work.
+    #[default]
+    Ordered,
+    /// For consumers that do not guarantee this: a thread of the device first waits for all work of
+    /// the device. The release itself still returns at once.
+    Synchronize,
+}
+
+impl ReleasePolicy {
+    /// Drops a share of memory that a consumer has released. Never waits and never unwinds: a panic in the owner's drop is kept
+    /// by the device.
+    pub(crate) fn release(self, owner: Arc<Owner>) {
+        // Work of a synchronous device has always completed.
+        if self == Self::Synchronize && !owner.device().is_synchronous() {
+            owner.add_unknown_use();
+        }
+        if let Some(owner) = Arc::into_inner(owner) {
+            let device = owner.device().clone();
+            device.parking("release", || drop(owner));
+        }
+    }
 }
 
 /// How an export is done.

@@ -36,20 +36,26 @@ impl Path<'_> {
         Err(Error::invalid(path, message))
     }
 
+    /// Refuses what is not `ok`.
+    #[inline]
+    pub(super) fn check(&self, ok: bool, member: &str, why: impl FnOnce() -> String) -> Result<()> {
+        match ok {
+            true => Ok(()),
+            false => self.error(member, why()),
+        }
+    }
+
     /// Refuses pointers that cannot be followed.
     #[inline]
     pub(super) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
-        if !pointer.is_null() && pointer.is_aligned() {
-            return Ok(());
-        }
-        self.unusable(member, pointer.cast())
+        self.check(usable(pointer), member, || {
+            format!("is null or misaligned: {pointer:p}")
+        })
     }
+}
 
-    #[cold]
-    fn unusable(&self, member: &str, pointer: *mut u8) -> Result<()> {
-        if pointer.is_null() {
-            return self.error(member, "is null");
-        }
-        self.error(member, format!("is misaligned: {pointer:p}"))
-    }
+/// Whether a pointer can be followed.
+#[inline]
+pub(super) fn usable<T>(pointer: *mut T) -> bool {
+    !pointer.is_null() && pointer.is_aligned()
 }

@@ -184,8 +184,13 @@ impl Owner {
         match queue.record() {
             Ok(None) => {}
             Ok(Some(event)) => self.add_use(event),
-            Err(_) => self.unrecorded.store(true, Ordering::Release),
+            Err(_) => self.add_unknown_use(),
         }
+    }
+
+    /// Records that work which nobody knows of may use the memory: the free waits for all work of the device.
+    pub(crate) fn add_unknown_use(&self) {
+        self.unrecorded.store(true, Ordering::Release);
     }
 
     /// Records that the memory is in use until `event`.
@@ -289,10 +294,6 @@ impl Drop for Owner {
         };
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut uses = std::mem::take(&mut uses.events);
-        if *self.unrecorded.get_mut() {
-            let device = self.device.clone();
-            return self.device.settled(move || memory.free(&device));
-        }
         // Memory of this crate is freed in the order of its queue. Other memory may still be written: it must be ready first.
         if let (false, Ready::Event(event)) = (matches!(memory, Memory::Device { .. }), &self.ready)
         {
@@ -301,7 +302,13 @@ impl Drop for Owner {
         if let Memory::Device { queue, .. } = &memory {
             uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
         }
-        if uses.is_empty() {
+        if *self.unrecorded.get_mut() {
+            let device = self.device.clone();
+            self.device.settled(move || {
+                let on = device.clone();
+                device.after(uses, move || memory.free(&on));
+            });
+        } else if uses.is_empty() {
             memory.free(&self.device);
         } else {
             let device = self.device.clone();

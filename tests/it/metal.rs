@@ -210,7 +210,7 @@ fn an_event_is_refused() {
         foreign.device_array.device_id = -1;
         foreign.device_array.sync_event = std::ptr::from_ref(&event).cast_mut().cast();
         let refused = foreign.import(&options).unwrap_err().to_string();
-        for part in ["sync_event", "metal:-1", "MTLSharedEvent", "null event"] {
+        for part in ["sync_event", "metal:-1", "null event"] {
             assert!(refused.contains(part), "{refused} lacks {part}");
         }
         foreign.assert_released("refused");
