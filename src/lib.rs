@@ -171,7 +171,7 @@ pub use error::{Error, Result};
 pub use interchange::{
     ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
 };
-pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, LiveBytes, Loan, MemoryBudget};
+pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
     DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
     HostRecordBatchReader, UploadingReader, export_reader,

@@ -8,7 +8,8 @@ use datafusion_physical_plan::ExecutionPlan;
 
 use super::exec::DeviceExec;
 use super::memory::DeviceReservation;
-use super::stream::{SendableDeviceStream, on_device};
+use super::stream::SendableDeviceStream;
+use super::transfer::on_device;
 use super::transitions::to_host::DeviceToHostExec;
 use super::upload::{Target, upload};
 use arrow_device::Device;

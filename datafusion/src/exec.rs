@@ -27,7 +27,8 @@ use super::memory::DeviceReservation;
 use super::plan::DevicePlan;
 use super::resolver::open_for;
 use super::spec::DeviceSpec;
-use super::stream::{Measured, SendableDeviceStream, host_stream};
+use super::stream::{Measured, SendableDeviceStream};
+use super::transfer::host_stream;
 use arrow_device::Device;
 
 /// The node of a plan that holds a [`DevicePlan`].

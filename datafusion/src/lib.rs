@@ -89,10 +89,9 @@
 //! Device memory and page-locked host memory count against the session's
 //! [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool), for each node and partition (`HostToDeviceExec[0]`). Uploads,
 //! downloads and moves reserve the bytes of each batch before they allocate them and until their reader asks for the
-//! next batch, those ahead of the reader included. A [`DeviceExec`] reserves what its operator's own polls have allocated on the
-//! device for the batch that is being made or was returned last, without what has been freed again
-//! ([`LiveBytes`](arrow_device::LiveBytes)). What an operator keeps longer it reserves itself, as DataFusion asks of
-//! consumers: [`DeviceReservation`]. Batches that are passed on without a copy reserve nothing.
+//! next batch, those ahead of the reader included. A [`DeviceExec`] reserves what its operator has
+//! allocated on the device for the batch that it returned last. What an operator keeps longer, or needs beside its result, it reserves
+//! itself, as DataFusion asks of consumers: [`DeviceReservation`]. Batches that are passed on without a copy reserve nothing.
 //!
 //! A reservation beyond the session's limit fails the query with
 //! [`DataFusionError::ResourcesExhausted`](datafusion_common::DataFusionError), which names the node, the partition, the device and
@@ -105,7 +104,7 @@
 //! # Waits and errors
 //!
 //! Polling never blocks on a device, except as described for
-//! [`UploadingStream`](arrow_device::async_stream::UploadingStream). A device error fails the query
+//! [`UploadingReader`](arrow_device::UploadingReader). A device error fails the query
 //! with [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of
 //! `arrow-device` ([`to_datafusion`]), which names the device and the operation. DataFusion's own
 //! errors pass through device operators unchanged. Dropping a stream drops everything that it reads
@@ -131,6 +130,7 @@ mod sink;
 mod source;
 mod spec;
 mod stream;
+mod transfer;
 mod transitions;
 mod upload;
 mod uploads;

@@ -2,24 +2,23 @@
 
 use std::cmp::min;
 use std::fmt;
+use std::sync::Arc;
 
 use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::TaskContext;
 use datafusion_execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder};
 
-use super::metrics::{from_datafusion, reserved};
-use arrow_device::{Device, MemoryBudget};
+use super::metrics::from_datafusion;
+use arrow_device::Device;
 
 /// Bytes of a session's [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool) that a partition of a device operator has
 /// reserved. They are given back when the reservation is dropped.
 ///
 /// The nodes of this crate reserve what passes through them: uploads, downloads and moves the memory of each batch, before they
-/// allocate it and until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator's polls have
-/// allocated on the device, and not freed again, for the batch that is being made or was returned last. As DataFusion's own nodes do, **an
-/// operator that keeps batches or tables longer reserves them itself**, with this type: batches that it has got with
-/// [`grow`](Self::grow), before it keeps them, and what it allocates itself with [`allocate`](Self::allocate), so that its
-/// `DeviceExec` does not reserve the same bytes again.
+/// allocate it and until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator has allocated on
+/// the device for the batch that it returned last. As DataFusion's own nodes do, **an operator that keeps batches or tables longer
+/// reserves them itself**, with this type and before it has them, and so does one that needs much memory beside its result.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -49,8 +48,9 @@ use arrow_device::{Device, MemoryBudget};
 ///
 ///     // In a poll of the operator's stream:
 ///     fn build(&mut self, queue: &Queue, bytes: usize) -> Result<()> {
-///         let table = || DeviceBufferMut::allocate(queue, bytes).and_then(DeviceBufferMut::freeze);
-///         self.table = Some(self.memory.allocate(bytes, table)?.map_err(to_datafusion)?);
+///         self.memory.grow(bytes)?;
+///         let table = DeviceBufferMut::allocate(queue, bytes).and_then(DeviceBufferMut::freeze);
+///         self.table = Some(table.map_err(to_datafusion)?);
 ///         Ok(())
 ///     }
 /// }
@@ -105,8 +105,7 @@ impl DeviceReservation {
         self
     }
 
-    /// Reserves so many bytes more, for memory that is there: batches that the operator has got from a child and keeps. For what it
-    /// allocates there is [`allocate`](Self::allocate).
+    /// Reserves so many bytes more, for batches that the operator has got from a child and keeps, or for what it is about to allocate.
     ///
     /// # Errors
     /// Returns [`DataFusionError::ResourcesExhausted`], with the names of node, partition and device, if the pool has too little
@@ -119,17 +118,6 @@ impl DeviceReservation {
             peak.set_max(self.reservation.size());
         }
         Ok(())
-    }
-
-    /// Reserves so many bytes and runs `work`, which allocates them on the device in a poll of the operator: the node does not
-    /// reserve them again. All that `work` allocates on this thread is taken to be reserved.
-    ///
-    /// # Errors
-    /// As [`grow`](Self::grow). `work` does not run then. If `work` itself fails, the bytes stay reserved until they are
-    /// [given back](Self::shrink).
-    pub fn allocate<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> Result<T> {
-        self.grow(bytes)?;
-        Ok(reserved(work))
     }
 
     /// Reserves this many bytes altogether.
@@ -166,13 +154,33 @@ impl DeviceReservation {
     }
 }
 
-impl MemoryBudget for DeviceReservation {
-    fn reserve(&self, bytes: usize) -> arrow_device::Result<()> {
-        self.grow(bytes).map_err(from_datafusion)
+/// Bytes of a reservation that are one batch's, until this is dropped.
+pub(super) struct Share {
+    memory: Arc<DeviceReservation>,
+    bytes: usize,
+}
+
+impl Share {
+    pub(super) fn new(memory: &Arc<DeviceReservation>, bytes: usize) -> arrow_device::Result<Self> {
+        let memory = memory.clone();
+        let mut share = Self { memory, bytes: 0 };
+        share.resize(bytes)?;
+        Ok(share)
     }
 
-    fn release(&self, bytes: usize) {
-        self.shrink(bytes);
+    /// Reserves this many bytes instead.
+    pub(super) fn resize(&mut self, bytes: usize) -> arrow_device::Result<()> {
+        let more = self.memory.grow(bytes.saturating_sub(self.bytes));
+        more.map_err(from_datafusion)?;
+        self.memory.shrink(self.bytes.saturating_sub(bytes));
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.shrink(self.bytes);
     }
 }
 

@@ -10,7 +10,7 @@ use datafusion_common::DataFusionError;
 use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
 use tokio::task::JoinError;
 
-use arrow_device::{Error, LiveBytes, TransferStats};
+use arrow_device::{Error, TransferStats};
 
 /// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion
 /// that has passed through a device stream is unwrapped again.
@@ -126,9 +126,19 @@ fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
     (polled, own)
 }
 
-/// Runs work whose allocations somebody has reserved, so that the node that is being polled need not.
+/// Runs work whose allocations somebody has reserved, so that the node that is being polled need not. All else that it does counts.
 pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
-    LiveBytes::default().scope(work)
+    let outer = WITHIN.take();
+    let (done, counts) = TransferStats::scope(work);
+    let mut within = WITHIN.take();
+    within.counts.allocated_bytes = counts.allocated_bytes;
+    within.elsewhere.allocated_bytes = 0;
+    WITHIN.set(Cost {
+        counts: outer.counts.plus(&within.counts),
+        time: outer.time + within.time,
+        elsewhere: outer.elsewhere.plus(&within.elsewhere),
+    });
+    done
 }
 
 /// Attributes what another thread did to the poll that is being measured on this one.
@@ -142,7 +152,7 @@ pub(super) fn add_elsewhere(counts: &TransferStats) {
 
 /// Polls a node on the host, whose cost is not attributed to the operator that polls it.
 pub(super) fn poll_host<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
-    measured(|| reserved(poll)).0
+    measured(poll).0
 }
 
 /// An operator's metrics for one partition, without those of its children.
@@ -176,12 +186,12 @@ impl DeviceMetrics {
     }
 
     /// Counts a poll, without polls of other nodes within it. The time is the host's; the device
-    /// may continue after it.
+    /// may continue after it. Returns also how many bytes the node has allocated on a device that nobody has reserved.
     pub(super) fn poll<T, E>(
         &self,
         poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,
         rows: impl FnOnce(&T) -> usize,
-    ) -> Poll<Option<std::result::Result<T, E>>> {
+    ) -> (Poll<Option<std::result::Result<T, E>>>, usize) {
         let (polled, own) = measured(poll);
         let cost = own.counts;
         self.time.add_duration(own.time);
@@ -201,6 +211,7 @@ impl DeviceMetrics {
             self.rows.add(rows(batch));
             self.batches.add(1);
         }
-        polled
+        let allocated = usize::try_from(cost.allocated_bytes).unwrap_or(usize::MAX);
+        (polled, allocated)
     }
 }

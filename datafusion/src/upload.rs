@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow_device::async_stream::UploadingStream;
-use arrow_device::{Device, DeviceId, Error, Result};
+use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, UploadingReader,
+};
 use arrow_schema::{DataType, SchemaRef};
 use arrow_select::coalesce::BatchCoalescer;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
@@ -15,9 +17,9 @@ use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures_core::Stream;
 
 use super::memory::DeviceReservation;
-use super::metrics::{from_datafusion, poll_host, to_datafusion};
+use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
 use super::options::DeviceOptions;
-use super::stream::{Reserved, SendableDeviceStream};
+use super::stream::SendableDeviceStream;
 
 /// How far small batches are joined before they are uploaded.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -53,10 +55,85 @@ pub(super) fn upload(
     let stream = input.execute(partition, context)?;
     let schema = input.schema();
     let queue = device.new_queue().map_err(to_datafusion)?;
-    let stream = ToUpload::new(stream, schema.clone(), target);
-    let uploads = UploadingStream::new_on(schema, stream, queue);
-    let uploads = uploads.with_budget(Arc::new(memory));
-    Ok(Box::pin(Reserved(Box::pin(uploads))))
+    let memory = (device.id() != DeviceId::CPU).then(|| Arc::new(memory));
+    let batches = Admitted {
+        batches: ToUpload::new(stream, schema.clone(), target),
+        memory: memory.clone(),
+    };
+    Ok(Box::pin(Uploaded {
+        uploads: Some(UploadingReader::from_stream(schema.clone(), batches, queue)),
+        schema,
+        device_type: device.id().device_type,
+        memory,
+    }))
+}
+
+/// Host batches for whose upload memory was reserved, if that takes any.
+struct Admitted {
+    batches: ToUpload,
+    memory: Option<Arc<DeviceReservation>>,
+}
+
+impl Stream for Admitted {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(Pin::new(&mut self.batches).poll_next(cx));
+        if let (Some(Ok(batch)), Some(memory)) = (&next, &self.memory)
+            && let Err(e) = memory.grow(bytes(batch))
+        {
+            return Poll::Ready(Some(Err(from_datafusion(e))));
+        }
+        Poll::Ready(next)
+    }
+}
+
+/// Uploads, whose memory is reserved until the reader asks for the next one.
+struct Uploaded {
+    /// `None` after its end or an error.
+    uploads: Option<UploadingReader<Pin<Box<Admitted>>>>,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+    memory: Option<Arc<DeviceReservation>>,
+}
+
+impl Stream for Uploaded {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(uploads) = &mut this.uploads else {
+            return Poll::Ready(None);
+        };
+        let resize = |bytes| match &this.memory {
+            Some(memory) => memory.resize(bytes).map_err(from_datafusion),
+            None => Ok(()),
+        };
+        resize(0)?;
+        let mut next = ready!(reserved(|| Pin::new(uploads).poll_next(cx)));
+        if let Some(Ok(batch)) = &next
+            && let Err(e) = resize(batch.get_array_memory_size())
+        {
+            next = Some(Err(e));
+        }
+        if !matches!(next, Some(Ok(_))) {
+            resize(0)?;
+            this.uploads = None;
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl DeviceRecordBatchStream for Uploaded {
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
 }
 
 /// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.

@@ -1,14 +1,16 @@
 //! Sends an input through an async device stream.
 
+use std::pin::Pin;
 use std::thread::{self, JoinHandle};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, HostRecordBatchStream, Outcome,
-    ProduceOptions, ReaderStream, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, ProduceOptions, ReaderStream,
+    produce,
 };
 use arrow_device::{
-    Device, Error, ExportOptions, ImportOptions, Result, SyncPolicy, UploadingReader,
+    Device, Error, ExportOptions, HostRecordBatchReader, ImportOptions, Result, SyncPolicy,
+    UploadingReader,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 use futures::StreamExt;
@@ -42,7 +44,7 @@ pub(crate) fn host_reader(
 
 /// Reads the stream on the thread that iterates.
 struct Blocking {
-    stream: HostRecordBatchStream<AsyncDeviceRecordBatchStream>,
+    stream: HostRecordBatchReader<Pin<Box<AsyncDeviceRecordBatchStream>>>,
     schema: SchemaRef,
     producer: Option<JoinHandle<Result<Outcome>>>,
 }

@@ -11,7 +11,7 @@ use crate::device::cuda::{Cuda, Kept};
 use crate::device::gpu::Gpu;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{Counted, DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
+use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
 
 /// Returns the backend of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&Gpu<Cuda>> {
@@ -63,12 +63,7 @@ impl DeviceBuffer {
         // Other streams may still use the memory.
         let event = event.inspect_err(|_| cuda.give_up(base))?;
         let ready = event.map_or(Ready::Now, Ready::Event);
-        let memory = Memory::Device {
-            queue,
-            base,
-            bytes,
-            live: Counted::default(),
-        };
+        let memory = Memory::Device { queue, base, bytes };
         let owner = Owner::new(device.clone(), memory, ready);
         Ok(Self::from_parts(Arc::new(owner), base, 0, bytes))
     }

@@ -6,7 +6,7 @@ use arrow_buffer::ArrowNativeType;
 
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{Counted, DeviceBuffer, Kept, Memory, Owner, Ready};
+use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
 
 /// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
 /// [freezes](Self::freeze) into a [`DeviceBuffer`].
@@ -33,7 +33,6 @@ pub struct DeviceBufferMut {
     len: usize,
     /// Bytes allocated: a multiple of 64, at least `len`. With 0 there is no allocation.
     capacity: usize,
-    live: Counted,
 }
 
 impl DeviceBufferMut {
@@ -54,7 +53,6 @@ impl DeviceBufferMut {
             base,
             len,
             capacity,
-            live: Counted::new(capacity),
         })
     }
 
@@ -174,15 +172,12 @@ impl DeviceBufferMut {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used as a whole again, so the queue is moved out once.
         let queue = unsafe { std::ptr::read(&this.queue) };
-        // SAFETY: as for the queue.
-        let live = unsafe { std::ptr::read(&this.live) };
         match this.capacity {
             0 => Memory::Kept(Kept(Box::new(queue))),
             bytes => Memory::Device {
                 queue,
                 base: this.base,
                 bytes,
-                live,
             },
         }
     }

@@ -1,21 +1,15 @@
 //! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
-mod budget;
 mod buffer;
 mod buffer_mut;
-mod live;
 mod loan;
 mod owner;
 mod reading;
 mod slab;
 
-pub use budget::MemoryBudget;
-pub(crate) use budget::Reserved;
 pub use buffer::DeviceBuffer;
 pub(crate) use buffer::host_buffer;
 pub use buffer_mut::DeviceBufferMut;
-pub(crate) use live::Counted;
-pub use live::LiveBytes;
 pub use loan::Loan;
 pub(crate) use loan::check_queue;
 pub(crate) use owner::{Kept, Memory, Owner, Ready};

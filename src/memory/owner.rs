@@ -11,7 +11,7 @@ use crate::device::{
     ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
 };
 use crate::error::{Error, Result};
-use crate::memory::{Counted, HostSlab};
+use crate::memory::HostSlab;
 
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
 ///
@@ -53,8 +53,6 @@ pub(crate) enum Memory {
         queue: Queue,
         base: DevicePtr,
         bytes: usize,
-        #[allow(dead_code)]
-        live: Counted,
     },
     /// Host memory of this crate.
     Slab(HostSlab),

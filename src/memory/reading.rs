@@ -7,17 +7,17 @@ use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner};
 
 /// A list of copies into a slab, or out of it, that was given to a queue. The slab and the sources live until the copies have
-/// completed, even if the reading is dropped. `H` is one slab or several.
+/// completed, even if the reading is dropped.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Reading<S: Send + 'static, H: Send + 'static = HostSlab> {
+pub(crate) struct Reading<S: Send + 'static> {
     /// The event after which the slab may be read; `None` if it may be read now.
     event: Option<SyncEvent>,
     /// `None` once it was returned.
-    kept: Option<(H, S)>,
+    kept: Option<(HostSlab, S)>,
 }
 
-impl<S: Send + 'static, H: Send + 'static> Reading<S, H> {
+impl<S: Send + 'static> Reading<S> {
     /// Gives the copies to `queue`, after the events of `owners`.
     ///
     /// # Safety
@@ -27,7 +27,7 @@ impl<S: Send + 'static, H: Send + 'static> Reading<S, H> {
         queue: &Queue,
         owners: &[Arc<Owner>],
         copies: &[CopyOp],
-        slab: H,
+        slab: HostSlab,
         source: S,
     ) -> Result<Self> {
         let kept = (slab, source);
@@ -64,7 +64,7 @@ impl<S: Send + 'static, H: Send + 'static> Reading<S, H> {
     }
 
     /// Makes this thread wait for the copies, if there are any: one host wait. Returns the slab and the source.
-    pub(crate) fn finish(mut self) -> Result<(H, S)> {
+    pub(crate) fn finish(mut self) -> Result<(HostSlab, S)> {
         if let Some(event) = &self.event {
             // After an error the copies may still run: dropping the reading keeps the memory that they use.
             event.wait()?;
@@ -75,7 +75,7 @@ impl<S: Send + 'static, H: Send + 'static> Reading<S, H> {
     }
 }
 
-impl<S: Send + 'static, H: Send + 'static> Drop for Reading<S, H> {
+impl<S: Send + 'static> Drop for Reading<S> {
     fn drop(&mut self) {
         let (Some(event), Some(kept)) = (self.event.take(), self.kept.take()) else {
             return;

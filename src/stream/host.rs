@@ -1,19 +1,30 @@
 //! Device streams read as host streams.
 
 use std::collections::VecDeque;
+#[cfg(feature = "async")]
+use std::pin::Pin;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll};
 
+#[cfg(feature = "async")]
+use arrow_array::nonblocking::RecordBatchStream;
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
+#[cfg(feature = "async")]
+use futures_core::Stream;
 
 use crate::data::DeviceRecordBatch;
 use crate::device::Device;
 use crate::error::{Error, Result};
+#[cfg(feature = "async")]
+use crate::stream::async_stream::AsyncBatch;
 use crate::transfer::{Download, DownloadQueues};
 
-/// Reads a device stream as host batches, made by
-/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
+/// Reads a device stream as host batches. Of a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader) it is a
+/// [`RecordBatchReader`], made by [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader); of an asynchronous stream it
+/// is a `RecordBatchStream`, made by `into_host_stream`, whose polls never block. It ends after an error.
 ///
-/// The reader requests one batch ahead: while a batch is being downloaded, the stream makes the next one, whose copies are
+/// One batch is requested ahead: while a batch is being downloaded, the stream makes the next one, whose copies are
 /// queued behind. If making a batch takes as long as copying one, the copies therefore cost no time. Batches and errors keep
 /// the stream's order. At most two batches use host memory, besides those that the consumer keeps. The copies run on a queue
 /// of their own for each device, and reads of sizes that are stored in device memory on another one.
@@ -22,26 +33,43 @@ use crate::transfer::{Download, DownloadQueues};
 /// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
-    reader: R,
+    /// `None` after its end or an error.
+    reader: Option<R>,
     schema: SchemaRef,
     /// How many downloads there are ahead of the one that the consumer reads.
     prefetch: usize,
-    /// Downloads that were not returned, oldest first. An error is the last.
-    started: VecDeque<Result<Download<RecordBatch>>>,
+    /// Batches that were requested and not returned, oldest first. An error is the last.
+    coming: VecDeque<Result<Coming>>,
     queues: CopyQueues,
-    /// The stream is not read any more.
-    ended: bool,
+}
+
+/// A batch on its way to the host.
+#[derive(Debug)]
+struct Coming {
+    /// The host reads the memory in place: nothing is gained by a request for the next batch.
+    in_place: bool,
+    download: Download<RecordBatch>,
+    /// What the download has returned to a poll.
+    arrived: Option<Result<RecordBatch>>,
+}
+
+impl Coming {
+    fn wait(self) -> Result<RecordBatch> {
+        match self.arrived {
+            Some(batch) => batch,
+            None => self.download.wait(),
+        }
+    }
 }
 
 impl<R> HostRecordBatchReader<R> {
     pub(super) fn new(reader: R, schema: SchemaRef) -> Self {
         Self {
-            reader,
+            reader: Some(reader),
             schema,
             prefetch: 1,
-            started: VecDeque::new(),
+            coming: VecDeque::new(),
             queues: CopyQueues::default(),
-            ended: false,
         }
     }
 
@@ -64,16 +92,42 @@ impl<R> HostRecordBatchReader<R> {
         self
     }
 
-    fn start(&mut self, batch: DeviceRecordBatch) -> Result<Download<RecordBatch>> {
-        let batch = batch.fitted(&self.schema)?;
-        Download::queued(&batch, self.queues.of(batch.device(), self.prefetch)?)
+    /// The reader, if it is to be read before the oldest batch is returned.
+    fn wanted(&mut self) -> Option<&mut R> {
+        let oldest = self.coming.front();
+        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if !oldest.in_place));
+        let wanted = worth_it && self.coming.len() <= self.prefetch;
+        self.reader.as_mut().filter(|_| wanted)
     }
 
-    /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
-    fn wants_more(&self) -> bool {
-        let oldest = self.started.front();
-        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if oldest.is_waiting()));
-        !self.ended && self.started.len() <= self.prefetch && worth_it
+    /// Takes what the reader has returned, and starts the download.
+    fn take(
+        &mut self,
+        next: Option<Result<DeviceRecordBatch>>,
+        start: fn(&DeviceRecordBatch, DownloadQueues) -> Result<Download<RecordBatch>>,
+    ) {
+        let coming = next.map(|batch| {
+            let batch = batch?.fitted(&self.schema)?;
+            let queues = self.queues.of(batch.device(), self.prefetch)?;
+            Ok(Coming {
+                in_place: batch.device().is_host_readable(),
+                download: start(&batch, queues)?,
+                arrived: None,
+            })
+        });
+        if !matches!(coming, Some(Ok(_))) {
+            self.reader = None;
+        }
+        self.coming.extend(coming);
+    }
+
+    /// Returns a batch that has arrived, or an error, after which there is no more.
+    fn give(&mut self, coming: Result<Coming>) -> Result<RecordBatch, ArrowError> {
+        coming.and_then(Coming::wait).map_err(|e| {
+            self.reader = None;
+            self.coming.clear();
+            Error::into(e)
+        })
     }
 }
 
@@ -81,21 +135,12 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatch
     type Item = Result<RecordBatch, ArrowError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.wants_more() {
-            let Some(batch) = self.reader.next() else {
-                self.ended = true;
-                break;
-            };
-            let started = batch.and_then(|batch| self.start(batch));
-            self.ended = started.is_err();
-            self.started.push_back(started);
+        while let Some(reader) = self.wanted() {
+            let next = reader.next();
+            self.take(next, Download::queued);
         }
-        let next = self.started.pop_front()?.and_then(Download::wait);
-        if next.is_err() {
-            self.ended = true;
-            self.started.clear();
-        }
-        Some(next.map_err(Error::into))
+        let oldest = self.coming.pop_front()?;
+        Some(self.give(oldest))
     }
 }
 
@@ -105,13 +150,61 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRe
     }
 }
 
+#[cfg(feature = "async")]
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> Stream for HostRecordBatchReader<S> {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            // Batches at hand start first, so that their copies overlap with the making of the next one.
+            for coming in this.coming.iter_mut().flatten() {
+                if coming.arrived.is_none() {
+                    if let Poll::Ready(batch) = Pin::new(&mut coming.download).poll(cx) {
+                        coming.arrived = Some(batch);
+                    }
+                }
+            }
+            let before = this.coming.len();
+            while let Some(reader) = this.wanted() {
+                let Poll::Ready(next) = Pin::new(reader).poll_next(cx) else {
+                    break;
+                };
+                let next = next.map(|batch| batch.map(|batch| batch.into().batch));
+                this.take(next, |batch, queues| Ok(Download::lazy(batch, queues)));
+            }
+            if this.coming.len() == before {
+                break;
+            }
+        }
+        match this.coming.pop_front() {
+            None if this.reader.is_none() => Poll::Ready(None),
+            None => Poll::Pending,
+            Some(Ok(oldest)) if oldest.arrived.is_none() => {
+                this.coming.push_front(Ok(oldest));
+                Poll::Pending
+            }
+            Some(oldest) => Poll::Ready(Some(this.give(oldest))),
+        }
+    }
+}
+
+#[cfg(feature = "async")]
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> RecordBatchStream
+    for HostRecordBatchReader<S>
+{
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+}
+
 /// Queues for copies to the host, for each device, made when the first copy is.
 #[derive(Debug, Default)]
-pub(super) struct CopyQueues(Vec<DownloadQueues>);
+struct CopyQueues(Vec<DownloadQueues>);
 
 impl CopyQueues {
     /// The device's queues for copies: some of its own if there is work that copies may overlap with.
-    pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<DownloadQueues> {
+    fn of(&mut self, device: &Device, prefetch: usize) -> Result<DownloadQueues> {
         if prefetch == 0 || device.is_host_readable() {
             return Ok(DownloadQueues::from(device.default_queue()));
         }

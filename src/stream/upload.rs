@@ -1,23 +1,27 @@
-//! Uploads host readers.
+//! Uploads host readers and streams.
 
 use std::collections::VecDeque;
 use std::iter::from_fn;
 #[cfg(feature = "async")]
-use std::task::{Context, Poll};
+use std::pin::Pin;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll, ready};
 
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
+#[cfg(feature = "async")]
+use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
-use crate::data::node::View;
 #[cfg(feature = "async")]
 use crate::device::Completion;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
+#[cfg(feature = "async")]
+use crate::stream::async_stream::DeviceRecordBatchStream;
 use crate::stream::reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
-use crate::transfer::{Admit, upload_batch};
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
 const BYTES: usize = 128 << 20;
@@ -27,7 +31,10 @@ const UPLOADS: usize = 64;
 /// Uploads the batches of a [`RecordBatchReader`] to a device as they are read. An upload runs while the next batch is
 /// produced.
 ///
-/// If the host reader is faster than the device, the next read waits: once 128 MiB or 64 batches are being uploaded, for the
+/// Of an asynchronous stream of host batches (`UploadingReader::from_stream`) it is a stream. Its polls do not block, except to
+/// upload a single batch that needs more than 128 MiB of staging memory.
+///
+/// If the host reader is faster than the device, the next read waits, or the next poll is pending: once 128 MiB or 64 batches are being uploaded, for the
 /// oldest upload. The reader ends after an error, its own or that of an upload.
 ///
 /// The thread that asks for a batch also produces and packs it. A reader is not moved to another thread unasked: it may rely on
@@ -50,10 +57,10 @@ const UPLOADS: usize = 64;
 /// ```
 #[derive(Debug)]
 pub struct UploadingReader<R> {
-    reader: R,
+    /// `None` after its end or an error.
+    reader: Option<R>,
+    schema: SchemaRef,
     uploads: Uploads,
-    /// The reader is not read any more.
-    ended: bool,
 }
 
 impl<R: RecordBatchReader> UploadingReader<R> {
@@ -64,12 +71,31 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 
     /// Uploads on `queue`.
     pub fn new_on(reader: R, queue: Queue) -> Self {
-        let uploads = Uploads::new(queue);
-        Self {
-            reader,
-            uploads,
-            ended: false,
-        }
+        Self::of(reader.schema(), reader, queue)
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S> UploadingReader<Pin<Box<S>>> {
+    /// Uploads the batches of a stream on `queue`. All of them must [fit](DeviceRecordBatchReader#schemas) `schema`. Errors may be
+    /// arrow-rs's, or of any other type.
+    ///
+    /// ```
+    /// # use arrow_array::RecordBatch;
+    /// # use arrow_device::async_stream::DeviceRecordBatchStream;
+    /// # use arrow_device::{Device, UploadingReader};
+    /// # use arrow_schema::SchemaRef;
+    /// # use futures::Stream;
+    /// fn up(
+    ///     schema: SchemaRef,
+    ///     batches: impl Stream<Item = std::io::Result<RecordBatch>>,
+    ///     device: &Device,
+    /// ) -> impl DeviceRecordBatchStream {
+    ///     UploadingReader::from_stream(schema, batches, device.default_queue())
+    /// }
+    /// ```
+    pub fn from_stream(schema: SchemaRef, stream: S, queue: Queue) -> Self {
+        Self::of(schema, Box::pin(stream), queue)
     }
 }
 
@@ -105,22 +131,20 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         self,
         batches: usize,
     ) -> Result<impl DeviceRecordBatchReader + Send + 'static> {
-        let (schema, device) = (self.schema(), self.uploads.device().id());
         let Self {
-            reader,
+            mut reader,
+            schema,
             uploads,
-            ended,
         } = self;
-        // A reader that has ended is not asked again.
-        let mut reader = (!ended).then_some(reader);
+        let device = uploads.queue.device().id();
         let next = move || Some(reader.as_mut()?.next()?.map_err(Error::from));
         let read = ahead(from_fn(next), batches, || ())?;
         let read = from_fn(move || Some(read.recv().ok()?.map_err(ArrowError::from)));
         let reader = RecordBatchIterator::new(read, schema.clone());
         let uploading = UploadingReader {
-            reader,
+            reader: Some(reader),
+            schema: schema.clone(),
             uploads,
-            ended,
         };
         let uploaded = ahead(uploading, batches, || ())?;
         let next = move || match uploaded.process.check(device, -1) {
@@ -136,133 +160,29 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
     }
 }
 
-/// Returns the bytes of all buffers of a batch.
-fn bytes(batch: &DeviceRecordBatch) -> usize {
-    let mut all = 0;
-    let mut count = |view: View<'_>, _| {
-        all += view
-            .node
-            .buffers
-            .iter()
-            .filter_map(|buffer| buffer.bytes())
-            .sum::<usize>();
-    };
-    batch.as_struct().view().each_part(None, false, &mut count);
-    all
-}
-
-/// Uploads under way.
-#[derive(Debug)]
-pub(super) struct Uploads {
-    queue: Queue,
-    /// The event and the bytes of each upload, oldest first.
-    under_way: VecDeque<(SyncEvent, usize)>,
-    /// Bytes of all uploads.
-    bytes: usize,
-}
-
-impl Uploads {
-    pub(super) fn new(queue: Queue) -> Self {
-        Self {
+impl<R> UploadingReader<R> {
+    fn of(schema: SchemaRef, reader: R, queue: Queue) -> Self {
+        let uploads = Uploads {
             queue,
             under_way: VecDeque::new(),
             bytes: 0,
+            #[cfg(feature = "async")]
+            wait: None,
+        };
+        Self {
+            reader: Some(reader),
+            schema,
+            uploads,
         }
     }
 
-    #[cfg(feature = "async")]
-    pub(super) fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    pub(super) fn device(&self) -> &Device {
-        self.queue.device()
-    }
-
-    /// Forgets uploads that are done, and drops their sources and staging memory, which serves the next upload: the thread
-    /// that would drop them otherwise may be behind by any number of uploads. If too many are left, forgets the oldest and
-    /// returns its event. A failed upload counts as done: readers of its batch wait for the same event and get the error.
-    pub(super) fn oldest_beyond_limit(&mut self) -> Option<SyncEvent> {
-        while let Some((event, _)) = self.under_way.front() {
-            let waits = matches!(event.is_complete(), Ok(false));
-            if waits && self.bytes < BYTES && self.under_way.len() < UPLOADS {
-                break;
-            }
-            let (event, bytes) = self.under_way.pop_front()?;
-            self.bytes -= bytes;
-            if waits {
-                return Some(event);
-            }
-            event.drop_kept();
+    /// Uploads what the reader has returned, and ends with it.
+    fn take(&mut self, next: Option<Result<RecordBatch>>) -> Option<Result<DeviceRecordBatch>> {
+        let next = next.map(|batch| self.uploads.upload(&batch?)?.fitted(&self.schema));
+        if !matches!(next, Some(Ok(_))) {
+            self.reader = None;
         }
-        None
-    }
-
-    /// As [`make_room`](Self::make_room), but is pending. `wait` is the wait for the oldest upload.
-    #[cfg(feature = "async")]
-    pub(super) fn poll_room(
-        &mut self,
-        wait: &mut Option<Completion>,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        loop {
-            let oldest = wait.as_ref().map(|wait| wait.event().clone());
-            // A failed upload counts as done: readers of its batch wait for the same event and get the error.
-            if Completion::poll_all(wait, cx).is_pending() {
-                return Poll::Pending;
-            }
-            if let Some(oldest) = oldest {
-                oldest.drop_kept();
-            }
-            match self.oldest_beyond_limit() {
-                Some(event) => *wait = Some(Completion::of(event)),
-                None => return Poll::Ready(()),
-            }
-        }
-    }
-
-    /// Waits until there are few enough uploads.
-    pub(super) fn make_room(&mut self) {
-        while let Some(oldest) = self.oldest_beyond_limit() {
-            if oldest.wait().is_ok() {
-                oldest.drop_kept();
-            }
-        }
-    }
-
-    pub(super) fn upload(
-        &mut self,
-        batch: &RecordBatch,
-        admit: &mut Admit<'_>,
-    ) -> Result<DeviceRecordBatch> {
-        let batch = upload_batch(batch, self.device(), &self.queue, admit)?;
-        self.keep(&batch);
-        Ok(batch)
-    }
-
-    /// Uploads a batch that the host can read and that is ready. One on the device already is being copied there.
-    #[cfg(feature = "async")]
-    pub(super) fn bring(
-        &mut self,
-        mut batch: DeviceRecordBatch,
-        admit: &mut Admit<'_>,
-    ) -> Result<DeviceRecordBatch> {
-        if batch.device() != self.device() {
-            let array = batch.as_struct().host_to_device(&self.queue, admit)?;
-            batch = DeviceRecordBatch::from_struct(batch.schema(), array);
-        }
-        self.keep(&batch);
-        Ok(batch)
-    }
-
-    /// Counts a batch whose copies were queued.
-    fn keep(&mut self, batch: &DeviceRecordBatch) {
-        let owners = batch.as_struct().owners();
-        if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
-            let bytes = bytes(batch);
-            self.under_way.push_back((event.clone(), bytes));
-            self.bytes += bytes;
-        }
+        next
     }
 }
 
@@ -270,27 +190,139 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let next = self.reader.next().map(|batch| {
-            let batch = batch?;
+        let next = self.reader.as_mut()?.next();
+        if matches!(next, Some(Ok(_))) {
             self.uploads.make_room();
-            let batch = self.uploads.upload(&batch, &mut |_| Ok(()))?;
-            batch.fitted(&self.reader.schema())
-        });
-        self.ended = !matches!(next, Some(Ok(_)));
-        next
+        }
+        self.take(next.map(|batch| batch.map_err(Error::from)))
     }
 }
 
 impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
     fn schema(&self) -> SchemaRef {
-        self.reader.schema()
+        self.schema.clone()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
-        self.uploads.device().id().device_type
+        self.uploads.queue.device().id().device_type
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S, E> Stream for UploadingReader<S>
+where
+    S: Stream<Item = Result<RecordBatch, E>> + Unpin,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        /// Unwraps an error of this crate or of arrow-rs, and wraps one of another crate.
+        fn error_of(e: Box<dyn std::error::Error + Send + Sync>) -> Error {
+            let e = e.downcast::<ArrowError>();
+            Error::from(e.map_or_else(ArrowError::ExternalError, |e| *e))
+        }
+        let this = &mut *self;
+        let Some(reader) = &mut this.reader else {
+            return Poll::Ready(None);
+        };
+        ready!(this.uploads.poll_room(cx));
+        let next = ready!(Pin::new(reader).poll_next(cx));
+        Poll::Ready(this.take(next.map(|batch| batch.map_err(|e| error_of(e.into())))))
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S, E> DeviceRecordBatchStream for UploadingReader<S>
+where
+    S: Stream<Item = Result<RecordBatch, E>> + Unpin,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.uploads.queue.device().id().device_type
+    }
+}
+
+/// Uploads under way.
+#[derive(Debug)]
+struct Uploads {
+    queue: Queue,
+    /// The event and the bytes of each upload, oldest first.
+    under_way: VecDeque<(SyncEvent, usize)>,
+    /// Bytes of all uploads.
+    bytes: usize,
+    /// The wait for the oldest upload.
+    #[cfg(feature = "async")]
+    wait: Option<Completion>,
+}
+
+impl Uploads {
+    /// Forgets uploads that are done, and returns the event of the oldest if too many are left. A failed upload counts as done:
+    /// readers of its batch wait for the same event and get the error.
+    fn oldest_of_too_many(&mut self) -> Option<&SyncEvent> {
+        while let Some((event, _)) = self.under_way.front() {
+            if matches!(event.is_complete(), Ok(false)) {
+                break;
+            }
+            self.forget_oldest();
+        }
+        let too_many = self.bytes >= BYTES || self.under_way.len() >= UPLOADS;
+        let (event, _) = self.under_way.front().filter(|_| too_many)?;
+        Some(event)
+    }
+
+    /// Drops the sources and the staging memory of an upload that is done. They serve the next upload: the thread that would drop
+    /// them otherwise may be behind by any number of uploads.
+    fn forget_oldest(&mut self) {
+        if let Some((event, bytes)) = self.under_way.pop_front() {
+            self.bytes -= bytes;
+            event.drop_kept();
+            #[cfg(feature = "async")]
+            {
+                self.wait = None;
+            }
+        }
+    }
+
+    /// Waits until there are few enough uploads.
+    fn make_room(&mut self) {
+        while let Some(oldest) = self.oldest_of_too_many() {
+            if oldest.wait().is_err() {
+                self.forget_oldest();
+            }
+        }
+    }
+
+    /// As [`make_room`](Self::make_room), but is pending.
+    #[cfg(feature = "async")]
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(oldest) = self.oldest_of_too_many().cloned() {
+            let wait = self.wait.get_or_insert_with(|| Completion::of(oldest));
+            let done = ready!(Pin::new(wait).poll(cx));
+            self.wait = None;
+            if done.is_err() {
+                self.forget_oldest();
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Uploads a batch. Its memory is counted until the copies are done.
+    fn upload(&mut self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+        let batch = self.queue.device().upload_on(batch, &self.queue)?;
+        let owners = batch.as_struct().owners();
+        if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
+            let bytes = batch.get_array_memory_size();
+            self.under_way.push_back((event.clone(), bytes));
+            self.bytes += bytes;
+        }
+        Ok(batch)
     }
 }
 

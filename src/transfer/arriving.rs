@@ -4,11 +4,8 @@ use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
-use crate::device::{Completion, Queue, SyncEvent};
+use crate::device::{Completion, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::Reserved;
-use crate::transfer::copy::{copy_planned, needs_host};
-use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan_with};
 use crate::transfer::to_slab::{DownloadQueues, ToSlab};
 
@@ -20,10 +17,6 @@ pub(crate) struct Arriving {
     array: DeviceArray,
     extent: Extent,
     queues: DownloadQueues,
-    /// A queue of a device that reaches the array's: the array goes there, not to the host.
-    to: Option<Queue>,
-    /// What the copies' memory takes of a budget.
-    reserved: Reserved,
     /// What the next step has to wait for.
     wait: Option<Completion>,
     stage: Stage,
@@ -34,9 +27,7 @@ enum Stage {
     Start,
     /// Reads of sizes and offsets that are done, and one that may still be running.
     Reading(Vec<Read<Answers>>, Option<Read<Gathering>>),
-    /// Copies to another device, which start once the array is ready.
-    Direct(Plan),
-    /// The last stage. `None` if the array is where it is to be.
+    /// The last stage. `None` if the host reads the array where it is.
     Copies(Option<ToSlab>),
     Over,
 }
@@ -55,20 +46,8 @@ impl Arriving {
             array,
             extent,
             queues: queues.into(),
-            to: None,
-            reserved: Reserved::default(),
             wait: None,
             stage: Stage::Start,
-        }
-    }
-
-    /// As [`new`](Self::new), but copies the array's rows directly to the device of `to`, which reaches the array's. The copies
-    /// may still run when the array is returned. If the host has to rewrite some of the bytes, the array comes to the host instead.
-    #[cfg(feature = "async")]
-    pub(super) fn direct(array: DeviceArray, queues: impl Into<DownloadQueues>, to: Queue) -> Self {
-        Self {
-            to: Some(to),
-            ..Self::new(array, Extent::Rows, queues)
         }
     }
 
@@ -92,29 +71,6 @@ impl Arriving {
     /// Whether the host reads the memory in place, so that nothing is gained by an early start.
     pub(crate) fn is_in_place(&self) -> bool {
         self.array.device().is_host_readable()
-    }
-
-    /// Asks a budget before memory is allocated for the copies.
-    #[cfg(feature = "async")]
-    pub(super) fn reserve(&mut self, reserved: Reserved) {
-        self.reserved = reserved;
-    }
-
-    /// Returns what the copies' memory takes of the budget.
-    #[cfg(feature = "async")]
-    pub(super) fn take_reserved(&mut self) -> Reserved {
-        std::mem::take(&mut self.reserved)
-    }
-
-    /// Whether the array is copied directly to another device.
-    #[cfg(feature = "async")]
-    pub(super) fn is_direct(&self) -> bool {
-        self.to.is_some()
-    }
-
-    /// Whether there is an event to wait for.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.wait.is_some()
     }
 
     /// Returns the array in memory that the host can read and that is ready. Later calls return an error.
@@ -201,7 +157,6 @@ impl Arriving {
                 }
                 self.plan(answers)
             }
-            Stage::Direct(plan) => self.copy(plan),
             Stage::Copies(_) | Stage::Over => Err(Error::argument(
                 "the download is over: it has returned its data or an error",
             )),
@@ -222,8 +177,7 @@ impl Arriving {
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
         let (array, queues) = (&self.array, &self.queues);
         let (mut reading, mut unready) = (None, false);
-        let to = self.to.as_ref().map(Queue::device);
-        let plan = plan_with(&[array], self.extent, to, |requests| {
+        let plan = plan_with(&[array], self.extent, None, |requests| {
             if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
                 return Ok(Some(answers));
             }
@@ -239,11 +193,7 @@ impl Arriving {
             Ok(None)
         })?;
         match (plan, reading) {
-            (Some(plan), _) if self.to.is_some() && !needs_host(&plan) => {
-                self.copy(plan)?;
-            }
             (Some(plan), _) => {
-                self.reserved.grow(plan.bytes)?;
                 let copies = ToSlab::start(plan, array, queues.copies())?;
                 self.copies(Some(copies));
             }
@@ -260,27 +210,6 @@ impl Arriving {
                 self.stage = Stage::Reading(answers, None);
                 self.wait_for(event);
             }
-        }
-        Ok(())
-    }
-
-    /// Starts the copies to the other device, once its queue need not make the host wait for the array.
-    fn copy(&mut self, plan: Plan) -> Result<()> {
-        let (array, Some(to)) = (&self.array, &self.to) else {
-            return Err(Error::argument("a copy to no device"));
-        };
-        let from = array.device().backend();
-        let queue_waits = to.device().backend().accepts_events_of(from);
-        if queue_waits || array.is_ready()? {
-            self.reserved.grow(plan.device_bytes())?;
-            let device = to.device();
-            let copied = copy_planned(array.data_type(), &[array], to, plan, !queue_waits)?;
-            self.array = array.like(device.clone(), copied.to_node());
-            self.copies(None);
-        } else {
-            let event = array.ready_event_on(self.queues.copies())?;
-            self.stage = Stage::Direct(plan);
-            self.wait_for(event);
         }
         Ok(())
     }

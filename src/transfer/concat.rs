@@ -194,6 +194,6 @@ fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Dev
     let plan = plan.ok_or_else(|| Error::argument("a plan without its numbers"))?;
     match queue.device().is_host_memory() {
         true => pack_planned(root, true, queue, plan),
-        false => copy_planned(root, arrays, queue, plan, false),
+        false => copy_planned(root, arrays, queue, plan),
     }
 }

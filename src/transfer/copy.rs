@@ -23,7 +23,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
     let plan = plan(array, extent, destination(queue), reads_on)?;
     let copied = match to.is_host_memory() {
         true => pack_planned(array.data_type(), array.device() == to, queue, plan)?,
-        false => copy_planned(array.data_type(), &[array], queue, plan, false)?,
+        false => copy_planned(array.data_type(), &[array], queue, plan)?,
     };
     Ok(array.like(to.clone(), copied.to_node()))
 }
@@ -33,14 +33,12 @@ pub(super) fn destination(queue: &Queue) -> Option<&Device> {
     Some(queue.device()).filter(|device| device.id() != DeviceId::CPU)
 }
 
-/// Copies what was planned of arrays on one device to another one, or to the same, as an array of this type. With `ready` the caller
-/// has waited for the arrays.
+/// Copies what was planned of arrays on one device to another one, or to the same, as an array of this type.
 pub(super) fn copy_planned(
     data_type: &DataType,
     arrays: &[&DeviceArray],
     queue: &Queue,
     plan: Plan,
-    ready: bool,
 ) -> Result<DeviceArray> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let work = Work {
@@ -48,7 +46,6 @@ pub(super) fn copy_planned(
         from: arrays[0].device(),
         owners: &owners(arrays),
         plan: &plan,
-        is_ready: ready,
     };
     let sources: Vec<DeviceArray> = arrays.iter().map(|array| (*array).clone()).collect();
     // SAFETY: the plan's sources lie in the arrays' buffers, in memory of their owners, which the arrays keep alive. The slab
@@ -84,7 +81,7 @@ pub(super) fn pack_planned(
         Counters::add(&counters.host_copied_bytes, plan.bytes);
         let base = slab.as_device_ptr();
         let owner = Owner::new(to.clone(), Memory::Slab(slab), Ready::Now);
-        let node = plan.place(data_type, &[(base, Arc::new(owner))]);
+        let node = plan.place(data_type, base, &Arc::new(owner));
         return Ok(DeviceArray::from_node(to.clone(), node));
     }
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
@@ -111,9 +108,4 @@ fn fill(plan: &Plan, bytes: &mut [u8]) {
         // SAFETY: the host can read the source, and `plan` waited for it; `bytes` is fresh memory.
         unsafe { pack(&piece, &plan.made, 0, region) };
     }
-}
-
-/// Whether the host has to read or to wait, because it rewrites some of the bytes.
-pub(super) fn needs_host(plan: &Plan) -> bool {
-    Content::of(plan).waits(&plan.made)
 }

@@ -12,8 +12,6 @@ use crate::data::host::{to_array, to_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::Queue;
 use crate::error::Result;
-#[cfg(feature = "async")]
-use crate::memory::Reserved;
 use crate::transfer::arriving::Arriving;
 use crate::transfer::planner::Extent;
 use crate::transfer::to_slab::DownloadQueues;
@@ -47,8 +45,6 @@ pub struct Download<T> {
 enum Target<T> {
     Array(fn(ArrayRef) -> T),
     Batch(SchemaRef, fn(RecordBatch) -> T),
-    #[cfg(feature = "async")]
-    Device(SchemaRef, fn(DeviceRecordBatch) -> T),
 }
 
 impl Download<ArrayRef> {
@@ -64,66 +60,24 @@ impl Download<ArrayRef> {
 impl Download<RecordBatch> {
     /// As [`of_array`](Download::of_array), for a batch.
     pub(super) fn of_batch(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
-        let mut this = Self::lazy(batch, Extent::Rows, queue);
+        let mut this = Self::lazy(batch, queue);
         this.arriving.start()?;
         Ok(this)
     }
 
     /// Makes a download of a batch that starts with its first poll.
-    pub(crate) fn lazy(
-        batch: &DeviceRecordBatch,
-        extent: Extent,
-        queues: impl Into<DownloadQueues>,
-    ) -> Self {
+    pub(crate) fn lazy(batch: &DeviceRecordBatch, queues: impl Into<DownloadQueues>) -> Self {
         Self {
-            arriving: Arriving::new(batch.as_struct().clone(), extent, queues),
+            arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queues),
             target: Target::Batch(batch.schema(), identity),
         }
     }
 
     /// Makes a download of a batch whose copies are queued when this returns. Blocks for sizes that are stored in device memory.
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
-        let mut this = Self::lazy(batch, Extent::Rows, queues);
+        let mut this = Self::lazy(batch, queues);
         this.arriving.queue_copies()?;
         Ok(this)
-    }
-}
-
-#[cfg(feature = "async")]
-impl<T> Download<T> {
-    /// Makes a copy of a batch that starts with its first poll: directly to the device of `to`, if that device reaches the
-    /// batch's and the host need not rewrite anything, otherwise to memory that the host can read.
-    pub(crate) fn towards(
-        batch: &DeviceRecordBatch,
-        queues: impl Into<DownloadQueues>,
-        to: &Queue,
-        make: fn(DeviceRecordBatch) -> T,
-    ) -> Self {
-        let (array, from) = (batch.as_struct().clone(), batch.device());
-        let direct = !from.is_host_readable() && to.device().backend().reaches(from.backend());
-        Self {
-            arriving: match direct {
-                true => Arriving::direct(array, queues, to.clone()),
-                false => Arriving::new(array, Extent::Rows, queues),
-            },
-            target: Target::Device(batch.schema(), make),
-        }
-    }
-
-    /// Asks a budget before memory is allocated for the copies.
-    pub(crate) fn with_reserved(mut self, reserved: Reserved) -> Self {
-        self.arriving.reserve(reserved);
-        self
-    }
-
-    /// Returns what the copies' memory takes of the budget.
-    pub(crate) fn take_reserved(&mut self) -> Reserved {
-        self.arriving.take_reserved()
-    }
-
-    /// Whether nothing is gained by an early start: the host reads the memory in place, or another device copies it directly.
-    pub(crate) fn is_in_place(&self) -> bool {
-        self.arriving.is_in_place() || self.arriving.is_direct()
     }
 }
 
@@ -146,11 +100,6 @@ impl<T> Download<T> {
     pub fn wait(self) -> Result<T> {
         self.target.make(&self.arriving.wait()?)
     }
-
-    /// Whether copies or reads were queued that nobody has waited for.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.arriving.is_waiting()
-    }
 }
 
 impl<T> Target<T> {
@@ -158,11 +107,6 @@ impl<T> Target<T> {
         match self {
             Self::Array(of) => to_array(array).map(of),
             Self::Batch(schema, of) => to_batch(schema, array).map(of),
-            #[cfg(feature = "async")]
-            Self::Device(schema, of) => {
-                let batch = DeviceRecordBatch::from_struct(schema.clone(), array.clone());
-                Ok(of(batch))
-            }
         }
     }
 }

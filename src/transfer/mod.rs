@@ -91,7 +91,8 @@ impl Device {
     /// As [`upload`](Self::upload). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn upload_on(&self, batch: &RecordBatch, queue: &Queue) -> Result<DeviceRecordBatch> {
-        upload_batch(batch, self, queue, &mut admit)
+        let array = self.bring(wrap_batch(batch)?, queue)?;
+        Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
     }
 
     /// Copies an array of any type to this device, as [`upload`](Self::upload) does a batch.
@@ -124,53 +125,28 @@ impl Device {
     /// # Errors
     /// As [`upload_on`](Self::upload_on) and [`upload_data`](Self::upload_data).
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(DeviceArray::from_host(data)?, queue, &mut admit)
+        self.bring(DeviceArray::from_host(data)?, queue)
     }
 
     /// Copies an array over host memory to this device.
-    fn bring(
-        &self,
-        host: DeviceArray,
-        queue: &Queue,
-        admit: &mut Admit<'_>,
-    ) -> Result<DeviceArray> {
+    fn bring(&self, host: DeviceArray, queue: &Queue) -> Result<DeviceArray> {
         check_queue(queue, self)?;
         match self.id() == DeviceId::CPU {
             true => Ok(host),
-            false => upload(&host, queue, admit),
+            false => upload(&host, queue),
         }
     }
 }
 
-/// Is told how many bytes of device memory are about to be allocated, and may refuse.
-pub(crate) type Admit<'a> = dyn FnMut(usize) -> Result<()> + 'a;
-
-/// Refuses nothing.
-fn admit(_: usize) -> Result<()> {
-    Ok(())
-}
-
-/// Copies a batch to `device` on one of its queues, as [`Device::upload_on`].
-pub(crate) fn upload_batch(
-    batch: &RecordBatch,
-    device: &Device,
-    queue: &Queue,
-    admit: &mut Admit<'_>,
-) -> Result<DeviceRecordBatch> {
-    let array = device.bring(wrap_batch(batch)?, queue, admit)?;
-    Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
-}
-
 /// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
-fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
+fn upload(array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
     if queue.device().is_host_memory() {
         let plan = plan(array, Extent::Rows, destination(queue), None)?;
-        admit(plan.device_bytes())?;
         let packed = pack_planned(array.data_type(), false, queue, plan)?;
         return Ok(array.like(queue.device().clone(), packed.to_node()));
     }
-    upload::upload(array, queue, admit)
+    upload::upload(array, queue)
 }
 
 /// Copies an array to memory of a queue's device; see [`upload`].
@@ -288,11 +264,11 @@ impl DeviceArray {
             return copy(self, queue, Extent::Rows);
         }
         self.arrived(Extent::Rows, &from.default_queue())?
-            .host_to_device(queue, &mut admit)
+            .host_to_device(queue)
     }
 
     /// Returns this array, which the host can read, on the device of `queue`. Waits for it if it is not ready.
-    pub(crate) fn host_to_device(&self, queue: &Queue, admit: &mut Admit<'_>) -> Result<Self> {
+    fn host_to_device(&self, queue: &Queue) -> Result<Self> {
         let to = queue.device();
         if to.id() == DeviceId::CPU {
             // Host memory of another device (page-locked memory, say) becomes the CPU's.
@@ -302,7 +278,7 @@ impl DeviceArray {
             let host = Self::from_host(unwrap(self)?)?;
             return Ok(self.like(to.clone(), host.to_node()));
         }
-        upload(self, queue, admit)
+        upload(self, queue)
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64

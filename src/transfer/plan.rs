@@ -26,10 +26,8 @@ pub(crate) struct Plan {
     regions: Vec<Region>,
     /// What the changes refer to.
     pub(crate) made: Made,
-    /// The length of the slab in bytes, a multiple of 64. Of several slabs, that of all.
+    /// The length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
-    /// The offset of each slab but the first, in ascending order: offsets count through all slabs.
-    later_slabs: Vec<usize>,
 }
 
 /// A node of a plan's result.
@@ -40,8 +38,7 @@ pub(crate) struct PlanNode {
     /// Rows to skip; not 0 only where all runs are copied.
     pub(super) offset: usize,
     pub(super) nulls: NullCount,
-    /// The node's parent, and the first of its children.
-    parent: usize,
+    /// The first of its children.
     first_child: usize,
     n_children: usize,
     buffers: Range<usize>,
@@ -101,7 +98,7 @@ impl Region {
 
 impl Plan {
     /// Adds a node with room for `buffers` buffers, which are missing until they are filled. Its children come later.
-    pub(super) fn node(&mut self, length: usize, buffers: usize, parent: usize) -> usize {
+    pub(super) fn node(&mut self, length: usize, buffers: usize) -> usize {
         let first = self.buffers.len();
         self.buffers
             .resize_with(first + buffers, PlanBuffer::default);
@@ -109,7 +106,6 @@ impl Plan {
             length,
             offset: 0,
             nulls: NullCount::known(0),
-            parent,
             first_child: 0,
             n_children: 0,
             buffers: first..first + buffers,
@@ -195,7 +191,7 @@ impl Plan {
                 last,
             };
             while let Some((next, ..)) =
-                regions.next_if(|(next, to, _)| self.follows(first, &piece, next, *to))
+                regions.next_if(|(next, to, _)| follows(first, &piece, next, *to))
             {
                 piece.dst_bytes = next.from + next.bytes - first.from;
             }
@@ -203,39 +199,27 @@ impl Plan {
         })
     }
 
-    /// Whether a region, which goes to `dst`, continues the piece that begins with another one, on both sides of the copy.
-    fn follows(&self, first: &Region, piece: &Piece, next: &Region, dst: usize) -> bool {
-        let bytes = piece.dst_bytes.next_multiple_of(ALIGNMENT);
-        first.whole
-            && next.whole
-            && next.base == first.base
-            && next.from == first.from + bytes
-            && dst == piece.dst + bytes
-            && self.in_slab(dst).0 == self.in_slab(piece.dst).0
-    }
-
-    /// Returns the result of this type in slabs, each with its first address.
+    /// Returns the result of this type in a slab whose first address is `base`.
     pub(crate) fn place(
         self,
         data_type: &DataType,
-        slabs: &[(DevicePtr, Arc<Owner>)],
+        base: DevicePtr,
+        owner: &Arc<Owner>,
     ) -> Arc<Node> {
-        self.placed(0, data_type, slabs)
+        self.placed(0, data_type, base, owner)
     }
 
-    fn placed(&self, at: usize, of: &DataType, slabs: &[(DevicePtr, Arc<Owner>)]) -> Arc<Node> {
+    fn placed(&self, at: usize, of: &DataType, base: DevicePtr, owner: &Arc<Owner>) -> Arc<Node> {
         let node = &self.nodes[at];
         let buffers = self.buffers[node.buffers.clone()].iter().map(|buffer| {
             if !buffer.present {
                 return NodeBuffer::absent();
             }
-            let (i, offset) = self.in_slab(buffer.dst);
-            let (base, owner) = &slabs[i];
-            NodeBuffer::new(owner, *base, offset, Some(buffer.bytes))
+            NodeBuffer::new(owner, base, buffer.dst, Some(buffer.bytes))
         });
         let children = (0..node.n_children).map(|i| {
             let of = child_type(of, i).unwrap_or(&DataType::Null);
-            self.placed(node.first_child + i, of, slabs)
+            self.placed(node.first_child + i, of, base, owner)
         });
         Arc::new(Node {
             // True once the transfer has completed.
@@ -252,72 +236,11 @@ impl Plan {
         })
     }
 
-    /// Returns the length in bytes of each slab.
-    pub(super) fn slabs(&self) -> impl Iterator<Item = usize> {
-        let starts = std::iter::once(&0).chain(&self.later_slabs);
-        let ends = self.later_slabs.iter().chain([&self.bytes]);
-        starts.zip(ends).map(|(start, end)| end - start)
-    }
-
-    /// Returns the slab of an offset, and the offset in it.
-    pub(super) fn in_slab(&self, offset: usize) -> (usize, usize) {
-        let i = self.later_slabs.partition_point(|start| *start <= offset);
-        let start = i
-            .checked_sub(1)
-            .map_or(0, |before| self.later_slabs[before]);
-        (i, offset - start)
-    }
-
-    /// Groups the buffers by slabs, so that each child of the root with `least` bytes or more has one, and those with fewer share
-    /// some of about `least` bytes. `least` is raised if there would be more than about a hundred. Returns the number of each
-    /// buffer's group.
-    pub(super) fn columns(&self, least: usize) -> Vec<u32> {
-        let mut bytes = vec![0usize; self.nodes.len()];
-        // A parent comes before its children.
-        let mut columns = vec![0; self.nodes.len()];
-        for (i, node) in self.nodes.iter().enumerate() {
-            let parent = node.parent;
-            columns[i] = if parent == 0 { i } else { columns[parent] };
-            let all = self.buffers[node.buffers.clone()].iter();
-            let all =
-                all.map(|buffer| buffer.bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1));
-            let column = &mut bytes[columns[i]];
-            *column = all.fold(*column, usize::saturating_add);
-        }
-        // Few enough for the pool of idle slabs, however many columns there are.
-        let all = bytes.iter().copied().fold(0, usize::saturating_add);
-        let least = least.max(all / 64);
-        // The group of small columns, and the bytes in it. The root's own buffers are in the first.
-        let (mut last, mut shared, mut in_shared) = (0, 0, bytes[0]);
-        let mut numbers = vec![0; self.nodes.len()];
-        for (i, bytes) in bytes.into_iter().enumerate().skip(1) {
-            if bytes < least && in_shared < least {
-                numbers[i] = shared;
-                in_shared += bytes;
-                continue;
-            }
-            last += 1;
-            numbers[i] = last;
-            if bytes < least {
-                (shared, in_shared) = (last, bytes);
-            }
-        }
-        let mut groups = vec![0; self.buffers.len()];
-        for (node, column) in self.nodes.iter().zip(columns) {
-            groups[node.buffers.clone()].fill(numbers[column]);
-        }
-        groups
-    }
-
     /// Assigns each buffer its offset in the slab, a multiple of `grain`. With `share`, buffers that have the same source and
-    /// the same changes get the same offset. The buffers of each of the `groups` get a slab; without groups there is one slab.
-    pub(super) fn lay_out(&mut self, share: bool, grain: usize, groups: &[u32]) -> Result<()> {
-        let mut ends = vec![0; 1 + groups.iter().max().map_or(0, |last| *last as usize)];
-        let group = |i: usize| groups.get(i).map_or(0, |group| *group as usize);
-        let mut places = HashMap::new();
-        let buffers = self.buffers.iter_mut().enumerate();
-        for (i, buffer) in buffers.filter(|(_, buffer)| buffer.bytes > 0) {
-            let at: &mut usize = &mut ends[group(i)];
+    /// the same changes get the same offset.
+    pub(super) fn lay_out(&mut self, share: bool, grain: usize) -> Result<()> {
+        let (mut places, at) = (HashMap::new(), &mut self.bytes);
+        for buffer in self.buffers.iter_mut().filter(|buffer| buffer.bytes > 0) {
             isize::try_from(buffer.bytes).map_err(|_| too_large())?;
             let mut room = buffer.bytes;
             if let [region] = &self.regions[buffer.regions.clone()] {
@@ -348,22 +271,18 @@ impl Plan {
             buffer.dst = *at;
             *at = end;
         }
-        // The slabs follow each other; those without bytes are none.
-        for end in &mut ends {
-            let start = self.bytes;
-            self.bytes = start.checked_add(*end).ok_or_else(too_large)?;
-            if start > 0 && *end > 0 {
-                self.later_slabs.push(start);
-            }
-            *end = start;
-        }
-        isize::try_from(self.bytes).map_err(|_| too_large())?;
-        let buffers = self.buffers.iter_mut().enumerate();
-        for (i, buffer) in buffers.filter(|(_, buffer)| buffer.bytes > 0) {
-            buffer.dst += ends[group(i)];
-        }
         Ok(())
     }
+}
+
+/// Whether a region, which goes to `dst`, continues the piece that begins with another one, on both sides of the copy.
+fn follows(first: &Region, piece: &Piece, next: &Region, dst: usize) -> bool {
+    let bytes = piece.dst_bytes.next_multiple_of(ALIGNMENT);
+    first.whole
+        && next.whole
+        && next.base == first.base
+        && next.from == first.from + bytes
+        && dst == piece.dst + bytes
 }
 
 pub(super) fn too_large() -> Error {

@@ -29,19 +29,12 @@ pub(crate) enum Extent {
     /// Its rows. Where the host cannot read the array, the offsets of whole arrays are copied unchanged, and unknown null
     /// counts stay unknown.
     Rows,
-    /// As `Rows`, to the host, where each column has a slab of its own: each child of the root. Those of fewer than
-    /// [`SMALL_COLUMN`] bytes share some.
-    #[cfg_attr(not(feature = "async"), allow(dead_code, reason = "of async streams"))]
-    Columns,
     /// Its rows, with offsets that start at 0 and known null counts, even if that takes further reads.
     Compact,
     /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
     /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
 }
-
-/// Columns of fewer bytes share slabs: one of its own would waste as much.
-const SMALL_COLUMN: usize = 16 << 10;
 
 /// The rows that become a node, one part after the other: of one array, or of several.
 #[derive(Clone, Debug)]
@@ -184,7 +177,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         waiting: Vec::new(),
         requests: Vec::new(),
     };
-    planner.node(parts, nulls, 0)?;
+    planner.node(parts, nulls)?;
     let mut next = 0;
     loop {
         while let Some((node, parts)) = planner.parents.get(next).cloned() {
@@ -202,21 +195,17 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             planner.resume(waiting, answers.borrow())?;
         }
     }
-    let groups = match extent {
-        Extent::Columns => planner.plan.columns(SMALL_COLUMN),
-        _ => Vec::new(),
-    };
     // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
     let grain = to.map_or(ALIGNMENT, Device::alignment);
     let share = extent == Extent::Reachable;
-    planner.plan.lay_out(share, grain, &groups)?;
+    planner.plan.lay_out(share, grain)?;
     Ok(Some(planner.plan))
 }
 
 impl<'a> Planner<'a> {
     /// Adds a node, and those of its buffers that follow from its type. Its children are added later, because siblings
     /// must be next to each other. `nulls` is the null count, if the caller knows it.
-    fn node(&mut self, parts: Parts<'a>, nulls: Option<usize>, parent: usize) -> Result<()> {
+    fn node(&mut self, parts: Parts<'a>, nulls: Option<usize>) -> Result<()> {
         let parts = parts.with_rows();
         let (view, length) = (parts.first, parts.rows()?);
         check_rows(length)?;
@@ -225,7 +214,7 @@ impl<'a> Planner<'a> {
             true => 3 + anywhere::data_buffers(&parts).0.len(),
             false => view.node.buffers.len(),
         };
-        let node = self.plan.node(length, n_buffers, parent);
+        let node = self.plan.node(length, n_buffers);
         let nulls = match layout.has_validity() {
             true => self.validity(node, &parts, nulls)?,
             false => Some(if layout.is_null_type() { length } else { 0 }),
@@ -272,7 +261,7 @@ impl<'a> Planner<'a> {
                 let n = layout.n_children();
                 self.plan.begin_children(node, n);
                 for i in 0..n {
-                    self.node(parts.map(|view| view.child(i)), None, node)?;
+                    self.node(parts.map(|view| view.child(i)), None)?;
                 }
                 if nesting == Nesting::Runs {
                     // All runs are copied, so the array keeps its offset.

@@ -65,12 +65,6 @@ impl Content {
         content
     }
 
-    /// Whether [`Work::run`] waits: the host reads some of the sources, or makes more than fits in its memory at a time.
-    pub(super) fn waits(&self, made: &Made) -> bool {
-        let mut reads = self.tasks.iter().map(|task| task.reads(made));
-        reads.any(|reads| reads) || groups(&self.tasks, made).len() > 1
-    }
-
     /// Adds bytes `done..` of a piece, made by the host, with the padding of its region.
     fn tasks(&mut self, piece: &Piece, mut done: usize) {
         while done < piece.dst_bytes {
@@ -186,8 +180,6 @@ pub(super) struct Work<'a> {
     pub(super) owners: &'a [Arc<Owner>],
     /// Its nodes' null counts are completed.
     pub(super) plan: &'a Plan,
-    /// The sources are known to be ready.
-    pub(super) is_ready: bool,
 }
 
 impl Work<'_> {
@@ -228,7 +220,7 @@ impl Work<'_> {
         // A host that can read the source, or has read some of it, knows that it is ready.
         let made = &self.plan.made;
         let reads = || content.tasks.iter().any(|task| task.reads(made));
-        let waited = self.is_ready || self.from.is_host_readable() || reads();
+        let waited = self.from.is_host_readable() || reads();
         let mut staged = None;
         let mut groups = groups(&content.tasks, made).into_iter().peekable();
         while let Some(group) = groups.next() {

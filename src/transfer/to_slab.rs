@@ -1,11 +1,11 @@
-//! Device memory to host memory: one list of copies, one host wait, one slab or one for each column.
+//! Device memory to host memory: one list of copies, one host wait, one slab.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::data::DeviceArray;
 use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
 use crate::error::Result;
-use crate::memory::{HostSlab, Memory, Owner, Reading, Ready};
+use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
 
@@ -50,35 +50,31 @@ impl From<Queue> for DownloadQueues {
     }
 }
 
-/// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool, or as many as the plan has.
+/// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool.
 #[derive(Debug)]
 pub(super) struct ToSlab {
     plan: Plan,
-    reading: Reading<DeviceArray, Vec<HostSlab>>,
+    reading: Reading<DeviceArray>,
 }
 
 impl ToSlab {
     /// Queues the copies of a plan. Does not wait.
     pub(super) fn start(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        let slabs = plan.slabs().map(|bytes| array.device().host_slab(bytes));
-        let slabs = slabs.collect::<Result<Vec<_>>>()?;
+        let slab = array.device().host_slab(plan.bytes)?;
         let copies: Vec<_> = plan
             .pieces()
             .filter(|(piece, _)| !matches!(piece.fix, Fix::Ready(_)))
-            .map(|(piece, _)| {
-                let (slab, at) = plan.in_slab(piece.dst);
-                CopyOp {
-                    src: piece.src,
-                    dst: slabs[slab].as_device_ptr().offset(at),
-                    bytes: piece.src_bytes(),
-                    kind: CopyKind::DeviceToHost,
-                }
+            .map(|(piece, _)| CopyOp {
+                src: piece.src,
+                dst: slab.as_device_ptr().offset(piece.dst),
+                bytes: piece.src_bytes(),
+                kind: CopyKind::DeviceToHost,
             })
             .collect();
         // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
-        // owners; its destinations lie in the slabs, which have the bytes that the plan says.
+        // owners; its destinations lie in the slab, which has the bytes that the plan says.
         let reading =
-            unsafe { Reading::start(queue, &array.owners(), &copies, slabs, array.clone()) }?;
+            unsafe { Reading::start(queue, &array.owners(), &copies, slab, array.clone()) }?;
         Ok(Self { plan, reading })
     }
 
@@ -94,24 +90,19 @@ impl ToSlab {
 
     /// Waits for the copies, and applies the fixes.
     pub(super) fn finish(self) -> Result<DeviceArray> {
-        let (mut slabs, array) = self.reading.finish()?;
+        let (mut slab, array) = self.reading.finish()?;
         for (piece, _) in self.plan.pieces() {
             if !piece.is_plain() {
                 let copied = &array.device().counters().host_copied_bytes;
                 Counters::add(copied, piece.dst_bytes);
             }
-            let (slab, at) = self.plan.in_slab(piece.dst);
-            let region = &mut slabs[slab][at..][..piece.region()];
+            let region = &mut slab[piece.dst..][..piece.region()];
             // SAFETY: a plan of one array has no pieces with other sources.
             unsafe { fix_in_place(&piece, &self.plan.made, &[], region) };
         }
-        let owned = |slab: HostSlab| {
-            let base = slab.as_device_ptr();
-            let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
-            (base, Arc::new(owner))
-        };
-        let slabs: Vec<_> = slabs.into_iter().map(owned).collect();
-        let node = self.plan.place(array.data_type(), &slabs);
+        let base = slab.as_device_ptr();
+        let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
+        let node = self.plan.place(array.data_type(), base, &Arc::new(owner));
         Ok(array.like(Devices::cpu(), node))
     }
 }

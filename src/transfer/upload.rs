@@ -15,15 +15,9 @@ use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 
-/// Copies an array's rows from host-readable memory to `queue`'s device, once `admit` has accepted the bytes. The source is kept alive until the copies
-/// have completed.
-pub(crate) fn upload(
-    array: &DeviceArray,
-    queue: &Queue,
-    admit: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<DeviceArray> {
+/// Copies an array's rows from host-readable memory to `queue`'s device. The source is kept alive until the copies have completed.
+pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
     let plan = plan(array, Extent::Rows, Some(queue.device()), None)?;
-    admit(plan.device_bytes())?;
     upload_plan(plan, array, queue)
 }
 
@@ -103,7 +97,7 @@ pub(super) fn result(
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device.clone(), slab.into_memory(), ready);
-    let node = plan.place(data_type, &[(base, Arc::new(owner))]);
+    let node = plan.place(data_type, base, &Arc::new(owner));
     DeviceArray::from_node(device, node)
 }
 
@@ -123,11 +117,11 @@ mod tests {
         let source = vec![7_u8; bytes];
         let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
         let mut plan = Plan::default();
-        let node = plan.node(0, 4, 0);
+        let node = plan.node(0, 4);
         (0..3).for_each(|i| plan.fill(node, i, true, [Region::new(src, 0, bytes)]));
         // There are no ready bytes.
         plan.fill(node, 3, true, [Region::made(Fix::Ready(1), 64)]);
-        plan.lay_out(false, 64, &[]).unwrap();
+        plan.lay_out(false, 64).unwrap();
         let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
         let before = queue.device().stats();
         // SAFETY: the source, the slabs and the device's memory live until the queue is done below.

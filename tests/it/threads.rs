@@ -9,7 +9,7 @@ use crate::altered::{Altered, Stay};
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{
-    Device, DeviceRecordBatch, Devices, ImportOptions, LiveBytes, Result, SyncPolicy, TransferStats,
+    Device, DeviceRecordBatch, Devices, ImportOptions, Result, SyncPolicy, TransferStats,
 };
 
 /// All that producers and consumers do on a device.
@@ -104,9 +104,6 @@ fn thread_local_values_use_devices_to_the_end() {
             work(&device, &imports).unwrap();
             let (result, stats) = TransferStats::scope(|| work(&device, &imports));
             result.unwrap();
-            LiveBytes::default()
-                .scope(|| work(&device, &imports))
-                .unwrap();
             done.send(stats).unwrap();
         };
         let thread = std::thread::spawn(move || {

@@ -7,8 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, LiveBytes,
-    MemoryBudget, Queue, TransferStats,
+    ArrowDeviceType, Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue, TransferStats,
 };
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result, Statistics};
@@ -22,7 +21,7 @@ use tokio::task::JoinSet;
 use crate::child::execute_child;
 use crate::children::{only, the_same};
 use crate::memory::DeviceReservation;
-use crate::metrics::{add_elsewhere, from_blocking};
+use crate::metrics::{add_elsewhere, from_blocking, from_datafusion};
 use crate::plan::DevicePlan;
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
@@ -192,7 +191,7 @@ impl Joined {
             self.after = Some(Ok(batch));
             return Ok(());
         }
-        self.memory.reserve(bytes)?;
+        self.memory.grow(bytes).map_err(from_datafusion)?;
         self.waiting += rows;
         self.bytes += bytes;
         self.small.push(batch);
@@ -243,11 +242,9 @@ impl Joined {
             return DeviceRecordBatch::concat_on(&self.schema, &small, queue).map(Some);
         }
         let (schema, queue, memory) = (self.schema.clone(), queue.clone(), self.memory.clone());
-        // What the other thread allocates is this node's.
-        let live = LiveBytes::current().unwrap_or_default();
         let join = move || {
             let join = || DeviceRecordBatch::concat_on(&schema, &small, &queue);
-            let joined = TransferStats::scope(|| live.scope(join));
+            let joined = TransferStats::scope(join);
             // If the stream has been dropped, they were reserved until now.
             drop((small, memory));
             joined

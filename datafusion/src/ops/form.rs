@@ -37,7 +37,8 @@ use crate::parallel::merged;
 use crate::plan::DevicePlan;
 use crate::resolver::open_for;
 use crate::spec::DeviceSpec;
-use crate::stream::{SendableDeviceStream, on_device};
+use crate::stream::SendableDeviceStream;
+use crate::transfer::on_device;
 use crate::transitions::below::operator;
 use arrow_device::Device;
 

@@ -23,7 +23,7 @@ use crate::exec::DeviceExec;
 use crate::memory::DeviceReservation;
 use crate::metrics::DeviceMetrics;
 use crate::ops::form::{DeviceForm, drops_columns};
-use crate::stream::host_stream;
+use crate::transfer::host_stream;
 
 impl DisplayAs for DeviceToHostExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,10 +6,10 @@ use std::task::{Context, Poll, ready};
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
-use super::adapters::host::HostRecordBatchStream;
 use super::batch::AsyncBatch;
 use crate::abi::ArrowDeviceType;
 use crate::error::Result;
+use crate::stream::HostRecordBatchReader;
 
 /// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
 /// be on several devices of that type. All streams of this crate end after an error.
@@ -29,12 +29,12 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
     /// is downloaded, one batch ahead of the consumer. Polling never blocks. Metadata of batches is dropped.
     ///
     /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
-    fn into_host_stream(self) -> HostRecordBatchStream<Self>
+    fn into_host_stream(self) -> HostRecordBatchReader<Pin<Box<Self>>>
     where
         Self: Sized,
     {
         let schema = self.schema();
-        HostRecordBatchStream::new(self, schema)
+        HostRecordBatchReader::new(Box::pin(self), schema)
     }
 }
 

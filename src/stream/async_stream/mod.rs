@@ -53,8 +53,7 @@
 //!
 //! All streams here implement [`DeviceRecordBatchStream`]. Adapters make one of
 //! - any [`Stream`](futures_core::Stream) of device batches: [`DeviceRecordBatchStreamAdapter`];
-//! - a stream of host batches, which are uploaded: [`UploadingStream`];
-//! - a stream of batches of other devices, which are moved to one: [`MovingStream`];
+//! - a stream of host batches, which are uploaded: [`UploadingReader::from_stream`](crate::UploadingReader::from_stream);
 //! - a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), on a thread of its own: [`ReaderStream`];
 //!
 //! and they make of one
@@ -66,15 +65,15 @@
 //! Polling never blocks, except to upload a single batch of more than 128 MiB. A device that has finished wakes the task. A
 //! batch may be returned before the device has filled it; it carries the event to wait for. All streams end after an error.
 
-mod adapters;
 mod batch;
 mod consumer;
 mod items;
 mod producer;
+mod reader;
 mod sync;
 
-pub use adapters::{HostRecordBatchStream, MovingStream, ReaderStream, UploadingStream};
 pub use batch::AsyncBatch;
 pub use consumer::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Batches, Opening};
 pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 pub use producer::{Outcome, Produce, ProduceOptions, produce, produce_at};
+pub use reader::ReaderStream;

@@ -78,7 +78,7 @@ impl<'a> Planner<'a> {
         }
         self.values(node, parts, 1, |k| from(parts, 1, starts[k]))?;
         self.plan.begin_children(node, 1);
-        self.node(values, None, node)
+        self.node(values, None)
     }
 
     /// Adds the buffers of a list view or a dense union, and the children. A child that several parts share is kept once.
@@ -136,7 +136,7 @@ impl<'a> Planner<'a> {
         }
         self.plan.begin_children(node, children.len());
         for child in children {
-            self.node(child, None, node)?;
+            self.node(child, None)?;
         }
         Ok(())
     }

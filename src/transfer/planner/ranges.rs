@@ -88,7 +88,7 @@ impl<'a> Planner<'a> {
 
     fn only_child(&mut self, node: usize, child: Option<Parts<'a>>) -> Result<()> {
         self.plan.begin_children(node, 1);
-        child.map_or(Ok(()), |child| self.node(child, None, node))
+        child.map_or(Ok(()), |child| self.node(child, None))
     }
 
     /// Adds offsets that start at 0, and what lies between the first and the last one of each part.

@@ -77,13 +77,13 @@ impl<'a> Planner<'a> {
             self.check_most(of, rows as usize, most, "rows", instead)?;
         }
         self.plan.begin_children(node, 2);
-        let ends = self.plan.node(cut.len() / width, 2, node);
+        let ends = self.plan.node(cut.len() / width, 2);
         match cut.is_empty() {
             true => self.plan.fill(ends, 1, self.nothing, []),
             false => self.ready(ends, 1, &cut),
         }
         match Parts::of(values) {
-            Some(values) => self.node(values, None, node),
+            Some(values) => self.node(values, None),
             None => Ok(()),
         }
     }

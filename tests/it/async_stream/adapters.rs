@@ -1,4 +1,4 @@
-//! What brings batches up, down and to other devices without waiting in a poll.
+//! What brings batches up and down without waiting in a poll.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,13 +7,12 @@ use std::task::Poll;
 
 use arrow_array::nonblocking::RecordBatchStream;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
-use arrow_device::async_stream::{
-    DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, MovingStream, UploadingStream,
-};
+use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 use arrow_device::device::Backend;
-use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
+use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
+    UploadingReader,
 };
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use futures::{Stream, StreamExt, stream};
@@ -23,19 +22,6 @@ use crate::async_stream::producer::adapted;
 use crate::async_stream::readers::counting;
 use crate::simkit::{MODES, Sim, launch};
 use crate::support::{Nulls, all_types, assert_same_batch};
-
-/// A device that copies from others directly.
-pub(crate) fn peer(mode: SimMode) -> Sim {
-    Sim::with(SimConfig::default().with_mode(mode).with_peer_access(true))
-}
-
-/// Two devices, which copy from each other directly or not.
-pub(crate) fn pair(mode: SimMode, direct: bool) -> [Sim; 2] {
-    match direct {
-        true => [peer(mode), peer(mode)],
-        false => [Sim::new(mode), Sim::new(mode)],
-    }
-}
 
 /// A stream of these items, and how often it was asked.
 pub(crate) fn given(
@@ -99,25 +85,15 @@ pub(crate) fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> D
 enum Way {
     Up,
     Down,
-    /// Each column in memory of its own.
-    Separate,
-    /// To another device, through the host.
-    Through,
-    /// To another device, directly.
-    Direct,
 }
 
-const WAYS: [Way; 5] = [Way::Up, Way::Down, Way::Separate, Way::Through, Way::Direct];
+const WAYS: [Way; 2] = [Way::Up, Way::Down];
 
 /// A batch of the host, and which of its rows.
 type Part = (RecordBatch, usize, usize);
 type Brought = Pin<Box<dyn Stream<Item = Result<DeviceRecordBatch>> + Send>>;
 
 impl Way {
-    fn devices(self, mode: SimMode) -> [Sim; 2] {
-        pair(mode, self == Self::Direct)
-    }
-
     /// Brings parts, cut where they are. What comes to the host is on the CPU.
     fn bring(self, [from, to]: &[Sim; 2], parts: Vec<Result<Part>>) -> (Brought, Arc<AtomicUsize>) {
         let schema = parts.iter().flatten().next().unwrap().0.schema();
@@ -129,7 +105,7 @@ impl Way {
                 part.map(|(batch, at, rows)| batch.slice(at, rows))
                     .map_err(ArrowError::from)
             });
-            let up = UploadingStream::new(Host(stream::iter(items), schema), to);
+            let up = UploadingReader::from_stream(schema, stream::iter(items), to.default_queue());
             return (Box::pin(up), asked);
         }
         let items = parts.into_iter().map(|part| {
@@ -145,12 +121,10 @@ impl Way {
                 .for_each(|column| column.to_data().validate_full().unwrap());
             Devices::cpu().upload(&batch)
         };
-        let brought: Brought = match self {
-            Self::Down => Box::pin(items.into_host_stream().with_prefetch(3).map(down)),
-            Self::Separate => Box::pin(items.into_host_stream().with_separate_columns().map(down)),
-            _ => Box::pin(MovingStream::new(items, to)),
-        };
-        (brought, asked)
+        (
+            Box::pin(items.into_host_stream().with_prefetch(3).map(down)),
+            asked,
+        )
     }
 }
 
@@ -159,14 +133,13 @@ fn whole(batch: RecordBatch) -> Result<Part> {
     Ok((batch, 0, rows))
 }
 
-/// Text, nested types, dictionaries: what only the device knows is read without a wait. Enough rows for memory of each column's own,
-/// beside few that share theirs.
+/// Text, nested types, dictionaries: what only the device knows is read without a wait.
 #[test]
 fn every_type_comes_without_a_wait() {
     for (name, data_type) in all_types() {
         let types = [data_type, DataType::Int32];
         for way in WAYS {
-            let rows = if way == Way::Separate { 2200 } else { 40 };
+            let rows = 40;
             let all = crate::support::batch(&types, rows, Nulls::Some, 5);
             let cuts = [
                 (0, rows),
@@ -183,7 +156,7 @@ fn every_type_comes_without_a_wait() {
             };
             for mode in MODES {
                 let context = format!("{name}, {way:?}, {mode:?}");
-                let devices = way.devices(mode);
+                let devices = [Sim::new(mode), Sim::new(mode)];
                 let [from, to] = &devices;
                 let (brought, _) = way.bring(&devices, parts().collect());
                 let (found, pauses) = told(brought, mode, &[from, to]);
@@ -196,7 +169,7 @@ fn every_type_comes_without_a_wait() {
                 for (part, found) in parts().zip(found) {
                     let ((batch, at, n), found) = (part.unwrap(), found.unwrap());
                     let there = found.device() == &to.device;
-                    assert_eq!(there, !matches!(way, Way::Down | Way::Separate));
+                    assert_eq!(there, way == Way::Up);
                     assert_same_batch(&batch.slice(at, n), &found.to_host().unwrap(), &context);
                 }
                 to.assert_done();
@@ -216,7 +189,7 @@ fn errors_keep_their_place_and_are_the_end() {
         .into_iter()
         .flat_map(|way| MODES.map(|mode| (way, mode)))
     {
-        let devices = way.devices(mode);
+        let devices = [Sim::new(mode), Sim::new(mode)];
         for (bad, text) in [(line(), "line 7"), (other(), "0 columns")] {
             if text == "0 columns" && way != Way::Down {
                 continue;
@@ -246,7 +219,7 @@ fn failures_of_both_sides_are_errors_and_the_end() {
             FaultOp::Allocate,
         ] {
             for side in [0, 1] {
-                let devices = way.devices(SimMode::Deferred);
+                let devices = [Sim::new(SimMode::Deferred), Sim::new(SimMode::Deferred)];
                 let parts = (0..4).map(|i| whole(numbers(i * 100, 5))).collect();
                 let (brought, asked) = way.bring(&devices, parts);
                 let failing = &devices[side];
@@ -274,7 +247,7 @@ fn failures_of_both_sides_are_errors_and_the_end() {
             }
         }
     }
-    assert!(fired > 15, "{fired}");
+    assert!(fired > 5, "{fired}");
 }
 
 #[test]
@@ -284,7 +257,7 @@ fn a_stream_dropped_in_the_middle_leaves_nothing() {
         .flat_map(|way| MODES.map(|mode| (way, mode)))
     {
         for polls in 0..5 {
-            let devices = way.devices(mode);
+            let devices = [Sim::new(mode), Sim::new(mode)];
             let parts = (0..5).map(|i| whole(numbers(i * 100, 5))).collect();
             let (mut brought, _) = way.bring(&devices, parts);
             for _ in 0..polls {
@@ -297,29 +270,12 @@ fn a_stream_dropped_in_the_middle_leaves_nothing() {
     }
 }
 
-/// Any stream as one of host batches.
-struct Host<S>(S, SchemaRef);
-
-impl<S: Stream<Item = Result<RecordBatch, ArrowError>> + Unpin> Stream for Host<S> {
-    type Item = S::Item;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> Poll<Option<S::Item>> {
-        self.0.poll_next_unpin(context)
-    }
-}
-
-impl<S: Stream<Item = Result<RecordBatch, ArrowError>> + Unpin> RecordBatchStream for Host<S> {
-    fn schema(&self) -> &SchemaRef {
-        &self.1
-    }
-}
-
-fn host(items: Vec<Result<RecordBatch, ArrowError>>) -> impl RecordBatchStream + Send + Unpin {
+fn uploads(
+    items: Vec<Result<RecordBatch, ArrowError>>,
+    sim: &Sim,
+) -> impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Unpin + 'static {
     let schema = items.iter().flatten().next().unwrap().schema();
-    Host(stream::iter(items), schema)
+    UploadingReader::from_stream(schema, stream::iter(items), sim.default_queue())
 }
 
 #[test]
@@ -344,7 +300,7 @@ fn uploads_ahead_are_bounded_without_a_wait() {
     });
     let large = RecordBatch::try_from_iter(columns).unwrap();
     let items = (0..40).map(|_| Ok(large.clone())).collect();
-    let mut up = Box::pin(UploadingStream::new(host(items), &sim));
+    let mut up = uploads(items, &sim);
     let (mut pending, mut n) = (0, 0);
     loop {
         let (wakes, waker) = Wakes::new();
@@ -477,7 +433,7 @@ fn the_whole_way_on_one_thread() {
     for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
         let sim = Sim::new(SimMode::Async);
         let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
-        let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
+        let up = uploads(sent.iter().cloned().map(Ok).collect(), &sim);
         let import = options_of(&sim);
         // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, import) };

@@ -5,13 +5,11 @@
 mod adapters;
 mod both;
 #[cfg(not(miri))]
-mod budget;
 mod consumer;
 mod consumer_tasks;
 mod consumer_threads;
 pub(crate) mod kit;
 #[cfg(not(miri))]
-mod moving;
 pub(crate) mod producer;
 #[cfg(not(miri))]
 mod producer_device;

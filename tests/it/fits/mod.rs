@@ -10,7 +10,7 @@ use arrow_array::{
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
-    ProduceOptions, UploadingStream, produce, produce_at,
+    ProduceOptions, produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -75,10 +75,11 @@ const WAYS: [(&str, Way); 9] = [
         let reader = given(&place.device, schema, &batches).into_host_reader();
         until_error(reader.map(|batch| Ok(batch?)))
     }),
-    ("UploadingStream", |place, schema, batches| {
+    ("from_stream", |place, schema, batches| {
         let batches = stream::iter(batches.into_iter().map(Ok::<_, ArrowError>));
         let queue = place.device.default_queue();
-        let items = block_on(UploadingStream::new_on(schema, batches, queue).collect::<Vec<_>>());
+        let items =
+            block_on(UploadingReader::from_stream(schema, batches, queue).collect::<Vec<_>>());
         to_host(items.into_iter())
     }),
     ("into_host_stream", |place, schema, batches| {

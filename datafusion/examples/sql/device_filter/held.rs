@@ -7,8 +7,8 @@ use arrow_device_datafusion::DeviceReservation;
 use datafusion::arrow::error::ArrowError;
 
 /// Bytes of the session's memory pool that are reserved until this is dropped. The operator's node reserves what the operator
-/// allocates for the batch that it returns next, and the nodes below it what they are about to return. This is for what the
-/// operator keeps longer, of which the node reserves nothing.
+/// has allocated for the batch that it returned last, and the nodes below it what they are about to return. This is for what the
+/// operator keeps longer.
 pub(crate) struct Held {
     memory: Arc<DeviceReservation>,
     bytes: usize,
@@ -25,10 +25,10 @@ impl Held {
         work: impl FnOnce() -> Result<T>,
     ) -> Result<(Self, T)> {
         let refused = |e| Error::from(ArrowError::ExternalError(Box::new(e)));
-        let done = memory.allocate(bytes, work).map_err(refused)?;
+        memory.grow(bytes).map_err(refused)?;
         let memory = memory.clone();
         let held = Self { memory, bytes };
-        Ok((held, done?))
+        Ok((held, work()?))
     }
 
     pub(crate) fn bytes(&self) -> usize {

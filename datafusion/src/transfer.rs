@@ -1,0 +1,344 @@
+//! Batches on their way to the host, or to another device.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_array::{Array, RecordBatch, RecordBatchOptions};
+use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, TransferStats};
+use arrow_schema::SchemaRef;
+use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
+use datafusion_physical_plan::coop::make_cooperative;
+use futures_core::Stream;
+use tokio::runtime::Handle;
+
+use super::memory::{DeviceReservation, Share};
+use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
+use super::stream::SendableDeviceStream;
+use arrow_device::Result;
+
+/// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
+const SMALL_COLUMN: usize = 16 << 10;
+
+/// Returns the stream with its batches on `device`. Those that are there already are passed on. A device that reaches the memory of
+/// a batch's copies it directly, and others go through the host, one batch ahead of the reader.
+pub(super) fn on_device(
+    stream: SendableDeviceStream,
+    device: &Device,
+    memory: DeviceReservation,
+) -> SendableDeviceStream {
+    let (schema, device_type) = (stream.schema(), device.id().device_type);
+    let (device, memory) = (device.clone(), Arc::new(memory));
+    let (mut queues, runtime) = (Queues::default(), Handle::try_current().ok());
+    let start = move |batch: DeviceRecordBatch| {
+        if *batch.device() == device {
+            return Ok(Coming::Here(batch));
+        }
+        let (from, to) = (queues.of(batch.device())?, queues.of(&device)?);
+        let source = batch.device();
+        let direct = !source.is_host_readable() && device.backend().reaches(source.backend());
+        let bytes = bytes_of(&batch);
+        let on_host = if source.is_host_readable() { 0 } else { bytes };
+        let mut share = Share::new(&memory, bytes)?;
+        let runtime = runtime.clone().filter(|_| direct);
+        Ok(Coming::Copied(Box::pin(async move {
+            let moved = match runtime {
+                // It may have to wait for sizes, or rewrite some bytes.
+                Some(runtime) => {
+                    let copy = move || TransferStats::scope(|| batch.to_device_on(&to));
+                    let copied = runtime.spawn_blocking(copy).await;
+                    let operation = "copying between devices after the end of the Tokio runtime";
+                    let (moved, counts) = copied.map_err(|e| from_blocking(e, operation))?;
+                    add_elsewhere(&counts);
+                    moved?
+                }
+                None if direct => batch.to_device_on(&to)?,
+                None => {
+                    let batch = batch.start_to_host_on(&from)?.await?;
+                    share.resize(on_host + bytes)?;
+                    to.device().upload_on(&batch, &to)?
+                }
+            };
+            share.resize(moved.get_array_memory_size())?;
+            Ok((moved, share))
+        })))
+    };
+    Box::pin(Moved {
+        batches: Ahead::new(stream, start),
+        schema,
+        device_type,
+    })
+}
+
+/// Batches that are on one device.
+struct Moved {
+    batches: Ahead<DeviceRecordBatch>,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+}
+
+impl Stream for Moved {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        reserved(|| self.batches.poll_next(cx))
+    }
+}
+
+impl DeviceRecordBatchStream for Moved {
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+}
+
+/// Downloads a device stream for DataFusion, one batch ahead of the reader.
+pub(super) fn host_stream(
+    stream: SendableDeviceStream,
+    metrics: Option<DeviceMetrics>,
+    memory: DeviceReservation,
+) -> SendableRecordBatchStream {
+    let schema = stream.schema();
+    let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
+    let start = move |batch: DeviceRecordBatch| {
+        let batch = batch.with_schema(fitted.clone())?;
+        let queue = queues.of(batch.device())?;
+        if batch.device().is_host_readable() {
+            let download = batch.start_to_host_on(&queue)?;
+            return Ok(Coming::InPlace(Box::pin(download)));
+        }
+        let mut share = Share::new(&memory, bytes_of(&batch))?;
+        let download = download(&batch, &queue)?;
+        Ok(Coming::Copied(Box::pin(async move {
+            let batch = download.await?;
+            let bytes = batch.columns().iter().map(|c| c.get_buffer_memory_size());
+            share.resize(bytes.sum())?;
+            Ok((batch, share))
+        })))
+    };
+    make_cooperative(Box::pin(Staged {
+        batches: Ahead::new(stream, start),
+        schema,
+        metrics,
+    }))
+}
+
+/// Batches that are downloaded.
+struct Staged {
+    batches: Ahead<RecordBatch>,
+    schema: SchemaRef,
+    metrics: Option<DeviceMetrics>,
+}
+
+impl Stream for Staged {
+    type Item = datafusion_common::Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self {
+            batches, metrics, ..
+        } = &mut *self;
+        let mut poll = || batches.poll_next(cx);
+        let polled = match metrics {
+            Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
+            None => poll(),
+        };
+        polled.map_err(to_datafusion)
+    }
+}
+
+impl RecordBatchStream for Staged {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+/// Starts to download a batch whose larger columns get memory of their own each, so that who keeps one keeps no other's.
+fn download(
+    batch: &DeviceRecordBatch,
+    queue: &Queue,
+) -> Result<impl Future<Output = Result<RecordBatch>> + Send + use<>> {
+    let columns: Vec<usize> = batch.columns().map(|column| bytes(&column)).collect();
+    let least = SMALL_COLUMN.max(columns.iter().sum::<usize>() / 64);
+    let (mut groups, mut small, mut in_small) = (Vec::new(), Vec::new(), 0);
+    for (i, bytes) in columns.into_iter().enumerate() {
+        if bytes >= least {
+            groups.push(vec![i]);
+            continue;
+        }
+        small.push(i);
+        in_small += bytes;
+        if in_small >= least {
+            groups.push(std::mem::take(&mut small));
+            in_small = 0;
+        }
+    }
+    if !small.is_empty() || groups.is_empty() {
+        groups.push(small);
+    }
+    let mut parts = Vec::with_capacity(groups.len());
+    for group in groups {
+        let download = batch.project(&group)?.start_to_host_on(queue)?;
+        parts.push((group, download));
+    }
+    let (schema, rows) = (batch.schema(), batch.num_rows());
+    Ok(async move {
+        let mut columns = Vec::with_capacity(schema.fields().len());
+        for (group, download) in parts {
+            let (_, part, _) = download.await?.into_parts();
+            columns.extend(group.into_iter().zip(part));
+        }
+        columns.sort_unstable_by_key(|(i, _)| *i);
+        let columns = columns.into_iter().map(|(_, column)| column).collect();
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        Ok(RecordBatch::try_new_with_options(
+            schema, columns, &options,
+        )?)
+    })
+}
+
+/// Returns how many bytes the rows take in a copy; of types without a fixed width, those of all that their buffers hold.
+fn bytes_of(batch: &DeviceRecordBatch) -> usize {
+    batch.columns().map(|column| bytes(&column)).sum()
+}
+
+fn bytes(array: &DeviceArray) -> usize {
+    if let Some(width) = array.data_type().primitive_width() {
+        let validity = match array.null_count() {
+            Some(0) => 0,
+            _ => array.len().div_ceil(8),
+        };
+        return array.len() * width + validity;
+    }
+    let buffers = (0..array.num_buffers()).filter_map(|i| array.buffer(i));
+    let children = (0..array.num_children()).filter_map(|i| array.child(i));
+    buffers.map(|buffer| buffer.len()).sum::<usize>()
+        + children.map(|child| bytes(&child)).sum::<usize>()
+}
+
+/// A queue of each device, made for its first copy.
+#[derive(Default)]
+struct Queues(Vec<Queue>);
+
+impl Queues {
+    fn of(&mut self, device: &Device) -> Result<Queue> {
+        if let Some(queue) = self.0.iter().find(|queue| queue.device() == device) {
+            return Ok(queue.clone());
+        }
+        let queue = match device.is_host_readable() {
+            true => device.default_queue(),
+            false => device.new_queue()?,
+        };
+        self.0.push(queue.clone());
+        Ok(queue)
+    }
+}
+
+type Copy<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// A batch on its way to where `T` is.
+enum Coming<T> {
+    /// It was there.
+    Here(T),
+    /// It becomes ready where it is: nothing is gained by asking for the next one meanwhile.
+    InPlace(Copy<T>),
+    Copied(Copy<(T, Share)>),
+    Arrived(Result<(T, Share)>),
+}
+
+/// The batches of a stream, each copied while the reader has the one before. What they take is reserved until the reader asks for
+/// the next one.
+struct Ahead<T> {
+    /// `None` after its end or an error.
+    stream: Option<SendableDeviceStream>,
+    start: Box<dyn FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send>,
+    /// Oldest first. An error is the last.
+    coming: VecDeque<Coming<T>>,
+    /// Of the batch that was returned last.
+    returned: Option<Share>,
+}
+
+impl<T> Ahead<T> {
+    fn new(
+        stream: SendableDeviceStream,
+        start: impl FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send + 'static,
+    ) -> Self {
+        Self {
+            stream: Some(stream),
+            start: Box::new(start),
+            coming: VecDeque::new(),
+            returned: None,
+        }
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        self.returned = None;
+        loop {
+            // Batches at hand go on first, so that their copies overlap with the making of the next one.
+            for coming in &mut self.coming {
+                match coming {
+                    Coming::Copied(copy) => {
+                        if let Poll::Ready(arrived) = copy.as_mut().poll(cx) {
+                            *coming = Coming::Arrived(arrived);
+                        }
+                    }
+                    Coming::InPlace(copy) => {
+                        if let Poll::Ready(ready) = copy.as_mut().poll(cx) {
+                            *coming = match ready {
+                                Ok(batch) => Coming::Here(batch),
+                                Err(e) => Coming::Arrived(Err(e)),
+                            };
+                        }
+                    }
+                    Coming::Here(_) | Coming::Arrived(_) => {}
+                }
+            }
+            let wanted = match self.coming.front() {
+                Some(Coming::Here(_) | Coming::InPlace(_)) => false,
+                _ => self.coming.len() < 2,
+            };
+            let Some(stream) = self.stream.as_mut().filter(|_| wanted) else {
+                break;
+            };
+            match stream.as_mut().poll_next(cx) {
+                Poll::Pending => break,
+                Poll::Ready(None) => self.stream = None,
+                Poll::Ready(Some(batch)) => {
+                    let coming = batch.and_then(&mut self.start);
+                    if coming.is_err() {
+                        self.stream = None;
+                    }
+                    let coming = coming.unwrap_or_else(|e| Coming::Arrived(Err(e)));
+                    self.coming.push_back(coming);
+                }
+            }
+        }
+        let oldest = match self.coming.pop_front() {
+            None if self.stream.is_none() => return Poll::Ready(None),
+            None => return Poll::Pending,
+            Some(Coming::Here(batch)) => return Poll::Ready(Some(Ok(batch))),
+            Some(Coming::Arrived(arrived)) => arrived,
+            Some(coming) => {
+                self.coming.push_front(coming);
+                return Poll::Pending;
+            }
+        };
+        Poll::Ready(Some(match oldest {
+            Ok((batch, share)) => {
+                self.returned = Some(share);
+                Ok(batch)
+            }
+            Err(e) => {
+                self.stream = None;
+                self.coming.clear();
+                Err(e)
+            }
+        }))
+    }
+}
