@@ -191,12 +191,8 @@ fn step(
             ("upload_data_on", up, rows.clone())
         }
         5 => {
-            let queue = match input.bool() {
-                true => device.device().default_queue(),
-                false => device.device().new_queue().expect("the device is alive"),
-            };
-            device.resolve_sizes_on(&queue).expect("valid");
-            let nulls = device.resolve_null_counts_on(&queue).expect("valid");
+            device.resolve_sizes().expect("valid");
+            let nulls = device.resolve_null_counts().expect("valid");
             assert_eq!(
                 (nulls, device.null_count()),
                 (nulls_of(rows), Some(nulls_of(rows))),

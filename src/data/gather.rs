@@ -24,7 +24,7 @@ pub(crate) struct Answers {
     /// Address and number of bytes of each answer, in the slab or in the owners' memory.
     places: Vec<(DevicePtr, usize)>,
     /// What was copied from the device.
-    _slab: Option<HostSlab>,
+    _slab: HostSlab,
     _owners: Vec<Arc<Owner>>,
 }
 
@@ -73,9 +73,7 @@ const fn highest(width: usize) -> Range<usize> {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     places: Vec<(DevicePtr, usize)>,
-    owners: Vec<Arc<Owner>>,
-    /// `None` if the host reads all of it in place.
-    copies: Option<Reading<Vec<Arc<Owner>>>>,
+    reading: Reading<Vec<Arc<Owner>>>,
 }
 
 /// Reads all `requests` of an array on `queue`, or on the device's default queue: one list of copies, one host wait.
@@ -122,89 +120,72 @@ impl Gathering {
         if requests.iter().any(|r| r.bytes > 0 && in_place(r)) {
             owners.iter().try_for_each(|owner| owner.wait_host())?;
         }
-        let mut gathering = Self {
-            places: requests.iter().map(|r| (r.address, r.bytes)).collect(),
-            owners,
-            copies: None,
-        };
-        let mut order: Vec<_> = (0..requests.len())
-            .filter(|&i| !in_place(&requests[i]))
-            .collect();
-        if order.is_empty() {
-            return Ok(gathering);
-        }
-        order.sort_unstable_by_key(|&i| requests[i].address);
         let too_many = || Error::argument("too many bytes to read back");
-        // The source, the bytes and the first byte in the slab of each copy; the latter of each request too, in the
-        // same order.
+        let mut order: Vec<_> = (0..requests.len()).collect();
+        order.retain(|&i| !in_place(&requests[i]));
+        order.sort_unstable_by_key(|&i| requests[i].address);
+        // Of each copy the source, the bytes and the first byte in the slab; the latter of each request too, in `order`.
         let mut copies: Vec<(DevicePtr, usize, usize)> = Vec::with_capacity(order.len());
-        let mut starts = Vec::with_capacity(order.len());
-        let mut total = 0usize;
+        let (mut starts, mut room) = (Vec::with_capacity(order.len()), 0usize);
         for &i in &order {
             let Request { address, bytes, .. } = requests[i];
-            let start = match copies.last_mut() {
-                // Two requests that share a byte lie in one allocation.
-                Some((src, all, start)) if address.address() - src.address() < *all => {
-                    let skip = address.address() - src.address();
-                    *all = skip.checked_add(bytes).ok_or_else(too_many)?.max(*all);
-                    *start + skip
-                }
-                _ => {
-                    copies.push((address, bytes, total));
-                    total
-                }
-            };
-            starts.push(start);
-            total = start
-                .checked_add(bytes)
-                .and_then(|end| end.checked_next_multiple_of(8))
-                .ok_or_else(too_many)?
-                .max(total);
+            let skip = |src: DevicePtr| address.address() - src.address();
+            // Two requests that share a byte lie in one allocation, and are read together.
+            if copies.last().is_none_or(|(src, all, _)| skip(*src) >= *all) {
+                copies.push((address, 0, room));
+            }
+            if let Some((src, all, start)) = copies.last_mut() {
+                let end = skip(*src).checked_add(bytes).ok_or_else(too_many)?;
+                *all = end.max(*all);
+                starts.push(*start + skip(*src));
+                let end = start.checked_add(*all);
+                room = end
+                    .and_then(|end| end.checked_next_multiple_of(8))
+                    .ok_or_else(too_many)?;
+            }
         }
-        let slab = device.host_slab(total)?;
-        let to = slab.as_device_ptr();
+        let slab = match room {
+            0 => HostSlab::new(0)?, // the host reads all of it in place
+            room => device.host_slab(room)?,
+        };
+        let base = slab.as_device_ptr();
+        let mut places: Vec<_> = requests.iter().map(|r| (r.address, r.bytes)).collect();
         for (i, start) in order.into_iter().zip(starts) {
-            gathering.places[i].0 = to.offset(start);
+            places[i].0 = base.offset(start);
         }
         let copies: Vec<_> = (copies.into_iter())
             .map(|(src, bytes, start)| CopyOp {
                 src,
-                dst: to.offset(start),
+                dst: base.offset(start),
                 bytes,
                 kind: CopyKind::DeviceToHost,
             })
             .collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
-        let owners = &gathering.owners;
-        // SAFETY: each source is a union of overlapping requests, which lie in memory of the owners (this
-        // function's contract); the slab has room for each copy, and the reading keeps slab and owners alive.
-        let reading = unsafe { Reading::start(&queue, owners, &copies, slab, owners.clone()) }?;
-        gathering.copies = Some(reading);
-        Ok(gathering)
+        let sources = owners.clone();
+        // SAFETY: each source is a union of overlapping requests, which lie in memory of the owners (this function's contract); the
+        // slab has room for each copy, and the reading keeps slab and owners alive.
+        let reading = unsafe { Reading::start(&queue, &owners, &copies, slab, sources) }?;
+        Ok(Self { places, reading })
     }
 
     /// Returns the event after which the answers are there, or `None` if they are there already.
     pub(crate) fn event(&self) -> Option<&SyncEvent> {
-        self.copies.as_ref()?.event()
+        self.reading.event()
     }
 
     /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
     pub(crate) fn waited(&mut self) {
-        if let Some(reading) = &mut self.copies {
-            reading.waited();
-        }
+        self.reading.waited();
     }
 
     /// Waits for the copies, if there are any: one host wait.
     pub(crate) fn finish(self) -> Result<Answers> {
-        let slab = match self.copies {
-            Some(reading) => Some(reading.finish()?.0),
-            None => None,
-        };
+        let (slab, owners) = self.reading.finish()?;
         Ok(Answers {
             places: self.places,
             _slab: slab,
-            _owners: self.owners,
+            _owners: owners,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Which buffers and children a type has, and how long they are, from the type alone: nothing here reads a
 //! buffer. Sources: "Physical Memory Layout" of the columnar format, and "Buffers" of the C data interface. A new
-//! Arrow type is one entry in [`Layout::of`].
+//! Arrow type is one entry in [`Layout::of`], or none if its values have a fixed width.
 
 use arrow_schema::{DataType, IntervalUnit, UnionMode};
 
@@ -57,12 +57,8 @@ pub(crate) struct Layout {
     n_children: u32,
 }
 
-/// Values of `width` bytes, aligned to their size.
-const fn fixed(width: u8) -> BufferKind {
-    aligned(width as u32, width)
-}
-
-const fn aligned(width: u32, align: u8) -> BufferKind {
+/// Values of `width` bytes.
+const fn fixed(width: u32, align: u8) -> BufferKind {
     BufferKind::Fixed { width, align }
 }
 
@@ -72,67 +68,45 @@ impl Layout {
         use DataType as T;
         let offsets32 = Offsets { width: 4 };
         let offsets64 = Offsets { width: 8 };
+        let list = |kinds: &[BufferKind], nesting| Self::new(kinds).nested(nesting, 1);
         match data_type {
             T::Null => Self::new(&[]),
             T::Boolean => Self::new(&[Validity, Bits]),
-            T::Int8 | T::UInt8 => Self::new(&[Validity, fixed(1)]),
-            T::Int16 | T::UInt16 | T::Float16 => Self::new(&[Validity, fixed(2)]),
-            T::Int32
-            | T::UInt32
-            | T::Float32
-            | T::Date32
-            | T::Time32(_)
-            | T::Decimal32(_, _)
-            | T::Interval(IntervalUnit::YearMonth) => Self::new(&[Validity, fixed(4)]),
-            T::Int64
-            | T::UInt64
-            | T::Float64
-            | T::Date64
-            | T::Time64(_)
-            | T::Timestamp(_, _)
-            | T::Duration(_)
-            | T::Decimal64(_, _) => Self::new(&[Validity, fixed(8)]),
             // Two 32-bit numbers.
-            T::Interval(IntervalUnit::DayTime) => Self::new(&[Validity, aligned(8, 4)]),
-            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[Validity, aligned(16, 8)]),
-            T::Decimal128(_, _) => Self::new(&[Validity, fixed(16)]),
-            T::Decimal256(_, _) => Self::new(&[Validity, aligned(32, 16)]),
+            T::Interval(IntervalUnit::DayTime) => Self::new(&[Validity, fixed(8, 4)]),
+            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[Validity, fixed(16, 8)]),
             T::FixedSizeBinary(width) => {
                 let width = u32::try_from(*width).unwrap_or(0);
-                Self::new(&[Validity, aligned(width, 1)])
+                Self::new(&[Validity, fixed(width, 1)])
             }
             T::Binary | T::Utf8 => Self::new(&[Validity, offsets32, Bytes]),
             T::LargeBinary | T::LargeUtf8 => Self::new(&[Validity, offsets64, Bytes]),
             T::BinaryView | T::Utf8View => Self {
                 variadic: true,
-                ..Self::new(&[Validity, fixed(16)])
+                ..Self::new(&[Validity, fixed(16, 16)])
             },
-            T::List(_) | T::Map(_, _) => {
-                Self::new(&[Validity, offsets32]).nested(Nesting::Ranges, 1)
-            }
-            T::LargeList(_) => Self::new(&[Validity, offsets64]).nested(Nesting::Ranges, 1),
-            T::ListView(_) => {
-                Self::new(&[Validity, fixed(4), fixed(4)]).nested(Nesting::Anywhere, 1)
-            }
-            T::LargeListView(_) => {
-                Self::new(&[Validity, fixed(8), fixed(8)]).nested(Nesting::Anywhere, 1)
-            }
-            T::FixedSizeList(_, size) => {
-                Self::new(&[Validity]).nested(Nesting::Times(u32::try_from(*size).unwrap_or(0)), 1)
-            }
+            T::List(_) | T::Map(_, _) => list(&[Validity, offsets32], Nesting::Ranges),
+            T::LargeList(_) => list(&[Validity, offsets64], Nesting::Ranges),
+            T::ListView(_) => list(&[Validity, fixed(4, 4), fixed(4, 4)], Nesting::Anywhere),
+            T::LargeListView(_) => list(&[Validity, fixed(8, 8), fixed(8, 8)], Nesting::Anywhere),
+            T::FixedSizeList(_, size) => list(
+                &[Validity],
+                Nesting::Times(u32::try_from(*size).unwrap_or(0)),
+            ),
             T::Struct(fields) => Self::new(&[Validity]).nested(Nesting::RowByRow, fields.len()),
             T::Union(fields, UnionMode::Sparse) => {
-                Self::new(&[fixed(1)]).nested(Nesting::RowByRow, fields.len())
+                Self::new(&[fixed(1, 1)]).nested(Nesting::RowByRow, fields.len())
             }
             T::Union(fields, UnionMode::Dense) => {
-                Self::new(&[fixed(1), fixed(4)]).nested(Nesting::Anywhere, fields.len())
+                Self::new(&[fixed(1, 1), fixed(4, 4)]).nested(Nesting::Anywhere, fields.len())
             }
-            T::Dictionary(key, _) => Self {
-                nesting: Nesting::Dictionary,
-                n_children: 1,
-                ..Self::of(key)
-            },
+            T::Dictionary(key, _) => Self::of(key).nested(Nesting::Dictionary, 1),
             T::RunEndEncoded(_, _) => Self::new(&[]).nested(Nesting::Runs, 2),
+            // All others are fixed-width values, aligned to their size; arrow-rs knows it.
+            t => {
+                let width = t.primitive_width().map_or(0, |width| width as u8);
+                Self::new(&[Validity, fixed(width.into(), width.min(16))])
+            }
         }
     }
 
@@ -207,12 +181,6 @@ impl BufferKind {
             Self::Offsets { width } => usize::from(width),
         }
     }
-}
-
-/// Whether the type has a validity bitmap; cheaper than [`Layout::has_validity`].
-pub(crate) fn has_validity(data_type: &DataType) -> bool {
-    use DataType as T;
-    !matches!(data_type, T::Null | T::Union(_, _) | T::RunEndEncoded(_, _))
 }
 
 /// The type of child `i`; a dictionary's values are its child 0.
@@ -396,7 +364,6 @@ mod tests {
                 theirs.can_contain_null_mask,
                 "{data_type}"
             );
-            assert_eq!(ours.has_validity(), has_validity(&data_type), "{data_type}");
             assert_eq!(ours.is_null_type(), data_type == DataType::Null);
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours

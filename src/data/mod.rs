@@ -11,8 +11,7 @@ pub(crate) mod layout;
 mod memory_size;
 mod nested;
 pub(crate) mod node;
-pub(crate) mod nulls;
-pub(crate) mod sizes;
+pub(crate) mod resolve;
 mod validity;
 
 pub use array::DeviceArray;

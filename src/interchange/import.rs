@@ -12,7 +12,7 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::check_type;
-use crate::data::nulls::NullCounting;
+use crate::data::resolve::Resolving;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 #[cfg(feature = "async")]
 use crate::device::completion;
@@ -197,11 +197,11 @@ fn check(array: &DeviceArray, validation: Validation) -> Result<()> {
 /// Starts to count the nulls that an import of a batch has to count: all, to check the counts that
 /// are stated, or those of the root if its count is not stated. In the former case, the sizes that
 /// the check of the values needs are read along with them.
-fn start_counting(array: &DeviceArray, validation: Validation) -> Result<Option<NullCounting>> {
+fn start_counting(array: &DeviceArray, validation: Validation) -> Result<Option<Resolving>> {
     match validation {
-        Validation::Full => NullCounting::start_all(array),
+        Validation::Full => Resolving::start_all(array).map(Some),
         Validation::Structure if array.null_count().is_none() => {
-            NullCounting::start(array, vec![array.view().to_rows()], None).map(Some)
+            Resolving::start(array, vec![array.view().to_rows()], Vec::new(), None).map(Some)
         }
         Validation::Structure => Ok(None),
     }

@@ -10,7 +10,7 @@ use crate::data::DeviceArray;
 use crate::data::gather::Gathering;
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, NullCount, View};
-use crate::data::nulls::{nulls_of, read_bitmaps};
+use crate::data::resolve::{nulls_of, read_bitmaps};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};

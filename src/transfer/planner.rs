@@ -17,7 +17,7 @@ use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Request, gather};
 use crate::data::layout::{BufferKind, Nesting, check_rows};
 use crate::data::node::{NodeBuffer, NullCount, View};
-use crate::data::sizes::check_size;
+use crate::data::resolve::check_size;
 use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::data::nulls::count_bits;
+use crate::data::resolve::count_bits;
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, Device, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{HostSlab, Owner, read_back};

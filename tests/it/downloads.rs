@@ -87,7 +87,7 @@ fn all_work_of_an_operation_runs_on_its_queue() {
     let batch_part = || up_batch.slice(3, 150);
     let column = |batch: RecordBatch| batch.column(0).clone();
     let rows = host.slice(3, 150);
-    let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 9] = [
+    let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 8] = [
         ("to_host_on", &|| part()?.to_host_on(&queue)),
         ("to_host_data_on", &|| {
             Ok(make_array(part()?.to_host_data_on(&queue)?))
@@ -110,32 +110,22 @@ fn all_work_of_an_operation_runs_on_its_queue() {
         ("upload_array_on", &|| {
             sim.upload_array_on(&rows, &queue)?.to_host_on(&queue)
         }),
-        ("resolve_null_counts_on", &|| {
-            let nulls = part()?.resolve_null_counts_on(&queue)?;
-            assert_eq!(nulls, rows.null_count());
-            Ok(rows.clone())
-        }),
     ];
     for (name, work) in works {
         assert_same(&rows, &work().unwrap(), name);
         assert!(!touched.load(Ordering::SeqCst), "{name}: the default queue");
     }
-    let imported = unknown(&texts);
-    assert!(imported.buffer(2).is_none());
-    imported.resolve_sizes_on(&queue).unwrap();
-    let bytes = imported.buffer(2).unwrap();
-    assert_eq!(bytes.to_host_on(&queue).unwrap().len(), bytes.len());
     let lent = unknown(&texts);
-    assert_eq!(lent.bytes_on(&queue).unwrap().len(), bytes.len());
-    assert!(
-        !touched.load(Ordering::SeqCst),
-        "resolve_sizes_on, bytes_on"
-    );
+    assert!(lent.buffer(2).is_none());
+    let len = lent.bytes_on(&queue).unwrap().len();
+    let bytes = lent.buffer(2).unwrap();
+    assert_eq!(bytes.to_host_on(&queue).unwrap().len(), len);
+    assert!(!touched.load(Ordering::SeqCst), "bytes_on");
 
     // That the mark sees what it should: the same without a queue.
     up.slice(3, 150).unwrap().to_host().unwrap();
     assert!(touched.load(Ordering::SeqCst));
-    drop((up, up_batch, texts, imported, bytes, lent));
+    drop((up, up_batch, texts, bytes, lent));
     sim.assert_done();
 }
 
@@ -264,8 +254,6 @@ fn queues_of_other_devices_are_refused() {
         up.to_host_data_on(&queue).err(),
         up.start_to_host_on(&queue).err(),
         up.compact_on(&queue).err(),
-        up.resolve_sizes_on(&queue).err(),
-        up.resolve_null_counts_on(&queue).err(),
         up.buffer(0).unwrap().to_host_on(&queue).err(),
         batch.to_host_on(&queue).err(),
         batch.start_to_host_on(&queue).err(),

@@ -266,7 +266,7 @@ fn copies() {
         .nulls(ints.nulls().map(|n| n.slice(1, 3)))
         .build()
         .unwrap();
-    let array = DeviceArray::from_host(data.clone()).unwrap();
+    let array = Devices::cpu().upload_data(data.clone()).unwrap();
     let exported = array.export_array(&options()).unwrap();
     let again = import(exported, &DataType::Int32);
     assert_same(&make_array(data), &again.to_host().unwrap(), "mask");

@@ -100,7 +100,7 @@ fn struct_data_with_offsets() {
         assert!(device.upload_data(short.clone()).is_err());
         assert!(device.upload_data(fixed.clone()).is_err());
     }
-    assert!(DeviceArray::from_host(short).is_err());
+    assert!(Devices::cpu().upload_data(short).is_err());
     drop(devices);
     sim.assert_done();
 }

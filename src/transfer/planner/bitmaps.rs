@@ -1,7 +1,7 @@
 //! Plans validity bitmaps and bits.
 
 use crate::data::node::View;
-use crate::data::nulls::count_bits;
+use crate::data::resolve::count_bits;
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Bits, Fix, Join};
 use crate::transfer::plan::{Region, too_large};

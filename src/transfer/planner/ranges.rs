@@ -2,7 +2,7 @@
 
 use crate::data::layout::BufferKind;
 use crate::data::node::View;
-use crate::data::sizes::check_size;
+use crate::data::resolve::check_size;
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;

@@ -1,0 +1,350 @@
+//! Arrow-rs data in host memory as arrays of the CPU device, and arrays in memory that the host can read as arrow-rs data. Values are
+//! not copied, unless they are not aligned as arrow-rs requires.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, GenericByteArray, PrimitiveArray, RecordBatch,
+    RecordBatchOptions, downcast_primitive, make_array, types,
+};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow_data::{ArrayData, ArrayDataBuilder};
+use arrow_schema::{DataType, Schema, UnionMode};
+use smallvec::smallvec;
+
+use crate::abi::guard;
+use crate::data::array::DeviceArray;
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
+use crate::device::{Counters, DevicePtr, Devices};
+use crate::error::{Error, Result};
+use crate::memory::{HostSlab, Kept, Memory, Owner, Ready, host_buffer};
+
+impl DeviceArray {
+    /// Makes an array on the CPU device of Arrow data in host memory, without a copy.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if a child has fewer rows than its parent's offset and length require.
+    pub(crate) fn from_host(data: ArrayData) -> Result<Self> {
+        check_type(data.data_type())?;
+        let node = of_data(data.data_type(), &data, &keeper(data.clone()))?;
+        Ok(Self::from_node(Devices::cpu(), node))
+    }
+}
+
+/// The columns of a batch as a struct array of the CPU.
+pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
+    let fields = batch.schema_ref().fields();
+    let owner = Memory::Arrow(batch.columns().to_vec());
+    let owner = Arc::new(Owner::new(Devices::cpu(), owner, Ready::Now));
+    let columns = fields.iter().zip(batch.columns());
+    let columns = columns.map(|(field, column)| of_column(field.data_type(), column, &owner));
+    let root = Node::new(
+        DataType::Struct(fields.clone()),
+        batch.num_rows(),
+        smallvec![NodeBuffer::absent()],
+        columns.collect::<Result<_>>()?,
+    );
+    Ok(DeviceArray::from_node(Devices::cpu(), Arc::new(root)))
+}
+
+/// An owner that keeps the memory of `data`.
+fn keeper(data: ArrayData) -> Arc<Owner> {
+    let memory = Memory::Kept(Kept(Box::new(data)));
+    Arc::new(Owner::new(Devices::cpu(), memory, Ready::Now))
+}
+
+/// A node for a column, which `owner` keeps. Columns of numbers and text are not converted to `ArrayData`, which would cost
+/// allocations for each.
+fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Result<Arc<Node>> {
+    macro_rules! primitive {
+        ($t:ty) => {
+            (column.as_any().downcast_ref::<PrimitiveArray<$t>>())
+                .map(|column| (0, [Some(column.values().inner()), None]))
+        };
+    }
+    macro_rules! bytes {
+        ($t:ty) => {
+            (column.as_any().downcast_ref::<GenericByteArray<$t>>()).map(|column| {
+                let offsets = column.offsets().inner().inner();
+                (0, [Some(offsets), Some(column.values())])
+            })
+        };
+    }
+    let flat = downcast_primitive! {
+        data_type => (primitive),
+        DataType::Boolean => (column.as_any().downcast_ref::<BooleanArray>()).map(|column| {
+            let values = column.values();
+            (values.offset(), [Some(values.inner()), None])
+        }),
+        DataType::Utf8 => bytes!(types::Utf8Type),
+        DataType::LargeUtf8 => bytes!(types::LargeUtf8Type),
+        DataType::Binary => bytes!(types::BinaryType),
+        DataType::LargeBinary => bytes!(types::LargeBinaryType),
+        _ => None,
+    };
+    let Some((offset, buffers)) = flat else {
+        check_type(data_type)?;
+        if !same_children(data_type, column.data_type()) {
+            return Err(Error::argument(format!(
+                "the schema says {data_type} of a column of {}: cast it",
+                column.data_type()
+            )));
+        }
+        let data = column.to_data();
+        return of_data(data_type, &data, &keeper(data.clone()));
+    };
+    let rows = [column.len(), offset];
+    let buffers = buffers.into_iter().flatten();
+    Ok(node(
+        data_type,
+        rows,
+        column.nulls(),
+        buffers,
+        Vec::new(),
+        owner,
+    ))
+}
+
+/// Whether two types that arrow-rs considers equal have the same children in the same order: it lets those of
+/// unions differ.
+fn same_children(a: &DataType, b: &DataType) -> bool {
+    let ids = |data_type: &DataType| match data_type {
+        DataType::Union(fields, _) => fields.iter().map(|(id, _)| id).collect(),
+        _ => Vec::new(),
+    };
+    let child = |i| match (child_type(a, i), child_type(b, i)) {
+        (Some(a), Some(b)) => same_children(a, b),
+        (a, b) => a == b,
+    };
+    let n = Layout::of(a).n_children();
+    // Types are mostly one and the same object.
+    a == b || (n > 0 && n == Layout::of(b).n_children() && ids(a) == ids(b) && (0..n).all(child))
+}
+
+/// A node for `ArrayData`, which `owner` keeps.
+fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result<Arc<Node>> {
+    let rows = [data.len(), row_offset(data)?];
+    let child = |(i, child)| {
+        // As its parent declares it.
+        let data_type = child_type(data_type, i).unwrap_or(&DataType::Null);
+        of_data(data_type, child, owner)
+    };
+    let children = data.child_data().iter().enumerate().map(child);
+    let children = children.collect::<Result<_>>()?;
+    let buffers = data.buffers().iter();
+    Ok(node(
+        data_type,
+        rows,
+        data.nulls(),
+        buffers,
+        children,
+        owner,
+    ))
+}
+
+/// Returns the rows to skip in buffers and children, after checking that the children have these rows: arrow-rs
+/// only checks that children are as long as their parent, whatever its offset. `ArrayData::slice` cuts a struct's
+/// children and leaves its offset.
+fn row_offset(data: &ArrayData) -> Result<usize> {
+    let times = match Layout::of(data.data_type()).nesting {
+        Nesting::RowByRow => 1,
+        Nesting::Times(n) => n as usize,
+        _ => return Ok(data.offset()),
+    };
+    let children = data.child_data();
+    let rows = |offset: usize| offset.checked_add(data.len())?.checked_mul(times);
+    let have = |offset| rows(offset).is_some_and(|n| children.iter().all(|c| c.len() >= n));
+    if have(data.offset()) {
+        return Ok(data.offset());
+    }
+    let is_struct = matches!(data.data_type(), DataType::Struct(_));
+    if is_struct && children.iter().all(|c| c.len() == data.len()) {
+        return Ok(0);
+    }
+    Err(Error::argument(format!(
+        "{}: a child is too short for {} rows at {}",
+        data.data_type(),
+        data.len(),
+        data.offset()
+    )))
+}
+
+/// A node over these buffers, those after the bitmap, in memory of `owner`.
+fn node<'a>(
+    data_type: &DataType,
+    [length, offset]: [usize; 2],
+    nulls: Option<&NullBuffer>,
+    others: impl Iterator<Item = &'a Buffer>,
+    children: Vec<Arc<Node>>,
+    owner: &Arc<Owner>,
+) -> Arc<Node> {
+    let wrapped = |buffer: &Buffer| {
+        let base = DevicePtr::new(buffer.as_ptr().cast_mut().cast());
+        NodeBuffer::new(owner, base, 0, Some(buffer.len()))
+    };
+    // A bitmap without nulls is left out, as in `ArrayData`.
+    let nulls = nulls.filter(|nulls| nulls.null_count() > 0);
+    let mut node = Node::new(data_type.clone(), length, Buffers::new(), children);
+    if node.layout.has_validity() {
+        let bitmap = nulls.map(|nulls| wrapped(nulls.buffer()));
+        node.buffers.push(bitmap.unwrap_or_else(NodeBuffer::absent));
+    }
+    node.buffers.extend(others.map(wrapped));
+    if node.layout.variadic {
+        node.buffers.push(NodeBuffer::absent());
+    }
+    node.offset = offset;
+    node.validity_offset = nulls.map_or(offset, NullBuffer::offset);
+    node.nulls = NullCount::known(nulls.map_or(0, NullBuffer::null_count));
+    Arc::new(node)
+}
+
+/// The rows of an array in host-readable memory as `ArrayData`. Waits until the memory is ready. Copies only values
+/// that are not aligned as arrow-rs requires, and counts those.
+pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
+    make_ready(array)?;
+    to_data(array, array.view(), false)
+}
+
+/// As [`unwrap`], but returns an array. arrow-rs panics on some data; the guard turns that into an error, so that
+/// data from outside cannot end the program.
+pub(crate) fn to_array(array: &DeviceArray) -> Result<ArrayRef> {
+    make_ready(array)?;
+    guard::callback("building an arrow array", || {
+        Ok(make_array(to_data(array, array.view(), false)?))
+    })
+}
+
+/// As [`to_array`], for the columns of a batch.
+pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<RecordBatch> {
+    make_ready(array)?;
+    guard::callback("building an arrow batch", || {
+        let column = |i| Ok(make_array(to_data(array, array.view().child(i), false)?));
+        let columns = (0..array.num_children()).map(column);
+        let columns = columns.collect::<Result<_>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(array.len()));
+        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);
+        Ok(batch?)
+    })
+}
+
+/// Waits until the host may read the memory, and finds out the sizes of its buffers.
+fn make_ready(array: &DeviceArray) -> Result<()> {
+    let device = array.device();
+    if !device.is_host_readable() {
+        return Err(Error::NotSupported {
+            device: device.id(),
+            operation: "reading an array on the host",
+            reason: "the host cannot read this device's memory; use to_host".into(),
+        });
+    }
+    array.wait()?;
+    array.resolve_sizes()
+}
+
+/// Rows of a node of an array, for which [`make_ready`] was called; `is_run_ends` says what they are.
+fn to_data(array: &DeviceArray, view: View<'_>, is_run_ends: bool) -> Result<ArrayData> {
+    let node = &**view.node;
+    // Of these exactly the rows: `View::child` cuts the children of structs; with an offset arrow-rs would cut those of unions too, and
+    // older versions read run ends from the buffer's start, whatever the offset.
+    let is_dense = matches!(node.data_type, DataType::Union(_, UnionMode::Dense));
+    let rows = matches!(node.layout.nesting, Nesting::RowByRow | Nesting::Times(_));
+    let is_cut = is_run_ends || rows && !is_dense;
+    let mut buffers = Vec::with_capacity(node.buffers.len());
+    for (i, kind) in node.layout.buffers().iter().enumerate() {
+        let bytes = |rows| kind.bytes(rows).unwrap_or(Ok(size(node, i)));
+        let start = if is_cut { bytes(view.offset)? } else { 0 };
+        let end = match view.length {
+            // None of the node's rows are reached. They need not be valid then, and the first offset is one of theirs.
+            0 if node.length > 0 => start,
+            // An array without rows may lack its single offset.
+            0 => bytes(view.offset)?.min(size(node, i)),
+            rows => bytes(view.offset + rows)?,
+        };
+        let bytes = end.saturating_sub(start);
+        if *kind != BufferKind::Validity {
+            buffers.push(buffer(array, view, i, start, bytes, kind.align())?);
+        }
+    }
+    if node.layout.variadic {
+        for i in node.layout.buffers().len()..node.buffers.len() - 1 {
+            buffers.push(buffer(array, view, i, 0, size(node, i), 1)?);
+        }
+    }
+    let children = (0..node.children.len()).map(|i| {
+        let is_run_ends = i == 0 && node.layout.nesting == Nesting::Runs;
+        to_data(array, view.child(i), is_run_ends)
+    });
+    let builder = ArrayDataBuilder::new(node.data_type.clone())
+        .len(view.length)
+        .offset(match is_cut || view.length == 0 {
+            true => 0,
+            false => view.offset,
+        })
+        .nulls(nulls(array, view)?)
+        .buffers(buffers)
+        .child_data(children.collect::<Result<Vec<_>>>()?);
+    // SAFETY: the data must be valid for its type. Buffers have the lengths that the type requires (`buffer`); that
+    // the values are valid is guaranteed by whoever made the array: the caller of an `unsafe` import or constructor
+    // (or `Validation::Full`, which checks it), or arrow-rs.
+    Ok(unsafe { builder.build_unchecked() })
+}
+
+/// The validity bitmap, if a row is null.
+fn nulls(array: &DeviceArray, view: View<'_>) -> Result<Option<NullBuffer>> {
+    let known = view.null_count();
+    let Some(bitmap) = view.node.bitmap().filter(|_| known != Some(0)) else {
+        return Ok(None);
+    };
+    // The whole buffer: arrow-rs counts rows from the data's offset, which may be larger than the bitmap's.
+    let needed = (view.validity_offset + view.length).div_ceil(8);
+    let bits = buffer(array, view, 0, 0, bitmap.bytes().unwrap_or(needed), 1)?;
+    let bits = BooleanBuffer::new(bits, view.validity_offset, view.length);
+    let nulls = match known {
+        // SAFETY: a known number was counted in these bits, or guaranteed by the caller of an `unsafe` function
+        // (see `NullCount`).
+        Some(nulls) => unsafe { NullBuffer::new_unchecked(bits, nulls) },
+        None => NullBuffer::new(bits),
+    };
+    Ok(Some(nulls).filter(|nulls| nulls.null_count() > 0))
+}
+
+/// The size of buffer `i` in bytes, which [`make_ready`] found out.
+fn size(node: &Node, i: usize) -> usize {
+    node.buffers[i].bytes().unwrap_or(0)
+}
+
+/// `bytes` bytes from byte `start` of buffer `i`.
+fn buffer(
+    array: &DeviceArray,
+    view: View<'_>,
+    i: usize,
+    start: usize,
+    bytes: usize,
+    align: usize,
+) -> Result<Buffer> {
+    if bytes == 0 {
+        return Ok(Buffer::default());
+    }
+    let buffer = &view.node.buffers[i];
+    let Some(owner) = &buffer.owner else {
+        let path = array.node().buffer_path(view.node, i);
+        let what = format!("is null, {bytes} bytes are needed");
+        return Err(Error::invalid(path, what));
+    };
+    let address = buffer.address().offset(start);
+    // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `start + bytes`
+    // bytes: where the type determines its size, import and constructors checked it; elsewhere `bytes` is its size as
+    // its producer states it (contract of the import). The owner keeps the memory alive.
+    let buffer = unsafe { host_buffer(owner, address, bytes) };
+    if address.address() % align == 0 {
+        return Ok(buffer);
+    }
+    let counters = array.device().counters();
+    Counters::add(&counters.host_copied_bytes, bytes);
+    Counters::add(&counters.host_allocations, 1);
+    let mut slab = HostSlab::new(bytes)?;
+    slab.copy_from_slice(&buffer);
+    Ok(slab.into_buffer())
+}

@@ -1,0 +1,266 @@
+//! What only memory tells: null counts that are not known yet, which are counted in the validity bitmaps, and sizes that are stored in
+//! device memory, those of text and binary values (the last offset) and of a view array's data buffers. Both stay unknown until
+//! something needs them; then all that an array lacks are read together.
+
+use std::sync::Arc;
+
+use crate::data::array::DeviceArray;
+use crate::data::gather::{Answers, Gathering, Request, int};
+use crate::data::layout::BufferKind;
+use crate::data::node::{Node, Rows, View};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Queue};
+use crate::error::{Error, Result};
+
+impl DeviceArray {
+    /// Counts the nulls of this array and of its descendants where they are not known yet, and returns those of
+    /// the array's own validity bitmap. All bitmaps that are needed are copied to the host together, on the
+    /// device's default queue, with one host wait; where the host can read them, nothing is copied.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
+    pub fn resolve_null_counts(&self) -> Result<usize> {
+        let mut unknown = Vec::new();
+        let mut list = |view: View<'_>, nulls: Option<usize>| {
+            if nulls.is_none() {
+                unknown.push(view.to_rows());
+            }
+        };
+        self.view().each_part(self.null_count(), false, &mut list);
+        Resolving::start(self, unknown, Vec::new(), None)?.finish(self)?;
+        Ok(self.null_count().unwrap_or(0))
+    }
+
+    /// Reads the sizes of this array's buffers, and of its descendants', that are stored in device memory and not
+    /// known yet. They are copied to the host together, on the device's default queue, with one host wait, and
+    /// kept: [`buffer`](Self::buffer) returns such buffers afterwards. Where the host can read them, nothing is
+    /// copied.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
+    /// device reports.
+    pub fn resolve_sizes(&self) -> Result<()> {
+        Resolving::start(self, Vec::new(), unknown_sizes(self), None)?.finish(self)
+    }
+
+    /// Returns the number of nulls in the array's own validity bitmap, which is read if necessary.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn count_own_nulls(&self) -> Result<usize> {
+        if self.null_count().is_none() {
+            Resolving::start(self, vec![self.view().to_rows()], Vec::new(), None)?.finish(self)?;
+        }
+        Ok(self.null_count().unwrap_or(0))
+    }
+
+    /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
+    /// `queue` with one host wait, and kept.
+    pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
+        let sizes = Sizes::of(self.device(), self.node()).into_iter().collect();
+        Resolving::start(self, Vec::new(), sizes, Some(queue))?.finish(self)?;
+        Ok(self.node().buffers[2].bytes().unwrap_or(0))
+    }
+}
+
+/// Null counts and sizes of an array that are being read.
+#[derive(Debug)]
+pub(crate) struct Resolving {
+    rows: Vec<Rows>,
+    sizes: Vec<Sizes>,
+    pub(crate) reading: Gathering,
+}
+
+impl Resolving {
+    /// Starts to read the validity bitmaps of `rows`, each of which has one, and the sizes, on `queue`, or on the device's
+    /// default queue. Waits only where the host reads them in place.
+    pub(crate) fn start(
+        array: &DeviceArray,
+        rows: Vec<Rows>,
+        sizes: Vec<Sizes>,
+        queue: Option<&Queue>,
+    ) -> Result<Self> {
+        let bitmaps = rows.iter().map(|rows| bitmap(rows.view()));
+        let requests: Vec<_> = (bitmaps.chain(sizes.iter().map(|sizes| sizes.request))).collect();
+        // SAFETY: bitmaps and sizes lie in the array's memory (`bitmap`, `Sizes::of`). Nobody writes to an array's memory: imports
+        // and constructors demand it.
+        let reading = unsafe { Gathering::of(array, &requests, queue) }?;
+        Ok(Self {
+            rows,
+            sizes,
+            reading,
+        })
+    }
+
+    /// As [`start`](Self::start), on the default queue, for all nodes that have a validity bitmap, to check their null counts, and all
+    /// sizes that are not known yet.
+    pub(crate) fn start_all(array: &DeviceArray) -> Result<Self> {
+        let mut rows = Vec::new();
+        let mut list = |view: View<'_>, _| {
+            if view.node.length > 0 && view.node.bitmap().is_some() {
+                rows.push(view.to_rows());
+            }
+        };
+        View::whole(array.node()).each_part(None, false, &mut list);
+        Self::start(array, rows, unknown_sizes(array), None)
+    }
+
+    /// Waits for the reading (one host wait, if something is copied) and keeps the null counts of `array`, the one of
+    /// [`start`](Self::start), and of all rows of its nodes, and then the sizes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
+    pub(crate) fn finish(self, array: &DeviceArray) -> Result<()> {
+        let answers = self.reading.finish()?;
+        for (i, rows) in self.rows.iter().enumerate() {
+            let view = rows.view();
+            let counted = nulls_of(&answers, i, view);
+            match view.node.nulls.get() {
+                Some(stated) if view.is_all() && stated != counted => {
+                    let path = array.node().path(view.node).unwrap_or_default();
+                    return Err(Error::invalid(
+                        format!("{path}.null_count"),
+                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
+                    ));
+                }
+                _ => array.keep_null_count(view, counted),
+            }
+        }
+        let mut sizes = self.sizes.iter().zip(self.rows.len()..);
+        sizes.try_for_each(|(sizes, i)| sizes.set(array, answers.bytes(i)))
+    }
+}
+
+/// The bytes that hold the validity bits of `view`, which has a bitmap: one bit for each row of its node, which was checked when the
+/// node was made.
+fn bitmap(view: View<'_>) -> Request {
+    let first = view.validity_offset;
+    Request {
+        address: view.node.buffers[0].address().offset(first / 8),
+        bytes: (first % 8 + view.length).div_ceil(8),
+        on_host: false,
+    }
+}
+
+/// Starts to read the bytes that hold the validity bits of `views`, each of which has a bitmap; see
+/// [`Gathering::start`].
+pub(crate) fn read_bitmaps<'a>(
+    array: &DeviceArray,
+    views: impl Iterator<Item = View<'a>>,
+    queue: Option<&Queue>,
+) -> Result<Gathering> {
+    let requests: Vec<_> = views.map(bitmap).collect();
+    // SAFETY: the bitmaps lie in the array's memory (`bitmap`). Nobody writes to an array's memory: imports and constructors demand
+    // it.
+    unsafe { Gathering::of(array, &requests, queue) }
+}
+
+/// Returns the nulls of `view`, whose bits are answer `i`; see [`read_bitmaps`].
+pub(crate) fn nulls_of(bitmaps: &Answers, i: usize, view: View<'_>) -> usize {
+    view.length - count_bits(bitmaps.bytes(i), view.validity_offset % 8, view.length)
+}
+
+/// Returns how many of the `bits` bits from bit `first` are set.
+pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
+    arrow_buffer::bit_chunk_iterator::UnalignedBitChunk::new(bytes, first, bits).count_ones()
+}
+
+/// Where the sizes of a node's buffers from number 2 on are stored.
+#[derive(Debug)]
+pub(crate) struct Sizes {
+    request: Request,
+    node: Arc<Node>,
+    /// Bytes of each integer.
+    width: usize,
+}
+
+impl Sizes {
+    /// Returns `None` if the node has no unknown sizes. The request lies in the node's memory: the import checked
+    /// that there are `offset + length + 1` offsets, and one size for each data buffer.
+    fn of(device: &Device, node: &Arc<Node>) -> Option<Self> {
+        let buffers = &node.buffers[..];
+        let (address, width, count) = match (node.layout.buffers(), buffers) {
+            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
+                if data.bytes().is_none() && (offsets.is_null() || node.length == 0) {
+                    data.set_bytes(0);
+                }
+                let width = usize::from(*width);
+                let last = (node.offset + node.length) * width;
+                (offsets.address().offset(last), width, 1)
+            }
+            (_, [_, _, data @ .., sizes]) if node.layout.variadic => {
+                (sizes.address(), 8, data.len())
+            }
+            _ => return None,
+        };
+        let bytes = count * width;
+        let data = &buffers[2..][..count];
+        if data.iter().all(|data| data.bytes().is_some()) {
+            return None;
+        }
+        let class = device.backend().classify(address, bytes);
+        let request = Request {
+            address,
+            bytes,
+            on_host: node.layout.variadic && class == AddressClass::Host,
+        };
+        Some(Self {
+            request,
+            node: node.clone(),
+            width,
+        })
+    }
+
+    /// Keeps the sizes, from the bytes that were asked for. The node is one of `array`.
+    fn set(&self, array: &DeviceArray, stored: &[u8]) -> Result<()> {
+        let buffers = self.node.buffers[2..].iter();
+        for (k, (buffer, bytes)) in buffers.zip(stored.chunks(self.width)).enumerate() {
+            let at = || array.node().buffer_path(&self.node, 2 + k);
+            let bytes = int(bytes, self.width);
+            let bytes = check_size(array.device(), buffer.address(), bytes, at)?;
+            buffer.set_bytes(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Lists all unknown sizes of an array and its descendants.
+fn unknown_sizes(array: &DeviceArray) -> Vec<Sizes> {
+    let mut unknown = Vec::new();
+    let mut list = |view: View<'_>, _| unknown.extend(Sizes::of(array.device(), view.node));
+    array.view().each_part(None, false, &mut list);
+    unknown
+}
+
+/// Returns `bytes`, a size in bytes of the buffer at `address`, unless it is negative or more than the device
+/// has there.
+pub(crate) fn check_size(
+    device: &Device,
+    address: DevicePtr,
+    bytes: i64,
+    path: impl Fn() -> String,
+) -> Result<usize> {
+    let refuse = |what: String| Err(Error::invalid(path(), what));
+    // The end must lie inside the address space too.
+    let end = |n: usize| isize::try_from(address.address().saturating_add(n));
+    let size = usize::try_from(bytes).ok();
+    let Some(size) = size.filter(|n| isize::try_from(*n).is_ok() && end(*n).is_ok()) else {
+        return refuse(format!("has a length of {bytes} bytes"));
+    };
+    if size == 0 {
+        return Ok(0);
+    }
+    if address.is_null() {
+        return refuse(format!("is null but {size} bytes long"));
+    }
+    let backend = device.backend();
+    let class = match device.id() {
+        DeviceId::CPU => AddressClass::HostAccessible,
+        _ => backend.classify(address, size),
+    };
+    if matches!(class, AddressClass::Host | AddressClass::Inaccessible) {
+        let why = backend.explain(address, size);
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        return refuse(format!(
+            "claims {size} bytes at {address:?}, which {device} does not have{why}"
+        ));
+    }
+    Ok(size)
+}
