@@ -8,7 +8,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
 use super::watch::note;
 use super::{Hold, Subject, Verdict};
-use arrow_device::device::{EventPtr, Handover};
+use arrow_device::device::{EventPtr, ExportSync};
 use arrow_device::{DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
 
 fn values() -> Int64Array {
@@ -16,7 +16,8 @@ fn values() -> Int64Array {
 }
 
 pub(super) fn handover(subject: &Subject) -> Verdict {
-    if subject.device.backend().check_export().is_err() {
+    let exports = subject.device.backend().capabilities().exports;
+    if matches!(exports, ExportSync::Refused(_)) {
         return Verdict::Skipped("arrays of the device are not exported");
     }
     exported(subject, SyncPolicy::Event);
@@ -36,11 +37,12 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     let pending = hold.holds();
     let up = device.upload_data_on(array.to_data(), &queue);
     let up = up.expect("upload");
-    let waits = match backend.handover() {
+    let exports = backend.capabilities().exports;
+    let waits = match exports {
         _ if sync == SyncPolicy::Wait => true,
-        Handover::Wait => true,
+        ExportSync::Wait => true,
         // The host reads such memory without a queue.
-        Handover::QueueOrder => device.is_host_readable(),
+        ExportSync::QueueOrder => device.is_host_readable(),
         _ => false,
     };
     let mut made = None;
@@ -61,7 +63,7 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     match EventPtr::new(exported.sync_event()) {
         Some(event) => {
             assert!(!waits, "an event of data that is ready");
-            assert_eq!(backend.handover(), Handover::Event, "an event");
+            assert_eq!(exports, ExportSync::Event, "an event");
             // SAFETY: the event is one of this device, and lives until the export is released.
             let (checked, done) =
                 unsafe { (backend.check_event(event), backend.query_event(event)) };
@@ -70,7 +72,7 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
             assert!(!(pending && done), "the exported event completed early");
         }
         None => {
-            let needed = pending && !waits && backend.handover() == Handover::Event;
+            let needed = pending && !waits && exports == ExportSync::Event;
             assert!(!needed, "no event though the data is not ready");
         }
     }
@@ -95,10 +97,9 @@ fn while_opening(hold: Hold, work: impl FnOnce()) {
 
 pub(super) fn refused(subject: &Subject) -> Verdict {
     let device = &subject.device;
-    match device.backend().check_export() {
-        Ok(()) => return Verdict::Skipped("arrays of the device are exported"),
-        Err(Error::NotSupported { .. }) => {}
-        Err(other) => panic!("check_export returned {other:?}"),
+    let exports = device.backend().capabilities().exports;
+    if !matches!(exports, ExportSync::Refused(_)) {
+        return Verdict::Skipped("arrays of the device are exported");
     }
     let kept = || {
         let stats = device.stats();
@@ -112,7 +113,7 @@ pub(super) fn refused(subject: &Subject) -> Verdict {
     let batch = device.upload(&batch).expect("upload");
     for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
         for refused in [up.export(sync).err(), batch.export(sync).err()] {
-            let why = refused.expect("an export that check_export refuses");
+            let why = refused.expect("an export that is refused");
             assert!(matches!(why, Error::NotSupported { .. }), "{why:?}");
         }
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, finish, pattern, queue, up};
 use super::{Subject, Verdict};
 use arrow_device::DeviceBufferMut;
-use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device::device::{AddressClass, DevicePtr, PointerInfo};
 
 pub(super) fn allocate(subject: &Subject) -> Verdict {
     let device = &subject.device;
@@ -34,7 +34,7 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
             there,
             "copied to memory of allocate_host",
         );
-        let class = backend.classify(ptr, bytes);
+        let class = backend.classify(ptr, bytes).class;
         assert_ne!(class, AddressClass::Inaccessible, "its own host memory");
         live.push((ptr, bytes));
     }
@@ -111,7 +111,7 @@ pub(super) fn classify(subject: &Subject) -> Verdict {
     let block = Block::new(&queue, LARGE);
     let inside = [(0, LARGE), (0, 1), (1, LARGE - 1), (LARGE - 1, 1), (64, 64)];
     for (offset, bytes) in inside {
-        let class = backend.classify(block.at(offset), bytes);
+        let class = backend.classify(block.at(offset), bytes).class;
         let known = matches!(class, AddressClass::Device | AddressClass::HostAccessible);
         assert!(
             known || (!subject.knows_its_memory && class == AddressClass::Unknown),
@@ -119,7 +119,7 @@ pub(super) fn classify(subject: &Subject) -> Verdict {
         );
     }
     let vouched = |address, bytes| {
-        let class = backend.classify(address, bytes);
+        let class = backend.classify(address, bytes).class;
         matches!(class, AddressClass::Device | AddressClass::HostAccessible)
     };
     let endless = isize::MAX as usize;
@@ -137,7 +137,9 @@ pub(super) fn classify(subject: &Subject) -> Verdict {
     }
     let (stack, heap) = ([0u8; 64], vec![0u8; 64]);
     for ptr in [stack.as_ptr(), heap.as_ptr()] {
-        let class = backend.classify(DevicePtr::new(ptr.cast_mut().cast()), 64);
+        let class = backend
+            .classify(DevicePtr::new(ptr.cast_mut().cast()), 64)
+            .class;
         assert_ne!(class, AddressClass::Device, "memory of the host");
         assert_ne!(class, AddressClass::Inaccessible, "memory of the host");
     }
@@ -177,13 +179,8 @@ pub(super) fn allocation(subject: &Subject) -> Verdict {
     let asked = there.map(|asked| (asked, true)).into_iter();
     let asked = asked.chain(not_there.map(|asked| (asked, false)));
     for ((address, bytes), is_there) in asked {
-        let (class, range) = backend.classify_allocation(address, bytes);
-        assert_eq!(
-            class,
-            backend.classify(address, bytes),
-            "{bytes} at {address:?}"
-        );
-        let (first, end) = (address.address(), address.address().saturating_add(bytes));
+        let PointerInfo { class, range, .. } = backend.classify(address, bytes);
+        let (first, end) = (address.address(), address.range(bytes).end);
         assert!(
             range.start <= first && end <= range.end,
             "{bytes} bytes at {address:?} are not in {range:x?}"
@@ -204,7 +201,7 @@ pub(super) fn allocation(subject: &Subject) -> Verdict {
             let part = DevicePtr::new(std::ptr::without_provenance_mut(start));
             assert_eq!(
                 class,
-                backend.classify(part, length),
+                backend.classify(part, length).class,
                 "{length} bytes at {part:?} of {range:x?}, which was returned for {address:?}"
             );
         }

@@ -11,13 +11,13 @@ pub(super) fn stable(subject: &Subject) -> Verdict {
     let device = &subject.device;
     let backend = device.backend();
     let queue = backend.default_queue().expect("default_queue");
+    let capabilities = backend.capabilities();
+    assert_eq!(capabilities.id, device.id());
     assert_eq!(device.clone(), *device);
     std::thread::scope(|scope| {
         let threads = [(); 2].map(|()| {
             scope.spawn(|| {
-                assert_eq!(backend.id(), device.id());
-                assert_eq!(backend.host_readable(), device.is_host_readable());
-                assert_eq!(backend.is_synchronous(), device.is_synchronous());
+                assert_eq!(backend.capabilities(), capabilities);
                 let again = backend.default_queue().expect("default_queue");
                 assert!(Arc::ptr_eq(&queue, &again), "another default queue");
             })
@@ -59,7 +59,7 @@ pub(super) fn another(subject: &Subject) -> Verdict {
     assert_ne!(*one, two);
     let queue = two.default_queue();
     let block = Block::new(&queue, 64);
-    let class = one.backend().classify(block.at(0), 64);
+    let class = one.backend().classify(block.at(0), 64).class;
     if subject.knows_its_memory {
         assert_ne!(class, AddressClass::Device, "memory of {two}");
     }

@@ -63,7 +63,7 @@ macro_rules! rules {
 
 rules! {
     "identity.stable" identity::stable:
-        "id, host-readable, synchronous and the default queue never change"
+        "the capabilities and the default queue never change"
     "identity.registry" identity::registry:
         "a registered device is found under its id, and no other takes that id"
     "identity.another" identity::another:
@@ -133,7 +133,7 @@ rules! {
     "host.classify" host::classify:
         "classify accepts an address only if the device can read the whole length"
     "host.allocation" host::allocation:
-        "classify_allocation agrees with classify, for the bytes asked about and all of the range it returns"
+        "what classify says of the bytes asked about, it says of all of the range that it returns"
     "host.view" host::view:
         "a host view waits for the event first, and exists only for memory that the host can read"
     "array.types" arrays::types:
@@ -147,9 +147,9 @@ rules! {
     "array.threads" arrays::threads:
         "several threads transfer at the same time"
     "export.handover" exports::handover:
-        "an export carries what handover says: an event that completes with the work, or null, in the order of all queues or once the data is ready"
+        "an export carries what the capabilities say: an event that completes with the work, or null, in the order of all queues or once the data is ready"
     "export.refused" exports::refused:
-        "if check_export refuses, every export is refused with NotSupported, and nothing leaks"
+        "if the capabilities refuse exports, every export is refused with NotSupported, and nothing leaks"
     "transfer.counts" transfer::counts:
         "an upload is one allocation and no wait, a download is one wait, and everything is counted"
     "transfer.source" transfer::source:

@@ -6,7 +6,7 @@ use super::kit::{
 };
 use super::{Subject, Verdict};
 use arrow_device::Device;
-use arrow_device::device::Handover;
+use arrow_device::device::ExportSync;
 
 use std::thread::sleep;
 use std::time::Instant;
@@ -17,7 +17,7 @@ pub(super) fn own(subject: &Subject) -> Verdict {
         return Verdict::Skipped("on a synchronous device one queue may serve as all");
     }
     // A runtime whose work all runs in one order may have one stream.
-    let one_order = device.backend().handover() == Handover::QueueOrder;
+    let one_order = device.backend().capabilities().exports == ExportSync::QueueOrder;
     let queues = [device.default_queue(), queue(device), queue(device)];
     for (i, one) in queues.iter().enumerate() {
         for other in &queues[..i] {

@@ -108,23 +108,27 @@ pub(super) fn source(subject: &Subject) -> Verdict {
             "ready before it was copied"
         );
     }
-    let early = device.backend().reads_at_once().then(|| {
-        let released = watch.upgrade().is_none();
-        assert!(released, "the source is kept though it has been read");
-        // The call itself has read its source, which may change at once.
-        let block = Block::new(&queue, VALUES * 8);
-        let mut source = expected.clone();
-        let copy = CopyOp {
-            src: DevicePtr::new(source.as_mut_ptr().cast()),
-            dst: block.at(0),
-            bytes: VALUES * 8,
-            kind: CopyKind::HostToDevice,
-        };
-        // SAFETY: both sides have this many bytes; the source is not read after the call, as `reads_at_once` says.
-        unsafe { queue.raw().copy(&[copy]) }.expect("copy");
-        source.fill(-1);
-        (block, source)
-    });
+    let early = device
+        .backend()
+        .capabilities()
+        .copies_read_host_at_once
+        .then(|| {
+            let released = watch.upgrade().is_none();
+            assert!(released, "the source is kept though it has been read");
+            // The call itself has read its source, which may change at once.
+            let block = Block::new(&queue, VALUES * 8);
+            let mut source = expected.clone();
+            let copy = CopyOp {
+                src: DevicePtr::new(source.as_mut_ptr().cast()),
+                dst: block.at(0),
+                bytes: VALUES * 8,
+                kind: CopyKind::HostToDevice,
+            };
+            // SAFETY: both sides have this many bytes; the source is not read after the call, as the capabilities say.
+            unsafe { queue.raw().copy(&[copy]) }.expect("copy");
+            source.fill(-1);
+            (block, source)
+        });
     hold.open();
     if let Some((block, source)) = early {
         let there = content(&queue, &block);

@@ -38,7 +38,8 @@ pub(super) fn on_device(
         }
         let (from, to) = (queues.of(batch.device())?, queues.of(&device)?);
         let source = batch.device();
-        let direct = !source.is_host_readable() && device.backend().reaches(source.backend());
+        let direct =
+            !source.is_host_readable() && device.backend().relation(source.backend()).copies;
         let bytes = bytes_of(&batch);
         let on_host = if source.is_host_readable() { 0 } else { bytes };
         let mut share = Share::new(&memory, bytes)?;

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_device::device::parts::{Failure, Process};
-use arrow_device::device::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue,
+};
 use arrow_device::{ArrowDeviceType, DeviceId, Result};
 
 use super::event::Events;
@@ -49,9 +51,9 @@ impl SampleDevice {
     /// Returns an error that says what is not freed or released, for tests.
     pub(crate) fn balance(&self) -> std::result::Result<(), String> {
         match (self.shared.memory.usage(), self.shared.events.len()) {
-            ((0, 0), 0) => Ok(()),
+            ((0, false), 0) => Ok(()),
             ((live, idle), events) => Err(format!(
-                "{live} live allocations, {idle} idle bytes, {events} live events"
+                "{live} live allocations, idle memory: {idle}, {events} live events"
             )),
         }
     }
@@ -61,12 +63,10 @@ impl SampleDevice {
 // `classify` returns `Device` only within a live allocation. An event completes in the job behind
 // all earlier work of its queue, and its lock makes that work visible. `settle` waits for all jobs.
 unsafe impl Backend for SampleDevice {
-    fn id(&self) -> DeviceId {
-        self.shared.id
-    }
-
-    fn host_readable(&self) -> bool {
-        self.host_readable
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.shared.id);
+        this.host_readable = self.host_readable;
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -100,10 +100,10 @@ unsafe impl Backend for SampleDevice {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         match self.shared.process.is_this() {
             true => self.shared.memory.classify(address, bytes),
-            false => AddressClass::Inaccessible,
+            false => PointerInfo::new(AddressClass::Inaccessible, address.range(bytes)),
         }
     }
 

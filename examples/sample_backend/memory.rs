@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
 use arrow_device::device::parts::{Block, Pool, Ranges};
-use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device::device::{AddressClass, DevicePtr, PointerInfo};
 use arrow_device::{DeviceId, Error, Result};
 
 use super::event::Event;
@@ -74,15 +74,15 @@ impl Memory {
         done.into_iter().for_each(free_now);
     }
 
-    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let ours = self.live.classify(address, bytes, AddressClass::Device);
         // Other memory of the host: nothing is known about its length.
-        ours.unwrap_or(AddressClass::Unknown)
+        ours.unwrap_or_else(|| PointerInfo::new(AddressClass::Unknown, address.range(bytes)))
     }
 
-    /// Returns how many allocations are live, and how many bytes are kept for their next use.
-    pub(crate) fn usage(&self) -> (usize, usize) {
-        (self.live.len(), self.pool.idle_bytes())
+    /// Returns how many allocations are live, and whether others are kept for their next use.
+    pub(crate) fn usage(&self) -> (usize, bool) {
+        (self.live.len(), !self.pool.is_empty())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::data::array::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request, int};
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, Rows, View};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Queue};
+use crate::device::{AddressClass, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 
 impl DeviceArray {
@@ -195,7 +195,7 @@ impl Sizes {
         if data.iter().all(|data| data.bytes().is_some()) {
             return None;
         }
-        let class = device.backend().classify(address, bytes);
+        let class = device.backend().classify(address, bytes).class;
         let request = Request {
             address,
             bytes,
@@ -250,14 +250,7 @@ pub(crate) fn check_size(
     if address.is_null() {
         return refuse(format!("is null but {size} bytes long"));
     }
-    let backend = device.backend();
-    let class = match device.id() {
-        DeviceId::CPU => AddressClass::HostAccessible,
-        _ => backend.classify(address, size),
-    };
-    if matches!(class, AddressClass::Host | AddressClass::Inaccessible) {
-        let why = backend.explain(address, size);
-        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    if let Err(why) = device.backend().classify(address, size).check() {
         return refuse(format!(
             "claims {size} bytes at {address:?}, which {device} does not have{why}"
         ));

@@ -1,6 +1,7 @@
 //! What the implementation of a device provides: [`Backend`] and [`RawQueue`].
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
@@ -55,7 +56,7 @@ impl DevicePtr {
     }
 
     /// Returns the addresses of `bytes` bytes from here on, up to the end of the address space.
-    pub(crate) fn range(self, bytes: usize) -> Range<usize> {
+    pub fn range(self, bytes: usize) -> Range<usize> {
         self.address()..self.address().saturating_add(bytes)
     }
 }
@@ -98,7 +99,7 @@ pub enum CopyKind {
     HostToDevice,
     /// From this device to host memory.
     DeviceToHost,
-    /// Within this device, or from a device that this one reaches ([`Backend::reaches`]).
+    /// Within this device, or from a device that this one reaches ([`Relation::copies`]).
     DeviceToDevice,
 }
 
@@ -115,7 +116,7 @@ pub struct CopyOp {
     pub kind: CopyKind,
 }
 
-/// The answer of [`Backend::classify`]: whose memory an address lies in.
+/// Whose memory an address lies in.
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressClass {
@@ -131,13 +132,54 @@ pub enum AddressClass {
     Unknown,
 }
 
-/// The answer of [`Backend::handover`]: what an export of the device's memory carries in `sync_event`, and so when its
-/// consumer may use the memory.
+/// The answer of [`Backend::classify`]: what a backend knows of an address.
+#[non_exhaustive]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PointerInfo {
+    /// Whose memory it is.
+    pub class: AddressClass,
+    /// The addresses around the bytes, and including them, that are known to be of that class: those of the whole allocation if
+    /// the backend can tell. An import does not ask again about the next buffer in it.
+    pub range: Range<usize>,
+    /// Text for an error message: why memory of this class is not accepted, and what to do about it.
+    pub reason: Option<Cow<'static, str>>,
+}
+
+impl PointerInfo {
+    /// Makes the answer for addresses of this class, without a reason.
+    pub fn new(class: AddressClass, range: Range<usize>) -> Self {
+        Self {
+            class,
+            range,
+            reason: None,
+        }
+    }
+
+    /// Adds why memory of this class is not accepted, which ends an error message.
+    #[must_use]
+    pub fn with_reason(mut self, reason: impl Into<Cow<'static, str>>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+
+    /// Whether the device may read the memory, or the backend cannot tell. The error is the end of a message.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.class {
+            AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
+            AddressClass::Host | AddressClass::Inaccessible => {
+                let reason = self.reason.as_ref();
+                Err(reason.map_or_else(String::new, |why| format!(": {why}")))
+            }
+        }
+    }
+}
+
+/// What an export of a device's memory carries in `sync_event`, and so when its consumer may use the memory.
 ///
-/// [`SyncPolicy::Wait`](crate::SyncPolicy::Wait) makes every export wait, whatever the device answers.
+/// [`SyncPolicy::Wait`](crate::SyncPolicy::Wait) makes every export wait, whatever the device says.
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Handover {
+pub enum ExportSync {
     /// An event of the device's type, unless the memory is ready: the consumer waits for it.
     #[default]
     Event,
@@ -149,6 +191,57 @@ pub enum Handover {
     /// Null: the export waits until the memory is ready, because the specification has no event type for the device, or
     /// consumers cannot wait for its events.
     Wait,
+    /// Nothing: arrays of this device cannot be exported, for example because its addresses stand for handles that no other
+    /// library knows. The text says why, and what to do instead.
+    Refused(&'static str),
+}
+
+/// What is always true of a device, whatever happens to it.
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// The device type and id, as in `ArrowDeviceArray`.
+    pub id: DeviceId,
+    /// Whether the host may read all of the device's memory with ordinary loads, once the event that guards it has completed.
+    pub host_readable: bool,
+    /// Whether work has completed when the call that queues it returns. Such a device has no events: none is recorded, queried or
+    /// waited for.
+    pub synchronous: bool,
+    /// What exports of the device's memory carry in `sync_event`.
+    pub exports: ExportSync,
+    /// Whether [`RawQueue::copy`] has read all host memory that it copies from when it returns, without an error: by staging it
+    /// itself. An upload then gives its source and its staging memory back at once, and not after an event. Unlike
+    /// [`Backend::copies_directly_from`], which only saves a copy where it is right, this is a promise: where it is wrong, devices
+    /// read memory that was freed.
+    pub copies_read_host_at_once: bool,
+    /// Whether queues that were told to wait for a foreign producer's event go on asking for it until it has completed, because the
+    /// runtime cannot wait for it otherwise. This crate then records an event after each wait for one that has not completed, and
+    /// keeps the producer's array, and with it the foreign event, until the recorded one has completed.
+    pub polls_foreign_events: bool,
+}
+
+impl Capabilities {
+    /// Makes those of an asynchronous device that the host cannot read, which exports with events and of whose queues nothing is
+    /// known: change the fields that differ.
+    pub fn new(id: DeviceId) -> Self {
+        Self {
+            id,
+            host_readable: false,
+            synchronous: false,
+            exports: ExportSync::Event,
+            copies_read_host_at_once: false,
+            polls_foreign_events: false,
+        }
+    }
+}
+
+/// The answer of [`Backend::relation`]: what one device can do with another one's memory and events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Relation {
+    /// Whether it copies directly from the other one's memory.
+    pub copies: bool,
+    /// Whether its queues wait for events of the other one. If not, a host thread waits.
+    pub waits: bool,
 }
 
 /// The implementation of a device. Programs use [`Device`](crate::Device), which wraps a backend
@@ -174,33 +267,20 @@ pub enum Handover {
 /// # Safety
 ///
 /// Safe code relies on the following:
-/// - [`host_readable`](Self::host_readable) returns `true` only if the host may read all memory of
-///   this device with ordinary loads, once the event that guards it has completed.
+/// - [`capabilities`](Self::capabilities) keep what they promise, and are the same at each call.
 /// - [`classify`](Self::classify) returns `Device` or `HostAccessible` only for memory that this
-///   device may read for the whole length that was asked about. It returns `Host` only for memory
-///   that the host may read, or for addresses where there is no memory at all, which a driver
-///   cannot tell from ordinary memory. The same holds for
-///   [`classify_allocation`](Self::classify_allocation) and all bytes of the range that it returns.
+///   device may read for the whole length that was asked about, and for all bytes of the range that it returns. It returns `Host`
+///   only for memory that the host may read, or for addresses where there is no memory at all, which a driver
+///   cannot tell from ordinary memory.
 /// - A completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
 ///   that all work queued before it was recorded has finished and is visible to the host.
 /// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any
 ///   more.
-/// - [`reads_at_once`](Self::reads_at_once) returns `true` only if no copy of any queue reads host memory after the call that
-///   queued it has returned without an error.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Returns the device type and id, as in `ArrowDeviceArray`.
-    fn id(&self) -> DeviceId;
-
-    /// Returns whether the host may read this device's memory with ordinary loads.
-    fn host_readable(&self) -> bool;
-
-    /// Returns whether work has completed when the call that queues it returns. Such a device has
-    /// no events: none is recorded, queried or waited for.
-    fn is_synchronous(&self) -> bool {
-        false
-    }
+    /// Returns what is always true of the device.
+    fn capabilities(&self) -> Capabilities;
 
     /// Returns the queue that is used when no other is named: the same one at each call.
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>>;
@@ -208,15 +288,14 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates a queue.
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>>;
 
-    /// Returns what exports of this device's memory carry in `sync_event`. Always the same.
-    fn handover(&self) -> Handover {
-        Handover::Event
-    }
+    /// Makes the calling thread wait for all work of this device.
+    fn synchronize(&self) -> Result<()>;
 
-    /// Returns an error if arrays of this device cannot be exported, for example because its addresses stand for handles
-    /// that no other library knows. Every export asks once. The error says what to do instead.
-    fn check_export(&self) -> Result<()> {
-        Ok(())
+    /// As [`synchronize`](Self::synchronize), but waits as long as it takes: an error means that
+    /// the device has failed and that no work that was queued before runs any more. It is called
+    /// after errors, and on threads that block nobody.
+    fn settle(&self) -> Result<()> {
+        self.synchronize()
     }
 
     /// Returns an error for an event pointer that cannot be an event of this device. Backends that
@@ -228,49 +307,42 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// read them. They need not be a live event.
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let _ = event;
-        Ok(())
+        match self.capabilities() {
+            device if device.synchronous => Err(no_events(device.id)),
+            _ => Ok(()),
+        }
     }
 
-    /// Returns whether the event has completed. Never waits.
+    /// Returns whether the event has completed. Never waits. A thread of the device asks at any time, and again and again.
     ///
     /// # Safety
     /// `event` points to a live event of this device's type.
-    unsafe fn query_event(&self, event: EventPtr) -> Result<bool>;
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        let _ = event;
+        Err(no_events(self.capabilities().id))
+    }
 
     /// Makes the calling thread wait until the event has completed.
     ///
     /// # Safety
     /// As [`query_event`](Self::query_event).
-    unsafe fn wait_event(&self, event: EventPtr) -> Result<()>;
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        let _ = event;
+        Err(no_events(self.capabilities().id))
+    }
 
     /// Releases an event that [`RawQueue::record`] returned, which may be reused. Never waits.
     ///
     /// # Safety
     /// `event` came from `record` of a queue of this device and is not used again.
-    unsafe fn release_event(&self, event: EventPtr);
+    unsafe fn release_event(&self, event: EventPtr) {
+        let _ = event;
+    }
 
     /// Returns whose memory `bytes` bytes at `address` are.
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let _ = (address, bytes);
-        AddressClass::Unknown
-    }
-
-    /// As [`classify`](Self::classify), with the addresses around the bytes, and including them,
-    /// that are known to be of that class: those of the whole allocation if the backend can tell.
-    /// An import does not ask again about the next buffer in it.
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
-        (self.classify(address, bytes), address.range(bytes))
-    }
-
-    /// Returns text for an error message: why [`classify`](Self::classify) does not accept `bytes`
-    /// bytes at `address`, and what to do about it; `None` if there is nothing to add.
-    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
-        let _ = (address, bytes);
-        None
+        PointerInfo::new(AddressClass::Unknown, 0..usize::MAX)
     }
 
     /// Allocates `bytes` bytes of the host memory from which this device copies fastest
@@ -298,32 +370,10 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether [`RawQueue::copy`] has read all host memory that it copies from when it returns, without an error: by staging it
-    /// itself. An upload then gives its source and its staging memory back at once, and not after an event. Unlike
-    /// [`copies_directly_from`](Self::copies_directly_from), which only saves a copy where it is right, this is a promise: where it is wrong,
-    /// devices read memory that was freed.
-    fn reads_at_once(&self) -> bool {
-        false
-    }
-
-    /// Returns whether this device can copy directly from the memory of `other`.
-    fn reaches(&self, other: &dyn Backend) -> bool {
+    /// Returns what this device can do with memory and events of `other`, another device.
+    fn relation(&self, other: &dyn Backend) -> Relation {
         let _ = other;
-        false
-    }
-
-    /// Returns whether this device's queues can wait for events of `other`. If not, a host thread
-    /// waits.
-    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let _ = other;
-        false
-    }
-
-    /// Returns whether this device's queues that were told to wait for a foreign producer's event go on asking for it until it has
-    /// completed, because the runtime cannot wait for it otherwise. This crate then records an event after each wait for one that has
-    /// not completed, and keeps the producer's array, and with it the foreign event, until the recorded one has completed.
-    fn polls_foreign_events(&self) -> bool {
-        false
+        Relation::default()
     }
 
     /// Makes later work of any stream of the device's runtime wait for `event`, without waiting
@@ -341,18 +391,16 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Frees memory that is kept for reuse. May wait for the device's work.
     fn trim(&self) {}
 
-    /// Makes the calling thread wait for all work of this device.
-    fn synchronize(&self) -> Result<()>;
-
-    /// As [`synchronize`](Self::synchronize), but waits as long as it takes: an error means that
-    /// the device has failed and that no work that was queued before runs any more. It is called
-    /// after errors, and on threads that block nobody.
-    fn settle(&self) -> Result<()> {
-        self.synchronize()
-    }
-
     /// Returns the backend itself, for downcasts to its own type.
     fn as_any(&self) -> &dyn Any;
+}
+
+fn no_events(device: DeviceId) -> Error {
+    Error::NotSupported {
+        device,
+        operation: "event",
+        reason: "work of this device is done when a call returns, so that it has no events".into(),
+    }
 }
 
 /// An ordered, asynchronous queue of device work, such as a CUDA or HIP stream. As for [`Backend`],
@@ -402,16 +450,23 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()>;
 
     /// Records an event after all work so far. The pointer is valid until
-    /// [`Backend::release_event`].
-    fn record(&self) -> Result<EventPtr>;
+    /// [`Backend::release_event`]. A [synchronous](Capabilities::synchronous) device records none.
+    fn record(&self) -> Result<EventPtr> {
+        Err(Error::argument("a queue of this device records no events"))
+    }
 
     /// Makes later work of this queue wait for `event`, which may be released after this call.
     ///
     /// # Safety
     /// `event` points to a live event of this device's type. If the backend
-    /// [polls foreign events](Backend::polls_foreign_events) and this is one that has not completed, it
+    /// [polls foreign events](Capabilities::polls_foreign_events) and this is one that has not completed, it
     /// lives until an event that is recorded after this call has completed.
-    unsafe fn wait(&self, event: EventPtr) -> Result<()>;
+    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+        let _ = event;
+        Err(Error::argument(
+            "a queue of this device waits for no events",
+        ))
+    }
 
     /// Returns the runtime's handle of the queue's stream as a number, if there is one.
     fn stream_handle(&self) -> Option<usize> {
@@ -427,7 +482,7 @@ pub fn device_error(
     device: DeviceId,
     operation: &'static str,
     code: i32,
-    message: impl Into<std::borrow::Cow<'static, str>>,
+    message: impl Into<Cow<'static, str>>,
 ) -> Error {
     Error::Device {
         device,

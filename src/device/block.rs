@@ -72,7 +72,7 @@ impl Block {
             return Ok(None);
         };
         let ptr = NonNull::new(ptr.as_ptr().cast::<u8>()).ok_or_else(|| {
-            let device = backend.id();
+            let device = backend.capabilities().id;
             out_of_memory(device, capacity)
         })?;
         // Initialised once, so that safe code may view it as bytes.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::abi::ArrowDeviceType;
 use crate::device::DeviceId;
-use crate::device::backend::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::device::backend::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
 use crate::error::{Error, Result};
 
 /// The alignment, in bytes, of everything this crate allocates.
@@ -79,28 +79,16 @@ pub(crate) unsafe fn copy_on_host(copies: &[CopyOp]) {
     }
 }
 
-fn no_events(device: DeviceId) -> Error {
-    Error::NotSupported {
-        device,
-        operation: "event",
-        reason: "host memory without a backend has no events".into(),
-    }
-}
-
 // SAFETY: all memory of this device is host memory, from the global allocator or from a producer
 // that declares it as such; work has completed when a call returns, and there are no events;
 // `classify` accepts no address.
 unsafe impl Backend for HostBackend {
-    fn id(&self) -> DeviceId {
-        self.queue.id
-    }
-
-    fn host_readable(&self) -> bool {
-        true
-    }
-
-    fn is_synchronous(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            host_readable: true,
+            synchronous: true,
+            ..Capabilities::new(self.queue.id)
+        }
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -110,20 +98,6 @@ unsafe impl Backend for HostBackend {
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         Ok(self.queue.clone())
     }
-
-    unsafe fn check_event(&self, _: EventPtr) -> Result<()> {
-        Err(no_events(self.queue.id))
-    }
-
-    unsafe fn query_event(&self, _: EventPtr) -> Result<bool> {
-        Err(no_events(self.queue.id))
-    }
-
-    unsafe fn wait_event(&self, _: EventPtr) -> Result<()> {
-        Err(no_events(self.queue.id))
-    }
-
-    unsafe fn release_event(&self, _: EventPtr) {}
 
     fn synchronize(&self) -> Result<()> {
         Ok(())
@@ -192,14 +166,6 @@ unsafe impl RawQueue for HostQueue {
         // SAFETY: the caller guarantees that `bytes` bytes at `dst` are valid (see `# Safety`).
         unsafe { std::ptr::write_bytes(dst.as_ptr().cast::<u8>(), byte, bytes) };
         Ok(())
-    }
-
-    fn record(&self) -> Result<EventPtr> {
-        Err(no_events(self.id))
-    }
-
-    unsafe fn wait(&self, _: EventPtr) -> Result<()> {
-        Err(no_events(self.id))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, OnceLock};
 
 use crate::abi::ArrowDeviceType;
+use crate::device::registry::absent;
 use crate::device::{Device, DeviceId, Devices, lock};
 use crate::error::{Error, Result};
 
@@ -39,10 +40,10 @@ impl Devices {
         first(ArrowDeviceType::CUDA).or_else(|no_cuda| {
             first(ArrowDeviceType::ROCM).map_err(|no_rocm| {
                 let (cuda, rocm) = (reason(&no_cuda), reason(&no_rocm));
-                Error::DeviceNotAvailable {
-                    device: DeviceId::new(ArrowDeviceType::CUDA, 0),
-                    reason: format!("no GPU was found. CUDA: {cuda}. ROCm: {rocm}").into(),
-                }
+                absent(
+                    DeviceId::new(ArrowDeviceType::CUDA, 0),
+                    format!("no GPU was found. CUDA: {cuda}. ROCm: {rocm}").into(),
+                )
             })
         })
     }
@@ -113,10 +114,10 @@ fn new_simulated(id: DeviceId) -> Result<Device> {
 
 #[cfg(not(feature = "sim"))]
 fn new_simulated(device: DeviceId) -> Result<Device> {
-    Err(Error::DeviceNotAvailable {
+    Err(absent(
         device,
-        reason: "the simulated device needs the feature `sim` and Linux".into(),
-    })
+        "the simulated device needs the feature `sim` and Linux".into(),
+    ))
 }
 
 #[cfg(test)]

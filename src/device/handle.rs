@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::available_parallelism;
 
 use crate::abi::guard;
-use crate::device::backend::{Backend, RawQueue};
+use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::parts::Worker;
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
@@ -30,9 +30,7 @@ use crate::error::{Error, Result};
 pub struct Device(Arc<Inner>);
 
 struct Inner {
-    id: DeviceId,
-    host_readable: bool,
-    synchronous: bool,
+    capabilities: Capabilities,
     default_queue: Arc<dyn RawQueue>,
     counters: Counters,
     process: Process,
@@ -75,9 +73,7 @@ impl Device {
     /// Returns the backend's error if it has no default queue.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         Ok(Self(Arc::new(Inner {
-            id: backend.id(),
-            host_readable: backend.host_readable(),
-            synchronous: backend.is_synchronous(),
+            capabilities: backend.capabilities(),
             default_queue: backend.default_queue()?,
             counters: Counters::default(),
             process: Process::this(),
@@ -92,13 +88,13 @@ impl Device {
 
     /// Returns the device type and id.
     pub fn id(&self) -> DeviceId {
-        self.0.id
+        self.0.capabilities.id
     }
 
     /// Returns whether the host may read this device's memory with ordinary loads, once its event
     /// has completed.
     pub fn is_host_readable(&self) -> bool {
-        self.0.host_readable
+        self.0.capabilities.host_readable
     }
 
     /// Returns whether the device's memory is ordinary memory of the host.
@@ -118,7 +114,23 @@ impl Device {
 
     /// Returns whether work has completed when the call that queues it returns, as on the CPU.
     pub fn is_synchronous(&self) -> bool {
-        self.0.synchronous
+        self.0.capabilities.synchronous
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    /// Returns an error if arrays of this device cannot be exported.
+    pub(crate) fn check_export(&self) -> Result<()> {
+        match self.0.capabilities.exports {
+            ExportSync::Refused(reason) => Err(Error::NotSupported {
+                device: self.id(),
+                operation: "export",
+                reason: reason.into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
@@ -138,7 +150,7 @@ impl Device {
     /// # Errors
     /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
-        if self.0.synchronous {
+        if self.0.capabilities.synchronous {
             return Ok(());
         }
         Counters::add(&self.0.counters.host_waits, 1);
@@ -302,12 +314,12 @@ impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({})", self.0.id)
+        write!(f, "Device({})", self.0.capabilities.id)
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.id.fmt(f)
+        self.id().fmt(f)
     }
 }

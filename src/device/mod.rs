@@ -20,7 +20,6 @@
 //! [`Device::new`] and registers it with [`Devices::register`]. The module [`parts`] has what most backends need: a pool of
 //! device memory, a table of its addresses, and more.
 
-mod arriving;
 mod backend;
 pub(crate) mod block;
 mod completion;
@@ -33,7 +32,6 @@ mod event;
 pub(crate) mod gpu;
 mod handle;
 mod lock;
-mod name;
 pub mod parts;
 mod process;
 mod queue;
@@ -45,9 +43,9 @@ pub mod sim;
 mod stats;
 
 pub use crate::abi::DeviceId;
-pub use arriving::Arriving;
 pub use backend::{
-    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Handover, RawQueue, device_error,
+    AddressClass, Backend, Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, ExportSync,
+    PointerInfo, RawQueue, Relation, device_error,
 };
 pub(crate) use completion::Completion;
 #[cfg(feature = "async")]

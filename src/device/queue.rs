@@ -119,8 +119,8 @@ impl Queue {
 
     /// Returns whether the queue can wait for an event. If not, the host does.
     pub(crate) fn waits_for(&self, event: &EventRef<'_>) -> bool {
-        let own = self.device.backend();
-        event.device() == &self.device || own.accepts_events_of(event.device().backend())
+        let (own, other) = (&self.device, event.device());
+        other == own || own.backend().relation(other.backend()).waits
     }
 
     /// As [`wait`](Self::wait), but does nothing if the event has completed.

@@ -1,17 +1,21 @@
 //! [`Devices`]: the devices of a program, by type and id.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::abi::{ArrowDeviceType, guard};
 use crate::device::cpu::HostBackend;
 use crate::device::handle::WeakDevice;
-use crate::device::{Arriving, Device, DeviceId, lock};
+use crate::device::{Device, DeviceId, DevicePtr, EventPtr, lock};
 use crate::error::{Error, Result};
 
 type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
-type Resolver = Arc<dyn Fn(&Arriving<'_>) -> Result<Option<Device>> + Send + Sync>;
+type Resolver = Arc<
+    dyn Fn(DeviceId, Option<EventPtr>, Option<DevicePtr>) -> Result<Option<Device>> + Send + Sync,
+>;
 
 /// A set of devices, by type and id.
 ///
@@ -123,20 +127,25 @@ impl Devices {
     /// Registers a resolver, which finds the device of an array of this type that is imported, where the id alone does not
     /// name it: memory of OpenCL and SYCL belongs to a context, for example, which only the event or the address tells.
     ///
-    /// The imports, all `unsafe`, ask the resolver before [`get`](Self::get), which they use if it returns `Ok(None)`. The
-    /// device that it returns must have the type and id that the array states; otherwise the import is refused with both
-    /// names. A resolver of the CPU's type is never called.
+    /// The imports, all `unsafe`, ask the resolver before [`get`](Self::get), which they use if it returns `Ok(None)`. They pass the
+    /// id that the array states, its event, and the address of its first buffer that is not null. The resolver may rely on what the
+    /// import's caller vouched for: the event is live and of the type that belongs to the device type, and the address is one of
+    /// that type's. The device that it returns must have the type and id that the array states; otherwise the import is refused with
+    /// both names. A resolver of the CPU's type is never called.
     ///
     /// ```
     /// use arrow_device::{ArrowDeviceType, Device, Devices};
     /// # fn find(event: arrow_device::device::EventPtr) -> Option<Device> { None }
     /// let devices = Devices::new();
-    /// devices.register_resolver(ArrowDeviceType::OPENCL, |array| Ok(array.event().and_then(find)));
+    /// devices.register_resolver(ArrowDeviceType::OPENCL, |_id, event, _address| Ok(event.and_then(find)));
     /// ```
     pub fn register_resolver(
         &self,
         device_type: ArrowDeviceType,
-        resolver: impl Fn(&Arriving<'_>) -> Result<Option<Device>> + Send + Sync + 'static,
+        resolver: impl Fn(DeviceId, Option<EventPtr>, Option<DevicePtr>) -> Result<Option<Device>>
+        + Send
+        + Sync
+        + 'static,
     ) {
         let old = lock(&self.0.resolvers).insert(device_type, Arc::new(resolver));
         // Dropped outside the lock, as in `register`.
@@ -158,17 +167,9 @@ impl Devices {
         };
         let slot = lock(&self.0.devices).slots.entry(id).or_default().clone();
         let made = slot.get_or_init(|| {
-            let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
-            match guard::call_foreign("factory", || factory(id.id)) {
-                Ok(Ok(made)) if made.id() != id => Err(absent(
-                    format!(
-                        "its factory returned the device {made}; register one that returns {id}"
-                    )
-                    .into(),
-                )),
-                Ok(made) => made,
-                Err(_) => Err(absent("its factory panicked".into())),
-            }
+            let made = guard::call_foreign("factory", || factory(id.id));
+            let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked".into())))?;
+            of_this_id(made, id, "factory")
         });
         if let Err(e) = made {
             let mut devices = lock(&self.0.devices);
@@ -193,19 +194,33 @@ impl Devices {
         slot.get().cloned()
     }
 
-    /// As [`get`](Self::get), after the resolver of the type. Page-locked memory without a backend is plain host memory if
-    /// there is nothing to wait for, and so is memory of type METAL with `metal`.
-    pub(crate) fn get_for_import(&self, array: &Arriving<'_>, metal: bool) -> Result<Device> {
-        let id = array.id();
-        if let Some(found) = self.resolve(array)? {
-            return Ok(found);
+    /// As [`get`](Self::get), after the resolver of the type, which is told the address if there is one. Page-locked memory without a
+    /// backend is plain host memory if there is nothing to wait for, and so is memory of type METAL with `metal`.
+    ///
+    /// # Safety
+    /// `event` points to a live event of the device type of `id`.
+    pub(crate) unsafe fn get_for_import(
+        &self,
+        id: DeviceId,
+        event: Option<EventPtr>,
+        address: impl FnOnce() -> Option<DevicePtr>,
+        metal: bool,
+    ) -> Result<Device> {
+        let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
+        if let Some(resolver) = resolver.filter(|_| id.device_type != ArrowDeviceType::CPU) {
+            let found = guard::call_foreign("resolver", || resolver(id, event, address()));
+            let found =
+                found.unwrap_or_else(|_| Err(absent(id, "its resolver panicked".into())))?;
+            if let Some(found) = found {
+                return of_this_id(found, id, "resolver");
+            }
         }
         let missing = match self.get(id) {
             Err(e) => e,
             found => return found,
         };
         match id.device_type {
-            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if array.event().is_none() => {
+            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if event.is_none() => {
                 Ok(host_memory(id))
             }
             // Such a device says why it cannot wait for an event.
@@ -213,26 +228,52 @@ impl Devices {
             _ => Err(missing),
         }
     }
+}
 
-    fn resolve(&self, array: &Arriving<'_>) -> Result<Option<Device>> {
-        let id = array.id();
-        if id.device_type == ArrowDeviceType::CPU {
-            return Ok(None);
-        }
-        let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
-        let Some(resolver) = resolver else {
-            return Ok(None);
+impl FromStr for DeviceId {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self> {
+        let (name, id) = match s.split_once(':') {
+            Some((name, id)) => (name, Some(id)),
+            None => (s, None),
         };
-        let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
-        match guard::call_foreign("resolver", || resolver(array)) {
-            Ok(Ok(Some(found))) if found.id() != id => Err(absent(
-                format!("its resolver returned the device {found}; register one that returns {id}")
-                    .into(),
-            )),
-            Ok(found) => found,
-            Err(_) => Err(absent("its resolver panicked".into())),
-        }
+        let device_type = ArrowDeviceType::ALL
+            .into_iter()
+            .find(|t| t.short_name() == Some(name))
+            .or((name == "ext-dev").then_some(ArrowDeviceType::EXT_DEV))
+            .ok_or_else(|| {
+                let known: Vec<_> = ArrowDeviceType::ALL
+                    .iter()
+                    .filter_map(|t| t.short_name())
+                    .collect();
+                Error::argument(format!(
+                    "unknown device '{s}': use one of {}, followed by ':' and a number if needed",
+                    known.join(", ")
+                ))
+            })?;
+        let id = match id {
+            None if device_type == ArrowDeviceType::CPU => -1,
+            None => 0,
+            Some(id) => id
+                .parse()
+                .map_err(|_| Error::argument(format!("device '{s}': '{id}' is not a number")))?,
+        };
+        Ok(Self { device_type, id })
     }
+}
+
+pub(super) fn absent(device: DeviceId, reason: Cow<'static, str>) -> Error {
+    Error::DeviceNotAvailable { device, reason }
+}
+
+/// Refuses a device that is not the one that was asked for.
+fn of_this_id(found: Device, id: DeviceId, by: &str) -> Result<Device> {
+    if found.id() == id {
+        return Ok(found);
+    }
+    let reason = format!("its {by} returned the device {found}; register one that returns {id}");
+    Err(absent(id, reason.into()))
 }
 
 /// Returns a device for page-locked or Metal's memory as plain host memory: the same one for an id
@@ -290,10 +331,7 @@ fn no_backend(device: DeviceId) -> Error {
         t if t.name().is_none() => "the specification does not name this device type",
         _ => "no backend is registered for this device type; see Devices::register",
     };
-    Error::DeviceNotAvailable {
-        device,
-        reason: reason.into(),
-    }
+    absent(device, reason.into())
 }
 
 impl fmt::Debug for Devices {

@@ -216,7 +216,7 @@ fn export(
     options: &DlpackOptions<'_>,
 ) -> Result<DlpackTensor> {
     check_addresses(device.id())?;
-    device.backend().check_export()?;
+    device.check_export()?;
     let order = options.stream.order(device)?;
     let tensor = DlpackTensor {
         // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.

@@ -12,7 +12,7 @@ use super::types::field;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
-use crate::device::{AddressClass, Device, DevicePtr, Queue};
+use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
 
@@ -285,13 +285,9 @@ fn check_memory(tensor: &DLTensor, bytes: usize, device: &Device) -> Result<(Dev
         invalid("byte_offset", message)
     })?;
     let address = base.offset(offset);
-    match device.backend().classify(address, bytes) {
-        AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => {
-            Ok((base, offset))
-        }
-        AddressClass::Host | AddressClass::Inaccessible => {
-            let why = device.backend().explain(address, bytes);
-            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    match device.backend().classify(address, bytes).check() {
+        Ok(()) => Ok((base, offset)),
+        Err(why) => {
             let message =
                 format!("{bytes} bytes at {address:?} are not memory that {device} can use{why}");
             Err(invalid("data", message))

@@ -124,7 +124,7 @@ impl Order<'_> {
         }
         let device = owner.device();
         let backend = device.backend();
-        if event.device() != device && !backend.accepts_events_of(event.device().backend()) {
+        if event.device() != device && !backend.relation(event.device().backend()).waits {
             return event.wait();
         }
         // SAFETY: the caller guarantees that the stream is live. The owner keeps the event alive, and the check above ensures

@@ -12,7 +12,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::Handover;
+use crate::device::ExportSync;
 #[cfg(feature = "async")]
 use crate::device::completion;
 use crate::error::Result;
@@ -99,7 +99,7 @@ fn export(
     options: &ExportOptions,
     as_batch: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    array.device().backend().check_export()?;
+    array.device().check_export()?;
     let export = Export {
         as_batch,
         counts: options.counts_nulls(),
@@ -121,7 +121,7 @@ pub(crate) async fn export_async(
     options: ExportOptions,
 ) -> Result<FFI_ArrowDeviceArray> {
     let mut array = batch.as_struct().clone();
-    array.device().backend().check_export()?;
+    array.device().check_export()?;
     let export = Export {
         as_batch: true,
         counts: options.counts_nulls(),
@@ -136,7 +136,7 @@ pub(crate) async fn export_async(
         bitmaps.reading.waited();
         array = bitmaps.finish(&array)?;
     }
-    if handover(&array, options.sync) == Handover::Wait {
+    if export_sync(&array, options.sync) == ExportSync::Wait {
         completion(array.ready_event()?).await?;
     }
     export_resolved(&array, &options, true)
@@ -164,13 +164,13 @@ fn export_resolved(
     })
 }
 
-/// Returns what an export of the array hands over. With [`Handover::Wait`] the memory must be ready.
-fn handover(array: &DeviceArray, sync: SyncPolicy) -> Handover {
-    let device = array.device();
-    match device.backend().handover() {
-        _ if sync == SyncPolicy::Wait => Handover::Wait,
-        Handover::QueueOrder if device.is_host_readable() => Handover::Wait,
-        handover => handover,
+/// Returns what an export of the array carries. With [`ExportSync::Wait`] the memory must be ready.
+fn export_sync(array: &DeviceArray, sync: SyncPolicy) -> ExportSync {
+    let device = array.device().capabilities();
+    match device.exports {
+        _ if sync == SyncPolicy::Wait => ExportSync::Wait,
+        ExportSync::QueueOrder if device.host_readable => ExportSync::Wait,
+        exports => exports,
     }
 }
 
@@ -182,12 +182,12 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
         return Ok(None);
     };
     let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
-    match handover(array, sync) {
-        Handover::Wait => {
+    match export_sync(array, sync) {
+        ExportSync::Wait => {
             array.wait()?;
             return Ok(None);
         }
-        Handover::QueueOrder => {
+        ExportSync::QueueOrder => {
             let queue = device.default_queue();
             let mut others = guarded().filter(|&owner| !own(owner)).peekable();
             if others.peek().is_some() {

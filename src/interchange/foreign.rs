@@ -1,7 +1,6 @@
 //! The walk that checks a foreign array and its descendants, and makes their nodes.
 
 use std::ffi::c_void;
-use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_schema::DataType;
@@ -9,7 +8,7 @@ use arrow_schema::DataType;
 use crate::abi::c_data::CArray;
 use crate::data::layout::{BufferKind, Layout, Nesting, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
-use crate::device::{AddressClass, Device, DevicePtr};
+use crate::device::{AddressClass, Device, DevicePtr, PointerInfo};
 use crate::error::Result;
 use crate::interchange::path::{Path, usable};
 use crate::memory::Owner;
@@ -18,10 +17,8 @@ pub(super) struct Importer<'a> {
     pub(super) device: &'a Device,
     /// Keeps the struct.
     pub(super) owner: &'a Arc<Owner>,
-    /// Whether the device is the CPU, which can use memory at any address.
-    pub(super) any_address: bool,
     /// The backend's last answer: addresses of one class.
-    pub(super) known: Option<(Range<usize>, AddressClass)>,
+    pub(super) known: Option<PointerInfo>,
 }
 
 impl Importer<'_> {
@@ -129,7 +126,7 @@ impl Importer<'_> {
             );
         }
         // The sizes may be in host memory, whatever the device.
-        if bytes > 0 && self.class(sizes, bytes) != AddressClass::Host {
+        if bytes > 0 && self.classify(sizes, bytes).class != AddressClass::Host {
             self.accessible(sizes, bytes, last, path)?;
         }
         let bytes = if sizes.is_null() { 0 } else { bytes };
@@ -208,21 +205,14 @@ impl Importer<'_> {
         Ok(children)
     }
 
-    fn class(&mut self, address: DevicePtr, bytes: usize) -> AddressClass {
-        if self.any_address {
-            return AddressClass::HostAccessible;
-        }
+    fn classify(&mut self, address: DevicePtr, bytes: usize) -> &PointerInfo {
         let wanted = address.range(bytes);
-        match &self.known {
-            Some((range, class)) if range.start <= wanted.start && wanted.end <= range.end => {
-                *class
-            }
-            _ => {
-                let (class, range) = self.device.backend().classify_allocation(address, bytes);
-                self.known = Some((range, class));
-                class
-            }
-        }
+        let covers = |known: &PointerInfo| {
+            known.range.start <= wanted.start && wanted.end <= known.range.end
+        };
+        let known = self.known.take().filter(covers);
+        self.known
+            .insert(known.unwrap_or_else(|| self.device.backend().classify(address, bytes)))
     }
 
     fn accessible(
@@ -232,19 +222,15 @@ impl Importer<'_> {
         buffer: usize,
         path: &Path<'_>,
     ) -> Result<()> {
-        match self.class(address, bytes) {
-            AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
-            AddressClass::Host | AddressClass::Inaccessible => {
-                let why = self.device.backend().explain(address, bytes);
-                let why = why.map_or_else(String::new, |why| format!(": {why}"));
-                path.error(
-                    &format!("buffers[{buffer}]"),
-                    format!(
-                        "{bytes} bytes at {address:?} are not memory that {} can use{why}",
-                        self.device
-                    ),
-                )
-            }
+        match self.classify(address, bytes).check() {
+            Ok(()) => Ok(()),
+            Err(why) => path.error(
+                &format!("buffers[{buffer}]"),
+                format!(
+                    "{bytes} bytes at {address:?} are not memory that {} can use{why}",
+                    self.device
+                ),
+            ),
         }
     }
 }

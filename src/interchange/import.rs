@@ -16,7 +16,7 @@ use crate::data::resolve::Resolving;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 #[cfg(feature = "async")]
 use crate::device::completion;
-use crate::device::{Arriving, DeviceId, EventPtr, Seen};
+use crate::device::{DeviceId, EventPtr, Seen};
 use crate::error::{Error, Result};
 use crate::interchange::foreign::{Importer, first_address};
 use crate::interchange::options::{ImportOptions, Validation};
@@ -223,10 +223,10 @@ unsafe fn import(
     let event = EventPtr::new(array.sync_event);
     // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
     let address = || unsafe { first_address(&array.array, data_type) };
+    let devices = options.devices();
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
-    let arriving = unsafe { Arriving::new(id, event, &address) };
-    let device = options.devices().get_for_import(&arriving, options.metal)?;
+    let device = unsafe { devices.get_for_import(id, event, address, options.metal) }?;
     if event.is_some() && device.is_synchronous() {
         return Err(Error::invalid(
             "sync_event",
@@ -253,7 +253,6 @@ unsafe fn import(
     let mut importer = Importer {
         device: &device,
         owner: &owner,
-        any_address: device.id() == DeviceId::CPU,
         known: None,
     };
     // SAFETY: the caller guarantees that the struct complies with the interface

@@ -75,7 +75,7 @@ impl ImportOptions {
 pub enum SyncPolicy {
     /// The consumer gets an event to wait for; the export does not wait. A single event that guards
     /// everything is passed on as it is; several become one. Devices whose events others cannot wait for
-    /// say what happens instead ([`Handover`](crate::device::Handover)): none of CUDA, ROCm, OpenCL and oneAPI.
+    /// say what happens instead ([`ExportSync`](crate::device::ExportSync)): none of CUDA, ROCm, OpenCL and oneAPI.
     Event,
     /// The export blocks this thread until the memory is ready; the consumer gets no event.
     Wait,

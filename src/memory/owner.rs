@@ -143,7 +143,7 @@ impl Owner {
             Some(event) => {
                 // Whether the queue goes on asking for the event after it was told to wait.
                 let asks = self.own_event().is_none()
-                    && queue.device().backend().polls_foreign_events()
+                    && queue.device().capabilities().polls_foreign_events
                     && queue.waits_for(&event)
                     && !event.is_complete().unwrap_or(false);
                 queue.wait_ref(event)?;

@@ -30,7 +30,7 @@ pub fn export_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
-    device.backend().check_export()?;
+    device.check_export()?;
     let reader = UploadingReader::new(reader, device);
     FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event))
 }

@@ -260,7 +260,7 @@ impl DeviceArray {
         if from == to {
             return Ok(self.clone());
         }
-        if !from.is_host_readable() && to.backend().reaches(from.backend()) {
+        if !from.is_host_readable() && to.backend().relation(from.backend()).copies {
             return copy(self, queue, Extent::Rows);
         }
         self.arrived(Extent::Rows, &from.default_queue())?

@@ -37,7 +37,7 @@ fn upload_plan(mut plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Dev
     let event = submitted.and_then(|()| queue.record());
     let event = match event {
         // Neither is read any more, and the slabs serve the next upload at once.
-        Ok(event) if queue.device().backend().reads_at_once() => event,
+        Ok(event) if queue.device().capabilities().copies_read_host_at_once => event,
         event => keep_until(queue, event, (slabs, array.clone()))?,
     };
     let uploaded = result(array.data_type(), plan, slab, event);

@@ -111,7 +111,7 @@ fn a_forked_child_has_no_device() {
             drop(other);
             device.trim();
             let backend = device.backend();
-            assert_eq!(backend.classify(memory.address(), 64), Inaccessible);
+            assert_eq!(backend.classify(memory.address(), 64).class, Inaccessible);
             backend.settle().unwrap();
             let error = device.take_drop_error();
             assert!(error.is_none(), "{error:?}");

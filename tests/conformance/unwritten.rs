@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
 use std::sync::Arc;
 
-use arrow_device::device::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
 use arrow_device::{ArrowDeviceType, DeviceId, Devices, Queue, Result};
 
 /// The CPU, except for its memory.
@@ -16,14 +16,11 @@ struct UnwrittenQueue(Queue);
 
 // SAFETY: the CPU has no events; the queue's memory is the global allocator's. That it is not written is what is tested.
 unsafe impl Backend for Unwritten {
-    fn id(&self) -> DeviceId {
-        DeviceId::new(ArrowDeviceType::CUDA_HOST, 77)
-    }
-    fn host_readable(&self) -> bool {
-        true
-    }
-    fn is_synchronous(&self) -> bool {
-        true
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(DeviceId::new(ArrowDeviceType::CUDA_HOST, 77));
+        this.host_readable = true;
+        this.synchronous = true;
+        this
     }
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
         Ok(Arc::new(UnwrittenQueue(Devices::cpu().default_queue())))
@@ -31,13 +28,6 @@ unsafe impl Backend for Unwritten {
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         self.default_queue()
     }
-    unsafe fn query_event(&self, _: EventPtr) -> Result<bool> {
-        unreachable!("no events")
-    }
-    unsafe fn wait_event(&self, _: EventPtr) -> Result<()> {
-        unreachable!("no events")
-    }
-    unsafe fn release_event(&self, _: EventPtr) {}
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
@@ -68,12 +58,6 @@ unsafe impl RawQueue for UnwrittenQueue {
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.0.raw().fill(dst, byte, bytes) }
-    }
-    fn record(&self) -> Result<EventPtr> {
-        self.0.raw().record()
-    }
-    unsafe fn wait(&self, _: EventPtr) -> Result<()> {
-        unreachable!("no events")
     }
     fn as_any(&self) -> &dyn Any {
         self

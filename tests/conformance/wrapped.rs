@@ -1,14 +1,13 @@
 //! Third-party backends that pass everything on to a simulated device, except one thing.
 
 use std::any::Any;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use arrow_device::device::sim::{SimDevice, SimQueue};
 use arrow_device::device::{
-    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, RawQueue,
+    Backend, Capabilities, CopyOp, DevicePtr, EventPtr, ExportSync, PointerInfo, RawQueue,
 };
-use arrow_device::{DeviceId, Error, Result};
+use arrow_device::{Error, Result};
 
 /// What is different.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +28,6 @@ pub(crate) enum Twist {
     FillWaits,
     DirectFromNull,
     ClaimsOneOrder,
-    RefusesWithAnyError,
     WaitDoesNothing,
     QueueWaitDoesNothing,
     CompletesEarly,
@@ -113,12 +111,15 @@ impl WrappedQueue {
 // SAFETY: everything is the simulated device's, which checks every access when it runs; a twist may
 // break the contract, which is what is tested.
 unsafe impl Backend for Wrapped {
-    fn id(&self) -> DeviceId {
-        self.sim.id()
-    }
-
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        let mut this = self.sim.capabilities();
+        this.exports = match self.twist {
+            Twist::HasOneOrder | Twist::ClaimsOneOrder => ExportSync::QueueOrder,
+            Twist::HandsOverByWaiting => ExportSync::Wait,
+            Twist::RefusesExports => ExportSync::Refused("its addresses mean nothing elsewhere"),
+            _ => ExportSync::Event,
+        };
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -137,26 +138,6 @@ unsafe impl Backend for Wrapped {
         let queue = Self::wrap(&self.sim, queue, self.twist);
         self.queues.lock().unwrap().push(Arc::downgrade(&queue));
         Ok(queue)
-    }
-
-    fn handover(&self) -> Handover {
-        match self.twist {
-            Twist::HasOneOrder | Twist::ClaimsOneOrder => Handover::QueueOrder,
-            Twist::HandsOverByWaiting => Handover::Wait,
-            _ => Handover::Event,
-        }
-    }
-
-    fn check_export(&self) -> Result<()> {
-        match self.twist {
-            Twist::RefusesExports => Err(Error::NotSupported {
-                device: self.id(),
-                operation: "export",
-                reason: "its addresses mean nothing elsewhere".into(),
-            }),
-            Twist::RefusesWithAnyError => Err(Error::InvalidArgument("no".into())),
-            _ => Ok(()),
-        }
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
@@ -208,25 +189,15 @@ unsafe impl Backend for Wrapped {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        if self.twist == Twist::ClassifiesTooMuch {
-            // As if the length did not matter.
-            return self.sim.classify(address, 1);
-        }
-        self.sim.classify(address, bytes)
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
-        let (class, range) = self.sim.classify_allocation(address, bytes);
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
+        let mut found = self.sim.classify(address, bytes);
         match self.twist {
-            Twist::AllocationsTooLong => (class, range.start..range.end.saturating_add(1 << 30)),
-            Twist::ClassifiesTooMuch => (self.classify(address, bytes), range),
-            _ => (class, range),
+            Twist::AllocationsTooLong => found.range.end = found.range.end.saturating_add(1 << 30),
+            // As if the length did not matter.
+            Twist::ClassifiesTooMuch => found.class = self.sim.classify(address, 1).class,
+            _ => {}
         }
+        found
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

@@ -5,23 +5,19 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex};
 
+use arrow_device::Result;
 use arrow_device::device::sim::SimDevice;
 use arrow_device::device::{
-    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, RawQueue,
+    Backend, Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, RawQueue,
 };
-use arrow_device::{DeviceId, Error, Result};
 
 /// Set what is to differ.
 #[derive(Debug)]
 pub(crate) struct Altered {
     pub sim: Arc<SimDevice>,
-    pub id: DeviceId,
-    pub handover: Handover,
-    pub exports: bool,
+    pub capabilities: Capabilities,
     /// Whether copies read ordinary memory as fast as any. Then, and if not, it has no host memory of its own.
     pub direct: Option<bool>,
-    /// Queues go on asking for foreign events.
-    pub polls: bool,
     /// How often each event was asked about.
     pub queries: Mutex<HashMap<EventPtr, usize>>,
     /// The next copy says that it is there, and stays until it is let go.
@@ -34,11 +30,8 @@ pub(crate) struct Stay(pub SyncSender<()>, pub Receiver<()>);
 impl Altered {
     pub(crate) fn new(sim: Arc<SimDevice>) -> Self {
         Self {
-            id: sim.id(),
-            handover: sim.handover(),
-            exports: true,
+            capabilities: sim.capabilities(),
             direct: None,
-            polls: sim.polls_foreign_events(),
             queries: Mutex::default(),
             stay: Arc::default(),
             sim,
@@ -59,28 +52,14 @@ struct AlteredQueue {
 
 // SAFETY: all work, memory and events are the simulated device's, to which every method passes its call on.
 unsafe impl Backend for Altered {
-    fn id(&self) -> DeviceId {
-        self.id
-    }
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
     }
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
         Ok(self.wrap(self.sim.default_queue()?))
     }
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         Ok(self.wrap(self.sim.new_queue()?))
-    }
-    fn handover(&self) -> Handover {
-        self.handover
-    }
-    fn check_export(&self) -> Result<()> {
-        let refused = || Error::NotSupported {
-            device: self.id,
-            operation: "export",
-            reason: "its addresses are handles".into(),
-        };
-        self.exports.then_some(()).ok_or_else(refused)
     }
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         // SAFETY: as this method's caller guarantees.
@@ -99,7 +78,7 @@ unsafe impl Backend for Altered {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.sim.release_event(event) }
     }
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         self.sim.classify(address, bytes)
     }
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -117,9 +96,6 @@ unsafe impl Backend for Altered {
             Some(direct) => direct && !address.is_null(),
             None => self.sim.copies_directly_from(address, bytes),
         }
-    }
-    fn polls_foreign_events(&self) -> bool {
-        self.polls
     }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()

@@ -1,4 +1,4 @@
-//! What a backend says about exports and imports: the handover, a refusal, which device an array belongs to; and whole
+//! What a backend says about exports and imports: what they carry, a refusal, which device an array belongs to; and whole
 //! allocations that are taken out of their buffers.
 
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use crate::simkit::{Sim, ints, launch};
 use crate::support_c::{CArray, empty};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray, StructArray};
 use arrow_device::device::sim::{SimConfig, SimMode};
-use arrow_device::device::{AddressClass, Arriving, Handover};
+use arrow_device::device::{AddressClass, DevicePtr, EventPtr, ExportSync};
 use arrow_device::dlpack::{DlpackOptions, DlpackStream};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceId,
@@ -22,14 +22,14 @@ use arrow_schema::{DataType, Field};
 const OPENCL: DeviceId = DeviceId::new(ArrowDeviceType::OPENCL, 0);
 
 /// A simulated device under another id, with other answers, and the simulated one behind it.
-fn hooked(handover: Handover, exports: bool) -> (Device, Sim) {
-    hooked_with(|device| (device.handover, device.exports) = (handover, exports))
+fn hooked(exports: ExportSync) -> (Device, Sim) {
+    hooked_with(|device| device.capabilities.exports = exports)
 }
 
 fn hooked_with(alter: impl FnOnce(&mut Altered)) -> (Device, Sim) {
     let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
     let mut backend = Altered::new(sim.sim.clone());
-    (backend.id, backend.direct) = (OPENCL, Some(false));
+    (backend.capabilities.id, backend.direct) = (OPENCL, Some(false));
     alter(&mut backend);
     (Device::new(Arc::new(backend)).unwrap(), sim)
 }
@@ -54,22 +54,22 @@ fn only(device: &Device) -> Devices {
 
 #[test]
 fn an_export_hands_over_what_the_backend_says() {
-    for (handover, sync, waits) in [
-        (Handover::Event, SyncPolicy::Event, 0),
-        (Handover::Event, SyncPolicy::Wait, 1),
-        (Handover::QueueOrder, SyncPolicy::Event, 0),
-        (Handover::QueueOrder, SyncPolicy::Wait, 1),
-        (Handover::Wait, SyncPolicy::Event, 1),
+    for (exports, sync, waits) in [
+        (ExportSync::Event, SyncPolicy::Event, 0),
+        (ExportSync::Event, SyncPolicy::Wait, 1),
+        (ExportSync::QueueOrder, SyncPolicy::Event, 0),
+        (ExportSync::QueueOrder, SyncPolicy::Wait, 1),
+        (ExportSync::Wait, SyncPolicy::Event, 1),
     ] {
-        let context = format!("{handover:?}, {sync:?}");
-        let (device, sim) = hooked(handover, true);
+        let context = format!("{exports:?}, {sync:?}");
+        let (device, sim) = hooked(exports);
         let up = device.upload(&batch()).unwrap();
         let before = device.stats();
         let array = up.export_array(&ExportOptions::new(sync)).unwrap();
         let cost = device.stats().since(&before);
         assert_eq!(cost.host_waits, waits, "{context}");
         assert_eq!(cost.events, 0, "{context}");
-        let has_event = handover == Handover::Event && sync == SyncPolicy::Event;
+        let has_event = exports == ExportSync::Event && sync == SyncPolicy::Event;
         assert_eq!(!array.sync_event().is_null(), has_event, "{context}");
         let ready = sim.sim.report().pending_operations == 0;
         assert_eq!(ready, waits == 1, "{context}");
@@ -86,7 +86,7 @@ fn an_export_hands_over_what_the_backend_says() {
 #[test]
 fn a_wait_is_recorded_if_the_queue_polls() {
     for (polls, is_pending) in [(true, true), (true, false), (false, true), (false, false)] {
-        let (device, sim) = hooked_with(|device| device.polls = polls);
+        let (device, sim) = hooked_with(|device| device.capabilities.polls_foreign_events = polls);
         let up = device.upload(&batch()).unwrap();
         let array = up
             .export_array(&ExportOptions::new(SyncPolicy::Event))
@@ -112,7 +112,7 @@ fn a_wait_is_recorded_if_the_queue_polls() {
 /// Memory of several owners, each with an event of its own.
 #[test]
 fn many_events_become_none_in_the_order_of_a_queue() {
-    let (device, sim) = hooked(Handover::QueueOrder, true);
+    let (device, sim) = hooked(ExportSync::QueueOrder);
     let columns: Vec<DeviceArray> = (0..3)
         .map(|_| device.upload_array(&ints(3)).unwrap())
         .collect();
@@ -139,7 +139,7 @@ fn many_events_become_none_in_the_order_of_a_queue() {
 /// The order of the device's own queue says nothing about another device's work.
 #[test]
 fn the_order_of_a_queue_comes_after_other_devices() {
-    let (device, sim) = hooked(Handover::QueueOrder, true);
+    let (device, sim) = hooked(ExportSync::QueueOrder);
     let other = Sim::new(SimMode::Deferred);
     let ran = Arc::new(AtomicUsize::new(0));
     let there = ran.clone();
@@ -173,7 +173,7 @@ struct Keep(#[allow(dead_code)] DeviceBufferMut);
 
 #[test]
 fn a_backend_may_refuse_exports() {
-    let (device, sim) = hooked(Handover::Event, false);
+    let (device, sim) = hooked(ExportSync::Refused("its addresses are handles"));
     let up = device.upload(&batch()).unwrap();
     let numbers = up.column(1).unwrap();
     let refused = |result: Result<()>| {
@@ -211,12 +211,16 @@ fn a_backend_may_refuse_exports() {
 }
 
 /// Finds the device among these by the array's event or its first address.
-fn resolver(devices: Vec<Device>) -> impl Fn(&Arriving<'_>) -> Result<Option<Device>> {
-    move |array| {
-        let knows = |device: &&Device| match (array.event(), array.address()) {
+fn resolver(
+    devices: Vec<Device>,
+) -> impl Fn(DeviceId, Option<EventPtr>, Option<DevicePtr>) -> Result<Option<Device>> {
+    move |_, event, address| {
+        let knows = |device: &&Device| match (event, address) {
             // SAFETY: only an `unsafe` import passes an event, which is live and of this type.
             (Some(event), _) => unsafe { device.backend().check_event(event) }.is_ok(),
-            (None, Some(address)) => device.backend().classify(address, 1) == AddressClass::Device,
+            (None, Some(address)) => {
+                device.backend().classify(address, 1).class == AddressClass::Device
+            }
             (None, None) => false,
         };
         Ok(devices.iter().find(knows).cloned())
@@ -225,8 +229,8 @@ fn resolver(devices: Vec<Device>) -> impl Fn(&Arriving<'_>) -> Result<Option<Dev
 
 #[test]
 fn a_resolver_tells_devices_of_one_id_apart() {
-    let (one, first) = hooked(Handover::Event, true);
-    let (two, second) = hooked(Handover::Event, true);
+    let (one, first) = hooked(ExportSync::Event);
+    let (two, second) = hooked(ExportSync::Event);
     let devices = Devices::new();
     devices.register_resolver(
         ArrowDeviceType::OPENCL,
@@ -269,7 +273,7 @@ fn a_resolver_tells_devices_of_one_id_apart() {
 
 #[test]
 fn what_a_resolver_does_wrong_is_refused_and_the_array_released() {
-    let (device, sim) = hooked(Handover::Event, true);
+    let (device, sim) = hooked(ExportSync::Event);
     let other = Sim::new(SimMode::Async);
     let up = device.upload(&batch()).unwrap();
     let attempt = |devices: &Devices| {
@@ -280,15 +284,17 @@ fn what_a_resolver_does_wrong_is_refused_and_the_array_released() {
     };
     let wrong = Devices::new();
     let returned = other.device.clone();
-    wrong.register_resolver(ArrowDeviceType::OPENCL, move |_| Ok(Some(returned.clone())));
+    wrong.register_resolver(ArrowDeviceType::OPENCL, move |_, _, _| {
+        Ok(Some(returned.clone()))
+    });
     let text = attempt(&wrong);
     assert!(
         text.contains("its resolver returned the device sim"),
         "{text}"
     );
-    wrong.register_resolver(ArrowDeviceType::OPENCL, |_| panic!("no"));
+    wrong.register_resolver(ArrowDeviceType::OPENCL, |_, _, _| panic!("no"));
     assert!(attempt(&wrong).contains("its resolver panicked"));
-    wrong.register_resolver(ArrowDeviceType::OPENCL, |_| {
+    wrong.register_resolver(ArrowDeviceType::OPENCL, |_, _, _| {
         Err(Error::InvalidArgument("whose context is this".into()))
     });
     assert!(attempt(&wrong).contains("whose context is this"));
@@ -303,7 +309,7 @@ fn a_resolver_is_asked_by_imports_only() {
     let devices = Devices::new();
     for device_type in [ArrowDeviceType::CPU, ArrowDeviceType::OPENCL] {
         let asked = asked.clone();
-        devices.register_resolver(device_type, move |_| {
+        devices.register_resolver(device_type, move |_, _, _| {
             asked.fetch_add(1, Ordering::SeqCst);
             Ok(None)
         });
@@ -315,7 +321,7 @@ fn a_resolver_is_asked_by_imports_only() {
         .unwrap();
     assert_eq!(import(array, &devices).unwrap().device(), &Devices::cpu());
     assert_eq!(asked.load(Ordering::SeqCst), 0);
-    let (device, _sim) = hooked(Handover::Event, true);
+    let (device, _sim) = hooked(ExportSync::Event);
     devices.add(device.clone()).unwrap();
     let array = device.upload(&batch()).unwrap();
     let array = array
@@ -333,14 +339,12 @@ unsafe extern "C" fn released(array: *mut CArray) {
 /// An address is sought only in a struct that is one of the type: its lists are as long as the type says.
 #[test]
 fn an_address_is_sought_where_the_type_has_one() {
-    let (device, _sim) = hooked(Handover::Event, true);
+    let (device, _sim) = hooked(ExportSync::Event);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let devices = Devices::new();
     let (all, found) = (seen.clone(), device.clone());
-    devices.register_resolver(ArrowDeviceType::OPENCL, move |array| {
-        all.lock()
-            .unwrap()
-            .push(array.address().map(|a| a.address()));
+    devices.register_resolver(ArrowDeviceType::OPENCL, move |_, _, address| {
+        all.lock().unwrap().push(address.map(|a| a.address()));
         Ok(Some(found.clone()))
     });
     let options = ImportOptions::default().with_devices(devices);

@@ -12,7 +12,7 @@ use arrow_array::{
     Array, ArrayRef, BooleanArray, Int32Array, Int64Array, RecordBatch, RecordBatchIterator,
     RunArray, StringArray,
 };
-use arrow_device::device::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceBufferMut, DeviceId, DeviceRecordBatch, Devices, ImportOptions,
     Result, SyncPolicy, UploadingReader, Validation,
@@ -84,12 +84,8 @@ fn device() -> Device {
 
 // SAFETY: the host is not said to read the memory. Work of a queue runs in order, and marks its events when it gets there.
 unsafe impl Backend for Queued {
-    fn id(&self) -> DeviceId {
-        DeviceId::new(ArrowDeviceType::EXT_DEV, 77)
-    }
-
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(DeviceId::new(ArrowDeviceType::EXT_DEV, 77))
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {

@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_device::device::parts::Failure;
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Queue, RawQueue};
+use arrow_device::device::{
+    Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, Queue, RawQueue, Relation,
+};
 use arrow_device::{Device, Error, Result};
 
 use crate::event::{self, Recorded};
@@ -175,12 +176,10 @@ pub unsafe fn adopt_queue(device: &Device, queue: *const c_void) -> Result<Queue
 // - An event that SYCL reports complete has been waited for once more, which makes its work visible to the host.
 // - `settle` waits for the last work of all queues, of dropped ones too.
 unsafe impl Backend for OneApiDevice {
-    fn id(&self) -> DeviceId {
-        self.shared.id
-    }
-
-    fn host_readable(&self) -> bool {
-        self.memory != OneApiMemory::Device
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.shared.id);
+        this.host_readable = self.memory != OneApiMemory::Device;
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -230,20 +229,8 @@ unsafe impl Backend for OneApiDevice {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.shared.blocks.classify(address, bytes).0
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         self.shared.blocks.classify(address, bytes)
-    }
-
-    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
-        self.shared.blocks.explain(address, bytes)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -263,13 +250,14 @@ unsafe impl Backend for OneApiDevice {
         !address.is_null() && (self.is_cpu || self.shared.blocks.is_host(address, bytes))
     }
 
-    fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = other.as_any().downcast_ref::<Self>();
-        other.is_some_and(|other| other.shared.context.is(&self.shared.context))
-    }
-
-    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        other.as_any().is::<Self>()
+    fn relation(&self, other: &dyn Backend) -> Relation {
+        let Some(other) = other.as_any().downcast_ref::<Self>() else {
+            return Relation::default();
+        };
+        Relation {
+            copies: other.shared.context.is(&self.shared.context),
+            waits: true,
+        }
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {

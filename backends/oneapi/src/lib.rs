@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 #[cfg(doc)]
 use arrow_device::Error;
-use arrow_device::device::{AddressClass, Arriving, Backend, DeviceId};
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
 pub use self::config::OneApiConfig;
@@ -63,25 +63,29 @@ pub fn register_with(devices: &Devices, opened: Vec<Device>) {
         let wrong = || sys::absent(id, "oneAPI devices are numbered from 0");
         OneApiConfig::new(usize::try_from(number).map_err(|_| wrong())?).open()
     });
-    devices.register_resolver(ArrowDeviceType::ONEAPI, move |array| {
-        resolve(&opened, array)
+    devices.register_resolver(ArrowDeviceType::ONEAPI, move |id, event, address| {
+        resolve(&opened, id, event, address)
     });
 }
 
 /// Finds the device of an array that is imported: one that may use the memory, if there is one.
-fn resolve(opened: &[Device], array: &Arriving<'_>) -> Result<Option<Device>> {
-    let address = array.address();
+fn resolve(
+    opened: &[Device],
+    id: DeviceId,
+    event: Option<EventPtr>,
+    address: Option<DevicePtr>,
+) -> Result<Option<Device>> {
     let fits = |backend: &OneApiDevice| {
-        let class = address.map(|at| backend.classify(at, 1));
+        let class = address.map(|at| backend.classify(at, 1).class);
         !matches!(class, Some(AddressClass::Host | AddressClass::Inaccessible))
     };
-    let of_this_id = opened.iter().filter(|device| device.id() == array.id());
+    let of_this_id = opened.iter().filter(|device| device.id() == id);
     let of_this_id = of_this_id.filter_map(|device| Some((device, OneApiDevice::of(device)?)));
     let fitting: Vec<_> = of_this_id
         .clone()
         .filter(|(_, backend)| fits(backend))
         .collect();
-    if let Some(event) = array.event() {
+    if let Some(event) = event {
         let mut fitting = fitting.iter();
         if let Some((device, _)) = fitting.find(|(_, backend)| backend.has_recorded(event)) {
             return Ok(Some((*device).clone()));

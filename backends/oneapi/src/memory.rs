@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_device::device::parts::{Block, Failure, Pool, Ranges, Worker};
-use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
+use arrow_device::device::{AddressClass, DeviceId, DevicePtr, PointerInfo};
 use arrow_device::{Error, Result};
 
 use crate::object::Owned;
@@ -250,51 +250,41 @@ impl Blocks {
 
     /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length. The host will read what a device of
     /// shared or host memory imports, so that must be known to be of these kinds.
-    pub(crate) fn classify(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, std::ops::Range<usize>) {
-        let live = self
-            .live
-            .classify_allocation(address, bytes, AddressClass::Device);
+    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
+        let live = || self.live.classify(address, bytes, AddressClass::Device);
         let host = || {
             self.host
-                .classify_allocation(address, bytes, AddressClass::HostAccessible)
+                .classify(address, bytes, AddressClass::HostAccessible)
         };
         let others = || {
-            let class = match self.context.kind(address) {
-                _ if self.kind == Memory::Device => AddressClass::Unknown,
-                Ok(Some(Memory::Shared | Memory::Host)) => AddressClass::Unknown,
-                // SYCL cannot tell ordinary memory from that of another context.
-                Ok(None) => AddressClass::Host,
-                Ok(Some(Memory::Device)) | Err(_) => AddressClass::Inaccessible,
+            let other = |class| PointerInfo::new(class, address.range(bytes));
+            let refused = |class, what: &str| {
+                other(class).with_reason(format!(
+                    "{what}, and the host reads what this device imports; open the device with OneApiMemory::Device"
+                ))
             };
-            let start = address.address();
-            (class, start..start.saturating_add(bytes))
-        };
-        live.or_else(host).unwrap_or_else(others)
-    }
-
-    /// Says why `classify` does not accept memory.
-    pub(crate) fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
-        let what = match (self.classify(address, bytes).0, self.context.kind(address)) {
-            (AddressClass::Host, _) => {
-                "SYCL does not know it as shared or host memory of this device's context"
+            match self.context.kind(address) {
+                _ if self.kind == Memory::Device => other(AddressClass::Unknown),
+                Ok(Some(Memory::Shared | Memory::Host)) => other(AddressClass::Unknown),
+                // SYCL cannot tell ordinary memory from that of another context.
+                Ok(None) => refused(
+                    AddressClass::Host,
+                    "SYCL does not know it as shared or host memory of this device's context",
+                ),
+                Ok(Some(Memory::Device)) => refused(
+                    AddressClass::Inaccessible,
+                    "it is memory of the kind device",
+                ),
+                Err(_) => other(AddressClass::Inaccessible),
             }
-            (AddressClass::Inaccessible, Ok(Some(kind))) if kind != self.kind => {
-                "it is memory of the kind device"
-            }
-            _ => return None,
         };
-        Some(format!(
-            "{what}, and the host reads what this device imports; open the device with OneApiMemory::Device"
-        ))
+        live().or_else(host).unwrap_or_else(others)
     }
 
     /// Whether the bytes are of `allocate_host`.
     pub(crate) fn is_host(&self, address: DevicePtr, bytes: usize) -> bool {
-        self.host.classify(address, bytes, AddressClass::Host) == Some(AddressClass::Host)
+        let found = self.host.classify(address, bytes, AddressClass::Host);
+        found.is_some_and(|found| found.class == AddressClass::Host)
     }
 
     /// How many allocations of device and of host memory live, and how many frees are to be made.

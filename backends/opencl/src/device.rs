@@ -2,11 +2,13 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 use std::ptr::null;
 use std::sync::Arc;
 
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, ExportSync, PointerInfo, RawQueue,
+    Relation,
+};
 use arrow_device::{Device, DeviceBuffer, Error, Queue, Result};
 use opencl_sys::*;
 
@@ -260,12 +262,16 @@ impl Shared {
 //   takes;
 // - `allocate_host` returns host memory of the runtime.
 unsafe impl Backend for OpenClDevice {
-    fn id(&self) -> DeviceId {
-        self.shared.context.id
-    }
-
-    fn host_readable(&self) -> bool {
-        matches!(self.shared.kind, Kind::FineSvm(_))
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.shared.context.id);
+        this.host_readable = matches!(self.shared.kind, Kind::FineSvm(_));
+        if matches!(self.shared.kind, Kind::Handles) {
+            this.exports = ExportSync::Refused(
+                "its addresses stand for cl_mem buffers, which no other library knows; open the device with other memory (OpenClMemory::Svm), \
+                 or hand over the cl_mem of OpenClDevice::handle",
+            );
+        }
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -276,34 +282,23 @@ unsafe impl Backend for OpenClDevice {
         Ok(OpenClQueue::new(&self.shared)?)
     }
 
-    fn check_export(&self) -> Result<()> {
-        match self.shared.kind {
-            Kind::Handles => Err(self.shared.context.not_supported(
-                "export",
-                "its addresses stand for cl_mem buffers, which no other library knows; open the device with other memory (OpenClMemory::Svm), \
-                 or hand over the cl_mem of OpenClDevice::handle"
-                    .into(),
-            )),
-            _ => Ok(()),
-        }
-    }
-
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        let id = self.shared.context.id;
         let ptr = event.as_ptr().cast::<cl_event>();
         if !ptr.is_aligned() {
             return Err(Error::InvalidArgument(
-                format!("{}: {ptr:p} is not the address of an event", self.id()).into(),
+                format!("{id}: {ptr:p} is not the address of an event").into(),
             ));
         }
         if matches!(self.shared.cells.producer(event), Producer::Other(_)) {
             return Err(Error::InvalidArgument(
-                format!("the event is not of {}, but of another OpenCL device; import with a set of devices that has that device", self.id()).into(),
+                format!("the event is not of {id}, but of another OpenCL device; import with a set of devices that has that device").into(),
             ));
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
         if unsafe { cells::read(event) }.is_null() {
             return Err(Error::InvalidArgument(
-                format!("{}: the event is a null handle", self.id()).into(),
+                format!("{id}: the event is a null handle").into(),
             ));
         }
         Ok(())
@@ -345,37 +340,22 @@ unsafe impl Backend for OpenClDevice {
         drop(unsafe { self.shared.cells.take(self.shared.context.cl, event) });
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.classify_allocation(address, bytes).0
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let Shared {
             context,
             live,
             host,
             ..
         } = &*self.shared;
+        let other = |class| PointerInfo::new(class, address.range(bytes));
         if context.is_forked() {
-            let start = address.address();
-            return (
-                AddressClass::Inaccessible,
-                start..start.saturating_add(bytes),
-            );
+            return other(AddressClass::Inaccessible);
         }
-        let own = live.classify_allocation(address, bytes, AddressClass::Device);
-        let found =
-            own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
+        let own = live.classify(address, bytes, AddressClass::Device);
+        let found = own.or_else(|| host.classify(address, bytes, AddressClass::HostAccessible));
         // OpenCL cannot be asked about addresses of other contexts, nor about host memory. Of memory that is imported to a device
         // that the host reads, the import's caller guarantees that the host can read it.
-        found.unwrap_or_else(|| {
-            let start = address.address();
-            (AddressClass::Unknown, start..start.saturating_add(bytes))
-        })
+        found.unwrap_or_else(|| other(AddressClass::Unknown))
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -434,14 +414,19 @@ unsafe impl Backend for OpenClDevice {
         }
         // A processor copies from any memory of the host, on threads of the runtime.
         let any = info.is_cpu && address.address().checked_add(bytes).is_some();
-        !address.is_null()
-            && (any
-                || host.classify(address, bytes, AddressClass::Host) == Some(AddressClass::Host))
+        let is_host = || {
+            let found = host.classify(address, bytes, AddressClass::Host);
+            found.is_some_and(|found| found.class == AddressClass::Host)
+        };
+        !address.is_null() && (any || is_host())
     }
 
     /// Events of other contexts are followed by one of this context.
-    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        other.as_any().is::<Self>()
+    fn relation(&self, other: &dyn Backend) -> Relation {
+        Relation {
+            copies: false,
+            waits: other.as_any().is::<Self>(),
+        }
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use arrow_device::device::parts::Process;
-use arrow_device::device::{AddressClass, Arriving};
+use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
 use opencl_sys::{CL_INVALID_CONTEXT, cl_context};
 
@@ -64,8 +64,8 @@ pub fn register(devices: &Devices) -> OpenClDevices {
         Ok(device)
     });
     let resolver = known.clone();
-    devices.register_resolver(ArrowDeviceType::OPENCL, move |array| {
-        resolver.resolve(array)
+    devices.register_resolver(ArrowDeviceType::OPENCL, move |id, event, address| {
+        resolver.resolve(id, event, address)
     });
     known
 }
@@ -86,33 +86,38 @@ impl OpenClDevices {
         Ok(())
     }
 
-    fn resolve(&self, array: &Arriving<'_>) -> Result<Option<Device>> {
-        let id = array.id();
+    fn resolve(
+        &self,
+        id: DeviceId,
+        event: Option<EventPtr>,
+        address: Option<DevicePtr>,
+    ) -> Result<Option<Device>> {
         // Another thread may have had a lock.
         self.0.process.check(id, CL_INVALID_CONTEXT)?;
         let mut candidates = lock(&self.0.added).clone();
         candidates.extend(lock(&self.0.foreign).iter().cloned());
         candidates.retain(|device| device.id() == id);
-        let context = self.context_of(array)?;
+        let context = self.context_of(id, event)?;
         if let Some(context) = context {
             candidates
                 .retain(|device| OpenClDevice::of(device).is_ok_and(|d| d.context() == context));
         }
         // Several devices may share a context, and one device may have several.
-        if let Some(address) = array.address() {
-            let owns =
-                |device: &&Device| device.backend().classify(address, 1) == AddressClass::Device;
+        if let Some(address) = address {
+            let owns = |device: &&Device| {
+                device.backend().classify(address, 1).class == AddressClass::Device
+            };
             if let Some(owner) = candidates.iter().find(owns) {
                 return Ok(Some(owner.clone()));
             }
         }
         // A device whose memory the host reads takes no other memory.
-        let takes = |device: &Device| !device.backend().host_readable();
+        let takes = |device: &Device| !device.is_host_readable();
         candidates.retain(takes);
         let is_foreign = |event| cells::owner(event).is_none();
         match context {
-            Some(context) if candidates.is_empty() && array.event().is_some_and(is_foreign) => {
-                self.adopt(array, context)
+            Some(context) if candidates.is_empty() && event.is_some_and(is_foreign) => {
+                self.adopt(id, context, address)
             }
             Some(_) => Ok(candidates.into_iter().next()),
             None => Ok(None),
@@ -120,29 +125,31 @@ impl OpenClDevices {
     }
 
     /// Returns the context of the array's event.
-    fn context_of(&self, array: &Arriving<'_>) -> Result<Option<cl_context>> {
-        let Some(event) = array.event() else {
+    fn context_of(&self, id: DeviceId, event: Option<EventPtr>) -> Result<Option<cl_context>> {
+        let Some(event) = event else {
             return Ok(None);
         };
         if !event.as_ptr().cast::<usize>().is_aligned() {
             return Ok(None);
         }
-        let cl = loader(array.id())?;
-        // SAFETY: the caller of the import guarantees a live event of this type (see `Arriving`), and the pointer is aligned.
+        let cl = loader(id)?;
+        // SAFETY: the caller of the import guarantees a live event of this type (see `register_resolver`), and the pointer is aligned.
         let event = unsafe { cells::read(event) };
         if event.is_null() {
             return Ok(None);
         }
         // SAFETY: the caller of the import guarantees a live event, and the handle that was read is not null.
         let context = unsafe { event::context(cl, event) };
-        context
-            .map(Some)
-            .map_err(|failed| absent_after(array.id(), failed))
+        context.map(Some).map_err(|failed| absent_after(id, failed))
     }
 
     /// Opens the device in the context of a foreign producer.
-    fn adopt(&self, array: &Arriving<'_>, context: cl_context) -> Result<Option<Device>> {
-        let id = array.id();
+    fn adopt(
+        &self,
+        id: DeviceId,
+        context: cl_context,
+        address: Option<DevicePtr>,
+    ) -> Result<Option<Device>> {
         let cl = loader(id)?;
         // SAFETY: the live event of the array keeps its context alive.
         let devices =
@@ -168,9 +175,7 @@ impl OpenClDevices {
                 });
             }
         };
-        let config = OpenClConfig::new(0)
-            .with_id(id.id)
-            .for_memory(array.address());
+        let config = OpenClConfig::new(0).with_id(id.id).for_memory(address);
         // SAFETY: the live event of the array keeps its context alive, and `device` was taken from that context's list.
         let device = unsafe { config.adopt_context(context, device, None) }?;
         let mut foreign = lock(&self.0.foreign);

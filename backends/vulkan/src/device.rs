@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
+};
 use arrow_device::{Device, DeviceBuffer, Error, Result};
 use ash::vk;
 
@@ -215,12 +216,10 @@ impl Shared {
 // - `settle` waits for all queues, dropped ones included, until that succeeds, or else sets the failure;
 // - `allocate_host` returns mapped memory.
 unsafe impl Backend for VulkanDevice {
-    fn id(&self) -> DeviceId {
-        self.shared.context.id
-    }
-
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.shared.context.id);
+        this.polls_foreign_events = true;
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -232,7 +231,7 @@ unsafe impl Backend for VulkanDevice {
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        let id = self.id();
+        let id = self.shared.context.id;
         self.shared.context.check_process()?;
         let refused = |what: String| Err(Error::InvalidArgument(what.into()));
         let ptr = event.as_ptr().cast::<vk::Event>();
@@ -287,29 +286,19 @@ unsafe impl Backend for VulkanDevice {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.classify_allocation(address, bytes).0
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let Shared {
             context, objects, ..
         } = &*self.shared;
         let Objects { live, host, .. } = &**objects;
-        let start = address.address();
-        let asked = start..start.saturating_add(bytes);
+        let other = |class| PointerInfo::new(class, address.range(bytes));
         if context.is_forked() {
-            return (AddressClass::Inaccessible, asked);
+            return other(AddressClass::Inaccessible);
         }
-        let own = live.classify_allocation(address, bytes, AddressClass::Device);
-        let found =
-            own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
+        let own = live.classify(address, bytes, AddressClass::Device);
+        let found = own.or_else(|| host.classify(address, bytes, AddressClass::HostAccessible));
         // Vulkan cannot be asked about addresses.
-        found.unwrap_or((AddressClass::Unknown, asked))
+        found.unwrap_or_else(|| other(AddressClass::Unknown))
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -354,17 +343,20 @@ unsafe impl Backend for VulkanDevice {
         let found = AddressClass::HostAccessible;
         !context.is_forked()
             && !address.is_null()
-            && objects.host.classify(address, bytes, found) == Some(found)
+            && objects
+                .host
+                .classify(address, bytes, found)
+                .is_some_and(|info| info.class == found)
     }
 
     /// Those of the same VkDevice, of which a program may have made several devices.
-    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
+    fn relation(&self, other: &dyn Backend) -> Relation {
         let other = other.as_any().downcast_ref::<Self>();
-        other.is_some_and(|other| other.device().handle() == self.device().handle())
-    }
-
-    fn polls_foreign_events(&self) -> bool {
-        true
+        let is_same = |other: &Self| other.device().handle() == self.device().handle();
+        Relation {
+            copies: false,
+            waits: other.is_some_and(is_same),
+        }
     }
 
     fn trim(&self) {

@@ -2,12 +2,11 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_device::device::parts::exit;
 use arrow_device::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, RawQueue,
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, ExportSync, PointerInfo, RawQueue,
 };
 use arrow_device::{Device, Error, Result};
 
@@ -100,12 +99,13 @@ impl WgpuDevice {
 // - `copy` has written what it uploads to staging buffers when it returns;
 // - `settle` waits until wgpu reports that all work has ended, and takes back the downloads that have not landed.
 unsafe impl Backend for WgpuDevice {
-    fn id(&self) -> DeviceId {
-        self.shared.gpu.id
-    }
-
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.shared.gpu.id);
+        // Whoever can reach the memory uses the one queue.
+        this.exports = ExportSync::QueueOrder;
+        // `Batch::upload` writes to staging buffers.
+        this.copies_read_host_at_once = true;
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -115,11 +115,6 @@ unsafe impl Backend for WgpuDevice {
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         self.shared.gpu.check()?;
         Ok(WgpuQueue::new(&self.shared))
-    }
-
-    /// Whoever can reach the memory uses the one queue.
-    fn handover(&self) -> Handover {
-        Handover::QueueOrder
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
@@ -140,40 +135,23 @@ unsafe impl Backend for WgpuDevice {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.classify_allocation(address, bytes).0
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let own = match self.shared.gpu.is_forked() {
             true => None,
             false => self.shared.memory.classify(address, bytes),
         };
-        own.unwrap_or_else(|| {
-            // All memory of WebGPU devices has addresses that this crate reserved, where there is nothing to read. So what else an array
-            // points to, such as the lengths of the buffers of views, is memory of the host.
-            let start = address.address();
-            (AddressClass::Host, start..start.saturating_add(bytes))
-        })
-    }
-
-    fn explain(&self, _: DevicePtr, _: usize) -> Option<String> {
-        Some("WebGPU has no addresses: those of its arrays stand for buffers of the `wgpu::Device` that they were allocated on; import with \
-              the device that this crate made of it".into())
+        // All memory of WebGPU devices has addresses that this crate reserved, where there is nothing to read. So what else an array
+        // points to, such as the lengths of the buffers of views, is memory of the host.
+        own.unwrap_or_else(|| PointerInfo::new(AddressClass::Host, address.range(bytes)))
+            .with_reason(
+                "WebGPU has no addresses: those of its arrays stand for buffers of the `wgpu::Device` that they were allocated on; import \
+                 with the device that this crate made of it",
+            )
     }
 
     /// The call reads all of it, at the speed of a memcpy.
     fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
         !address.is_null()
-    }
-
-    /// `Batch::upload` writes to staging buffers.
-    fn reads_at_once(&self) -> bool {
-        true
     }
 
     fn trim(&self) {

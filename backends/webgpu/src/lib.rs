@@ -75,7 +75,7 @@
 //! it writes is frozen. An event of this crate includes what the program has submitted before.
 //!
 //! So nobody who can reach the memory has to wait for anything, and `sync_event` is null in exports
-//! ([`QueueOrder`](arrow_device::device::Handover::QueueOrder)); the specification has no event type for WebGPU. Who wants the bytes on the
+//! ([`QueueOrder`](arrow_device::device::ExportSync::QueueOrder)); the specification has no event type for WebGPU. Who wants the bytes on the
 //! host downloads them.
 //!
 //! Somebody has to poll a `wgpu::Device` so that work is seen to have ended: [`Polling`] says who.

@@ -3,12 +3,11 @@
 //! An allocation is a range of reserved addresses ([`Reserved`]) over one buffer, or over several where it is larger than the device's
 //! largest buffer: then all but the last have [`chunk`](Memory::chunk) bytes, so that no limit of wgpu shows in an address.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_device::Result;
 use arrow_device::device::parts::{Block, Found, Pool, Ranges, Reserved};
-use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device::device::{AddressClass, DevicePtr, PointerInfo};
 use wgpu::BufferUsages;
 
 use crate::sys::Gpu;
@@ -189,13 +188,8 @@ impl Memory {
         self.live.find(address)
     }
 
-    pub(crate) fn classify(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> Option<(AddressClass, Range<usize>)> {
-        self.live
-            .classify_allocation(address, bytes, AddressClass::Device)
+    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> Option<PointerInfo> {
+        self.live.classify(address, bytes, AddressClass::Device)
     }
 
     /// Returns how many allocations are in use.

@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::api::{RawStream, is_done};
@@ -13,7 +12,9 @@ use super::memory::Allocation;
 use super::queue::GpuQueue;
 use super::runtime::{Found, Library, Memory, PointerKind, Runtime};
 use crate::device::DeviceId;
-use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
+use crate::device::backend::{
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
+};
 use crate::device::parts::Worker;
 use crate::error::{Error, Result};
 
@@ -96,22 +97,20 @@ impl<R: Runtime> Gpu<R> {
 // - page-locked memory is host memory, and so is managed memory where the host and the device may
 //   use it at once;
 // - the library vouches for the first and the last byte of what `classify` accepts, or for the
-//   range that `classify_allocation` returns; memory that it does not know is `Host`, which the
+//   range that it returns; memory that it does not know is `Host`, which the
 //   caller of an import guarantees; where the library cannot tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
 // - `settle` returns when all work is done or the context is lost.
 unsafe impl<R: Runtime> Backend for Gpu<R> {
-    fn id(&self) -> DeviceId {
-        self.context.id
-    }
-
-    fn host_readable(&self) -> bool {
-        match self.context.memory {
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.context.id);
+        this.host_readable = match self.context.memory {
             Memory::Device => false,
             Memory::Host => true,
             // Otherwise the host must not touch any managed memory while the device works.
             Memory::Managed => self.context.reads_managed,
-        }
+        };
+        this
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -159,26 +158,22 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
         self.context.recycle(cell);
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.classify_allocation(address, bytes).0
-    }
-
-    fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-    ) -> (AddressClass, Range<usize>) {
-        match self.allocation_of(address, bytes) {
-            Ok(Some(found)) => (self.judge(found.kind).0, found.range),
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
+        let (class, range, reason) = match self.allocation_of(address, bytes) {
+            Ok(Some(found)) => {
+                let (class, reason) = self.judge(found.kind);
+                (class, found.range, reason)
+            }
             // Memory that the library cannot identify must not be touched.
-            _ => (AddressClass::Inaccessible, address.range(bytes)),
-        }
-    }
-
-    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
-        match self.allocation_of(address, bytes) {
-            Ok(found) => self.judge(found?.kind).1,
-            Err(e) => Some(e.to_string()),
+            unknown => {
+                let reason = unknown.err().map(|e| e.to_string());
+                (AddressClass::Inaccessible, address.range(bytes), reason)
+            }
+        };
+        let info = PointerInfo::new(class, range);
+        match reason {
+            Some(reason) => info.with_reason(reason),
+            None => info,
         }
     }
 
@@ -223,18 +218,18 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
         matches!(kind, PointerKind::Host { .. }) && range.is_none_or(|range| end <= range.end)
     }
 
-    /// Devices of one library copy from each other without the host.
-    fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = Self::ordinal_of(other);
-        // Host memory takes copies only from its own device: no call there names another's context.
-        other.is_some_and(|other| {
-            self.context.memory == Memory::Device || other == self.context.runtime.ordinal()
-        })
-    }
-
-    /// A stream can wait for events of any device and context of the library.
-    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        Self::ordinal_of(other).is_some()
+    fn relation(&self, other: &dyn Backend) -> Relation {
+        let Some(other) = Self::ordinal_of(other) else {
+            return Relation::default();
+        };
+        Relation {
+            // Devices of one library copy from each other without the host. Host memory takes copies only from its own device: no
+            // call there names another's context.
+            copies: self.context.memory == Memory::Device
+                || other == self.context.runtime.ordinal(),
+            // A stream can wait for events of any device and context of the library.
+            waits: true,
+        }
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {

@@ -23,7 +23,7 @@
 //!
 //! ```
 //! use arrow_device::device::parts::{Block, Failure, Pool, Ranges, Worker};
-//! use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
+//! use arrow_device::device::{AddressClass, DeviceId, DevicePtr, PointerInfo};
 //! use arrow_device::{Error, Result};
 //!
 //! # fn allocate_by_runtime(bytes: usize) -> Option<DevicePtr> {
@@ -91,9 +91,10 @@
 //!     }
 //!
 //!     /// `Backend::classify`.
-//!     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+//!     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
 //!         let ours = self.live.classify(address, bytes, AddressClass::Device);
-//!         ours.unwrap_or(AddressClass::Unknown) // or what the runtime says
+//!         // Or what the runtime says.
+//!         ours.unwrap_or_else(|| PointerInfo::new(AddressClass::Unknown, address.range(bytes)))
 //!     }
 //! }
 //!
@@ -102,9 +103,9 @@
 //! # let shared = Shared { id, failure, live, pool, frees: Worker::new("arrow-device example") };
 //! # let queue = arrow_device::device::parts::queue_number();
 //! # let base = shared.allocate(queue, 100)?;
-//! # assert_eq!(shared.classify(base, 256), AddressClass::Device);
+//! # assert_eq!(shared.classify(base, 256).class, AddressClass::Device);
 //! # shared.free(queue, base)?;
-//! # assert_eq!(shared.classify(base, 256), AddressClass::Unknown);
+//! # assert_eq!(shared.classify(base, 256).class, AddressClass::Unknown);
 //! # assert_eq!(shared.allocate(queue, 100)?, base);
 //! # shared.free(queue, base)?;
 //! # shared.free_idle(true);

@@ -1,8 +1,7 @@
 //! Device memory that was freed and waits for its next use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -73,80 +72,45 @@ pub struct Pool<E> {
 struct Idle<E> {
     /// By age, the oldest first.
     blocks: BTreeMap<u64, Block<E>>,
-    /// The same by queue, length in bytes and age.
-    of_queues: BTreeSet<(u64, usize, u64)>,
-    /// The same by length in bytes and age.
-    by_length: BTreeSet<(usize, u64)>,
-    /// All bytes and blocks, with those whose events are being asked about. Sums of lengths may exceed the address space.
-    bytes: u128,
+    /// All bytes and blocks, with those whose events are being asked about.
+    bytes: usize,
     count: usize,
     /// The age of the next block.
     next: u64,
 }
 
-impl<E> Idle<E> {
-    /// Returns the age of the smallest block of a queue with a length in the range.
-    fn of_queue(&self, queue: u64, fits: &RangeInclusive<usize>) -> Option<u64> {
-        let fits = (queue, *fits.start(), 0)..=(queue, *fits.end(), u64::MAX);
-        let (_, _, age) = self.of_queues.range(fits).next()?;
-        Some(*age)
-    }
+/// Blocks that are out of the pool while their events are asked about. Those that are left go back to their places when this is
+/// dropped.
+struct Asked<'a, E> {
+    pool: &'a Pool<E>,
+    blocks: Vec<(u64, Block<E>)>,
+}
 
-    /// Returns length and age of the oldest few blocks with a length in the range.
-    fn oldest(&self, fits: &RangeInclusive<usize>) -> Vec<(usize, u64)> {
-        let mut oldest = Vec::new();
-        let mut from = Some(*fits.start());
-        while let Some(start) = from.filter(|from| fits.contains(from)) {
-            let mut longer = self.by_length.range((start, 0)..=(*fits.end(), u64::MAX));
-            let length = longer.next().map(|(length, _)| *length);
-            if let Some(length) = length {
-                let alike = self.by_length.range((length, 0)..=(length, u64::MAX));
-                oldest.extend(alike.take(ASKED));
-            }
-            from = length.and_then(|length| length.checked_add(1));
-        }
-        oldest.sort_unstable_by_key(|(_, age)| *age);
-        oldest.truncate(ASKED);
-        oldest
-    }
-
-    /// A block has come into the pool.
-    fn add(&mut self, block: &Block<E>) {
-        self.bytes += block.bytes as u128;
-        self.count += 1;
-    }
-
-    /// A block has left the pool.
-    fn subtract(&mut self, block: &Block<E>) {
-        self.bytes -= block.bytes as u128;
-        self.count -= 1;
-    }
-
-    fn insert(&mut self, age: u64, block: Block<E>) {
-        self.of_queues.insert((block.queue, block.bytes, age));
-        self.by_length.insert((block.bytes, age));
-        self.blocks.insert(age, block);
-    }
-
-    fn remove(&mut self, age: u64) -> Option<Block<E>> {
-        let block = self.blocks.remove(&age)?;
-        self.of_queues.remove(&(block.queue, block.bytes, age));
-        self.by_length.remove(&(block.bytes, age));
+impl<E> Asked<'_, E> {
+    /// Takes out the first block whose event has completed.
+    fn take_done(&mut self, is_done: &mut impl FnMut(&E) -> bool) -> Option<Block<E>> {
+        let i = self
+            .blocks
+            .iter()
+            .position(|(_, block)| is_done(&block.after))?;
+        let (_, block) = self.blocks.swap_remove(i);
+        lock(&self.pool.idle).subtract(&block);
         Some(block)
     }
 }
 
-/// A block that is out of the pool while its event is asked about. It goes back to its place when this is dropped.
-struct Asked<'a, E> {
-    pool: &'a Pool<E>,
-    block: Option<(u64, Block<E>)>,
-}
-
 impl<E> Drop for Asked<'_, E> {
     fn drop(&mut self) {
-        if let Some((age, block)) = self.block.take() {
-            lock(&self.pool.idle).insert(age, block);
-        }
+        let blocks = self.blocks.drain(..);
+        lock(&self.pool.idle).blocks.extend(blocks);
+    }
+}
+
+impl<E> Idle<E> {
+    /// A block has left the pool.
+    fn subtract(&mut self, block: &Block<E>) {
+        self.bytes -= block.bytes;
+        self.count -= 1;
     }
 }
 
@@ -160,8 +124,6 @@ impl<E> Pool<E> {
     pub const fn with_limits(bytes: usize, blocks: usize) -> Self {
         let idle = Idle {
             blocks: BTreeMap::new(),
-            of_queues: BTreeSet::new(),
-            by_length: BTreeSet::new(),
             bytes: 0,
             count: 0,
             next: 0,
@@ -187,36 +149,33 @@ impl<E> Pool<E> {
         bytes: usize,
         mut is_done: impl FnMut(&E) -> bool,
     ) -> Option<Block<E>> {
-        let fits = bytes..=bytes.saturating_mul(2);
-        let mut others = {
+        let fits = |block: &Block<E>| (bytes..=bytes.saturating_mul(2)).contains(&block.bytes);
+        let mut asked = Asked {
+            pool: self,
+            blocks: Vec::new(),
+        };
+        {
             let mut idle = lock(&self.idle);
-            let own = idle.of_queue(queue, &fits);
-            if let Some(block) = own.and_then(|age| idle.remove(age)) {
+            let own = idle
+                .blocks
+                .iter()
+                .filter(|(_, block)| block.queue == queue && fits(block));
+            let own = own
+                .min_by_key(|(_, block)| block.bytes)
+                .map(|(age, _)| *age);
+            if let Some(block) = own.and_then(|age| idle.blocks.remove(&age)) {
                 idle.subtract(&block);
                 return Some(block);
             }
-            idle.oldest(&fits)
-        };
-        others.sort_unstable();
-        let mut done = others
-            .iter()
-            .map(|(_, age)| self.take_if(*age, &mut is_done));
-        done.find_map(|block| block)
-    }
-
-    /// Takes out the block of an age if it is still there and its event has completed.
-    fn take_if(&self, age: u64, is_done: &mut impl FnMut(&E) -> bool) -> Option<Block<E>> {
-        let block = {
-            let mut idle = lock(&self.idle);
-            (age, idle.remove(age)?)
-        };
-        let mut asked = Asked {
-            pool: self,
-            block: Some(block),
-        };
-        let (_, block) = asked.block.take_if(|(_, block)| is_done(&block.after))?;
-        lock(&self.idle).subtract(&block);
-        Some(block)
+            let others = idle.blocks.iter().filter(|(_, block)| fits(block));
+            let others: Vec<u64> = others.take(ASKED).map(|(age, _)| *age).collect();
+            let others = others.into_iter();
+            asked.blocks = others
+                .filter_map(|age| idle.blocks.remove_entry(&age))
+                .collect();
+        }
+        asked.blocks.sort_by_key(|(_, block)| block.bytes);
+        asked.take_done(&mut is_done)
     }
 
     /// Puts a block into the pool, after work of its queue so far, which its event stands for.
@@ -224,8 +183,9 @@ impl<E> Pool<E> {
         let mut idle = lock(&self.idle);
         let age = idle.next;
         idle.next += 1;
-        idle.add(&block);
-        idle.insert(age, block);
+        idle.bytes += block.bytes;
+        idle.count += 1;
+        idle.blocks.insert(age, block);
     }
 
     /// Takes out blocks for whose event `is_done` returns `true`, for the caller to free: the oldest ones, until the rest is
@@ -237,21 +197,25 @@ impl<E> Pool<E> {
         let mut done = Vec::new();
         let (mut next, mut pending) = (0, 0);
         loop {
-            let age = {
-                let idle = lock(&self.idle);
-                if !all && (pending == ASKED || !self.exceeds(&idle, 1)) {
-                    return done;
-                }
-                match idle.blocks.range(next..).next() {
-                    Some((age, _)) => *age,
+            let (age, block) = {
+                let mut idle = lock(&self.idle);
+                let age = idle.blocks.range(next..).next().map(|(age, _)| *age);
+                let is_enough = !all && (pending == ASKED || !self.exceeds(&idle, 1));
+                let oldest = age.filter(|_| !is_enough);
+                match oldest.and_then(|age| idle.blocks.remove_entry(&age)) {
+                    Some(oldest) => oldest,
                     None => return done,
                 }
             };
-            match self.take_if(age, &mut is_done) {
+            next = age + 1;
+            let mut asked = Asked {
+                pool: self,
+                blocks: vec![(age, block)],
+            };
+            match asked.take_done(&mut is_done) {
                 Some(block) => done.push(block),
                 None => pending += 1,
             }
-            next = age + 1;
         }
     }
 
@@ -260,8 +224,6 @@ impl<E> Pool<E> {
     pub fn take_all(&self) -> Vec<Block<E>> {
         let mut idle = lock(&self.idle);
         let blocks = std::mem::take(&mut idle.blocks);
-        idle.of_queues.clear();
-        idle.by_length.clear();
         for block in blocks.values() {
             idle.subtract(block);
         }
@@ -276,13 +238,8 @@ impl<E> Pool<E> {
     }
 
     fn exceeds(&self, idle: &Idle<E>, times: usize) -> bool {
-        idle.bytes > self.most_bytes.saturating_mul(times) as u128
+        idle.bytes > self.most_bytes.saturating_mul(times)
             || idle.count > self.most_blocks.saturating_mul(times)
-    }
-
-    /// Returns the number of bytes in the pool.
-    pub fn idle_bytes(&self) -> usize {
-        usize::try_from(lock(&self.idle).bytes).unwrap_or(usize::MAX)
     }
 
     /// Returns whether there are no blocks in the pool.
@@ -334,6 +291,10 @@ mod tests {
         pool
     }
 
+    fn idle_bytes(pool: &Pool<usize>) -> usize {
+        lock(&pool.idle).bytes
+    }
+
     fn names(blocks: Vec<Block<usize>>) -> Vec<usize> {
         blocks.into_iter().map(|block| block.after).collect()
     }
@@ -351,7 +312,7 @@ mod tests {
         let take = || pool.take(1, 100, |_| panic!("an own block needs no event"));
         let taken: Vec<usize> = std::iter::from_fn(take).map(|block| block.after).collect();
         assert_eq!(taken, [2, 4, 3]);
-        assert_eq!(pool.idle_bytes(), 300 + 99 + 201);
+        assert_eq!(idle_bytes(&pool), 300 + 99 + 201);
     }
 
     #[test]
@@ -386,7 +347,7 @@ mod tests {
         // What is not done is in its place again.
         assert_eq!(ask(5), (Some(5), vec![1, 3, 5]));
         assert_eq!(ask(999), (None, vec![1, 3, 7, 0, 2, 4, 6, 8]));
-        assert_eq!(pool.idle_bytes(), 199 * 499 + 200 * 500);
+        assert_eq!(idle_bytes(&pool), 199 * 499 + 200 * 500);
     }
 
     #[test]
@@ -406,9 +367,9 @@ mod tests {
         assert!(!pool.is_over(1));
         assert_eq!(names(pool.take_done(false, |_| true)), [0; 0]);
         assert_eq!(names(pool.take_done(true, |after| *after != 3)), [0, 4]);
-        assert_eq!(pool.idle_bytes(), 200);
+        assert_eq!(idle_bytes(&pool), 200);
         assert_eq!(names(pool.take_all()), [3]);
-        assert!(pool.is_empty() && pool.idle_bytes() == 0);
+        assert!(pool.is_empty() && idle_bytes(&pool) == 0);
     }
 
     /// However many are pending, few are asked about on the way to what can be freed.
@@ -453,7 +414,7 @@ mod tests {
         let taken = pool.take(1, 100, |after| {
             pool.give(block(2, 100, 1));
             // The one that is asked about counts.
-            assert_eq!(pool.idle_bytes(), 300);
+            assert_eq!(idle_bytes(&pool), 300);
             *after == 0
         });
         assert_eq!(taken.map(|block| block.after), Some(0));

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Mutex;
 
-use crate::device::backend::{AddressClass, DevicePtr};
+use crate::device::backend::{AddressClass, DevicePtr, PointerInfo};
 use crate::device::lock;
 
 /// The live allocations of a device, by address, each with a value: the handle that its addresses stand for, for example.
@@ -23,7 +22,8 @@ use crate::device::lock;
 /// let found = ranges.find(base.offset(100)).unwrap();
 /// assert_eq!((found.value, found.offset), ("handle 7", 100));
 ///
-/// let class = |offset, bytes| ranges.classify(base.offset(offset), bytes, AddressClass::Device);
+/// let classify = |offset, bytes| ranges.classify(base.offset(offset), bytes, AddressClass::Device);
+/// let class = |offset, bytes| classify(offset, bytes).map(|found| found.class);
 /// assert_eq!(class(4000, 96), Some(AddressClass::Device));
 /// assert_eq!(class(4000, 97), Some(AddressClass::Inaccessible)); // longer than the allocation
 /// assert_eq!(class(5000, 1), None); // not ours
@@ -84,36 +84,25 @@ impl<T> Ranges<T> {
         Some((entry.bytes, entry.value))
     }
 
-    /// Returns the class of `bytes` bytes at `address`, for [`Backend::classify`](crate::device::Backend::classify): `class`
-    /// if all of them lie in one allocation, and [`AddressClass::Inaccessible`] if the first does but not all of them do. `None`
-    /// if the first lies in none: that is for the runtime to classify.
+    /// Returns the answer of [`Backend::classify`](crate::device::Backend::classify) for `bytes` bytes at `address`: `class` with
+    /// the addresses of the whole allocation if all of them lie in one, and [`AddressClass::Inaccessible`] if the first does but not
+    /// all of them do. `None` if the first lies in none: that is for the runtime to classify.
     pub fn classify(
         &self,
         address: DevicePtr,
         bytes: usize,
         class: AddressClass,
-    ) -> Option<AddressClass> {
-        let (class, _) = self.classify_allocation(address, bytes, class)?;
-        Some(class)
-    }
-
-    /// As [`classify`](Self::classify), for [`Backend::classify_allocation`](crate::device::Backend::classify_allocation):
-    /// also returns the addresses of the whole allocation, or if not all bytes lie in it, those of the bytes.
-    pub fn classify_allocation(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-        class: AddressClass,
-    ) -> Option<(AddressClass, Range<usize>)> {
+    ) -> Option<PointerInfo> {
         let ranges = lock(&self.0);
         let (_, entry) = ranges.range(..=address.address()).next_back()?;
         let offset = address.address() - entry.base.address();
         // None of its bytes lie behind the end of an allocation: 0 bytes belong to it.
-        match entry.bytes.checked_sub(offset)? {
-            left if bytes <= left => Some((class, entry.base.range(entry.bytes))),
-            0 => None,
-            _ => Some((AddressClass::Inaccessible, address.range(bytes))),
-        }
+        let (class, range) = match entry.bytes.checked_sub(offset)? {
+            left if bytes <= left => (class, entry.base.range(entry.bytes)),
+            0 => return None,
+            _ => (AddressClass::Inaccessible, address.range(bytes)),
+        };
+        Some(PointerInfo::new(class, range))
     }
 
     /// Returns the number of allocations.
@@ -229,10 +218,8 @@ mod tests {
     fn all_bytes_lie_in_one_allocation() {
         let ranges = ranges();
         let classify = |address, bytes| {
-            let class = ranges.classify(at(address), bytes, AddressClass::Device);
-            let whole = ranges.classify_allocation(at(address), bytes, AddressClass::Device);
-            assert_eq!(whole.as_ref().map(|(class, _)| *class), class);
-            whole
+            let found = ranges.classify(at(address), bytes, AddressClass::Device)?;
+            Some((found.class, found.range))
         };
         let device = |range| Some((AddressClass::Device, range));
         assert_eq!(classify(1000, 100), device(1000..1100));

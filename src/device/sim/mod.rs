@@ -67,7 +67,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
 use crate::device::{
-    AddressClass, Backend, CopyKind, DeviceId, DevicePtr, EventPtr, RawQueue, is_worker, lock,
+    AddressClass, Backend, Capabilities, CopyKind, DeviceId, DevicePtr, EventPtr, PointerInfo,
+    RawQueue, Relation, is_worker, lock,
 };
 use crate::error::{Error, Result};
 
@@ -213,17 +214,13 @@ impl SimDevice {
     }
 }
 
-// SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is
+// SAFETY: the host does not read the memory; `classify` returns `Device` only inside one allocation that is
 // not freed, and never `HostAccessible`; a position counts as reached only when the operations up
 // to it have run, and the lock of the state makes them visible; host memory comes from the global
 // allocator.
 unsafe impl Backend for SimDevice {
-    fn id(&self) -> DeviceId {
-        self.core().id
-    }
-
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(self.core().id)
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -279,15 +276,16 @@ unsafe impl Backend for SimDevice {
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let core = self.core();
         let owned = |state: MutexGuard<'_, State>| state.memory.owned(address.address(), bytes);
-        match core.here().map(owned) {
+        let class = match core.here().map(owned) {
             Some(true) => AddressClass::Device,
             // Only the copy engine reads host memory, work on the device does not.
             Some(false) if is_host(address, bytes) => AddressClass::Host,
             _ => AddressClass::Inaccessible,
-        }
+        };
+        PointerInfo::new(class, address.range(bytes))
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -343,11 +341,14 @@ unsafe impl Backend for SimDevice {
         is_host(address, bytes)
     }
 
-    fn reaches(&self, other: &dyn Backend) -> bool {
-        let Some(other) = other.as_any().downcast_ref::<Self>() else {
-            return false;
-        };
-        self.core().config.peer_access || other.id() == self.id()
+    fn relation(&self, other: &dyn Backend) -> Relation {
+        let other = other.as_any().downcast_ref::<Self>();
+        let is_peer =
+            |other: &Self| self.core().config.peer_access || other.core().id == self.core().id;
+        Relation {
+            copies: other.is_some_and(is_peer),
+            waits: false,
+        }
     }
 
     fn synchronize(&self) -> Result<()> {

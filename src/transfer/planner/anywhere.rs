@@ -25,7 +25,7 @@ impl<'a> Planner<'a> {
                 let sizes = view.node.buffers.last().filter(|_| unknown(&view));
                 let at = sizes.map_or(DevicePtr::NULL, |sizes| sizes.address());
                 let mut sizes = request(at, sizes.map_or(0, |_| data_of(view).len() * 8));
-                let class = (sizes.bytes > 0).then(|| backend.classify(at, sizes.bytes));
+                let class = (sizes.bytes > 0).then(|| backend.classify(at, sizes.bytes).class);
                 sizes.on_host = class == Some(AddressClass::Host);
                 sizes
             });

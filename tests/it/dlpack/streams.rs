@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use arrow_array::Int32Array;
-use arrow_device::device::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
+use arrow_device::device::{
+    Backend, Capabilities, CopyOp, DevicePtr, EventPtr, RawQueue, device_error,
+};
 use arrow_device::dlpack::{DLDevice, DLManagedTensorVersioned, DlpackOptions, DlpackStream};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error, Result,
@@ -61,11 +63,8 @@ impl Stub {
 // SAFETY: it declares that the host cannot read its memory, so none is read; it has no memory and
 // no work of its own.
 unsafe impl Backend for Stub {
-    fn id(&self) -> DeviceId {
-        self.id
-    }
-    fn host_readable(&self) -> bool {
-        false
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(self.id)
     }
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
         Ok(self.queue.clone())
@@ -81,7 +80,6 @@ unsafe impl Backend for Stub {
         self.queue.complete.store(1, SeqCst);
         Ok(())
     }
-    unsafe fn release_event(&self, _: EventPtr) {}
     unsafe fn stream_wait(&self, stream: usize, _: EventPtr) -> Result<bool> {
         if self.streams {
             self.waited.lock().unwrap().push(stream);

@@ -123,7 +123,7 @@ fn addresses_of_other_contexts_are_unknown() {
     );
     let base = other.default_queue().raw().allocate(4096).unwrap();
     let class =
-        |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
+        |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes).class;
     assert_eq!(class(&other, 0, 4096), AddressClass::Device);
     assert_eq!(class(&other, 1, 4096), AddressClass::Inaccessible);
     assert_eq!(class(&device, 0, 1), AddressClass::Unknown);
@@ -148,7 +148,7 @@ fn the_host_reads_no_device_memory() {
             .open()
             .unwrap()
     });
-    let class = |device: &Device, address| backend(device).classify(address, 8);
+    let class = |device: &Device, address| backend(device).classify(address, 8).class;
     let on_heap = DevicePtr::new(Box::leak(Box::new(1u64)) as *mut u64 as *mut _);
     for device in [&shared, &host] {
         // Memory that this crate, and a program, has allocated in the context.
@@ -163,7 +163,7 @@ fn the_host_reads_no_device_memory() {
                 false => AddressClass::Unknown,
             };
             assert_eq!(class(device, base), expected);
-            assert_eq!(backend(device).explain(base, 8), None);
+            assert_eq!(backend(device).classify(base, 8).reason, None);
             // SAFETY: freed once.
             unsafe { readable.default_queue().raw().free(base, 4096) }.unwrap();
         }
@@ -194,7 +194,7 @@ fn the_host_reads_no_device_memory() {
         assert_eq!(import(&[device, &own]).unwrap().device(), &own);
     }
     for device in [&shared, &host] {
-        let why = backend(device).explain(on_heap, 8).unwrap();
+        let why = backend(device).classify(on_heap, 8).reason.unwrap();
         assert!(why.contains("SYCL does not know"), "{why}");
     }
 }

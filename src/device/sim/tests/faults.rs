@@ -104,8 +104,8 @@ fn ids_are_unique_and_absence_is_clear() {
     let (Some(a), Some(b)) = (deferred(), deferred()) else {
         return;
     };
-    assert_ne!(a.id(), b.id());
-    assert_eq!(a.id().device_type, ArrowDeviceType::EXT_DEV);
+    assert_ne!(a.capabilities().id, b.capabilities().id);
+    assert_eq!(a.capabilities().id.device_type, ArrowDeviceType::EXT_DEV);
     for huge in [usize::MAX, usize::MAX / 4] {
         let error = SimDevice::new(SimConfig::default().with_capacity_bytes(huge)).unwrap_err();
         assert!(matches!(error, Error::DeviceNotAvailable { .. }), "{error}");

@@ -282,7 +282,7 @@ fn addresses_are_classified() {
     let queue = device.default_queue().unwrap();
     let memory = queue.allocate(100).unwrap();
     use AddressClass::{Device, Host, Inaccessible};
-    let classify = |address, bytes| device.classify(address, bytes);
+    let classify = |address, bytes| device.classify(address, bytes).class;
     assert_eq!(classify(memory, 100), Device);
     assert_eq!(classify(memory.offset(60), 40), Device);
     assert_eq!(classify(memory.offset(100), 0), Device);
@@ -290,14 +290,14 @@ fn addresses_are_classified() {
     assert_eq!(classify(memory, usize::MAX), Inaccessible);
     assert_eq!(classify(memory.offset(1 << 20), 1), Inaccessible);
     assert_eq!(classify(DevicePtr::NULL, 0), Inaccessible);
-    assert_eq!(other.classify(memory, 100), Inaccessible);
+    assert_eq!(other.classify(memory, 100).class, Inaccessible);
     let local = [0u8; 4];
     let host = DevicePtr::new(local.as_ptr().cast_mut().cast());
     assert_eq!(classify(host, 4), Host);
     assert!(device.copies_directly_from(host, 4));
     assert!(!device.copies_directly_from(memory, 4));
     assert!(!other.copies_directly_from(memory, 4));
-    assert!(!device.host_readable());
+    assert!(!device.capabilities().host_readable);
     free(&queue, memory, 100).unwrap();
     assert_eq!(classify(memory, 100), Inaccessible, "freed by its owner");
 }
@@ -309,8 +309,8 @@ fn peers_copy_only_with_access() {
         let Some(device) = device(small().with_peer_access(access)) else {
             return;
         };
-        assert_eq!(device.reaches(&*source), access);
-        assert!(device.reaches(&*device));
+        assert_eq!(device.relation(&*source).copies, access);
+        assert!(device.relation(&*device).copies);
         let (from, to) = (
             source.default_queue().unwrap(),
             device.default_queue().unwrap(),
