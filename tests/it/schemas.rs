@@ -22,7 +22,11 @@ fn check(schema: &FFI_ArrowSchema, field: Option<&Field>, data_type: &DataType, 
     assert_eq!(schema.map_keys_sorted(), is_sorted, "sorted: {path}");
     let name = field.map_or("", |field| field.name());
     assert_eq!(schema.name().unwrap_or(""), name, "{path}");
-    let metadata = field.map_or_else(HashMap::new, |field| field.metadata().clone());
+    let mut metadata = HashMap::new();
+    if let Some(field) = field {
+        let all = field.metadata().iter();
+        metadata.extend(all.map(|(key, value)| (key.clone(), value.clone())));
+    }
     assert_eq!(schema.metadata().unwrap(), metadata, "{path}");
     let children: Vec<&FieldRef> = match data_type {
         T::List(f) | T::LargeList(f) | T::ListView(f) | T::LargeListView(f) => vec![f],
@@ -80,7 +84,7 @@ fn flags_names_and_metadata() {
     let cpu = Devices::cpu();
     let mut fields = vec![ordered("ordered")];
     for (i, (name, data_type)) in types.into_iter().enumerate() {
-        let metadata = [("note".to_owned(), name.clone())].into();
+        let metadata = HashMap::from([("note".to_owned(), name.clone())]);
         let of = Field::new(name.as_str(), data_type.clone(), i % 2 == 0).with_metadata(metadata);
         let array = cpu.upload_array(&new_empty_array(&data_type)).unwrap();
         let (_array, schema) = array.export(SyncPolicy::Event).unwrap();

@@ -1,5 +1,6 @@
 //! What goes out: types, places, the struct's members.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -187,11 +188,11 @@ fn a_copy_may_be_written_to() {
 /// `arrow.bool8` is DLPack's type for booleans, also within lists.
 #[test]
 fn booleans_of_a_byte() {
-    let metadata = [
+    let metadata = HashMap::from([
         ("ARROW:extension:name".to_owned(), "arrow.bool8".to_owned()),
         ("ARROW:extension:metadata".to_owned(), String::new()),
-    ];
-    let field = Field::new_list_field(DataType::Int8, true).with_metadata(metadata.into());
+    ]);
+    let field = Field::new_list_field(DataType::Int8, true).with_metadata(metadata);
     let field = Arc::new(field);
     let values = Int8Array::from(vec![1, 0, 0, 1]);
     let flat = up(&values).with_field(field.clone()).unwrap();

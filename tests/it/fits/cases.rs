@@ -81,7 +81,10 @@ pub(crate) fn strict(data_type: DataType) -> Field {
 }
 
 pub(crate) fn noted(of: Field) -> Field {
-    of.with_metadata([("note".to_owned(), "of the batch".to_owned())].into())
+    of.with_metadata(HashMap::from([(
+        "note".to_owned(),
+        "of the batch".to_owned(),
+    )]))
 }
 
 pub(crate) fn list(item: Field) -> DataType {
@@ -109,8 +112,8 @@ pub(crate) fn cases() -> Vec<Case> {
     let ree = |name: &str| RunEndEncoded(required("ends", Int32), field(name, Utf8));
     let in_dictionary = |name: &str| Dictionary(Box::new(Int8), Box::new(list(item(name, true))));
     let named = |name: &str| {
-        let metadata = [("ARROW:extension:name".to_owned(), name.to_owned())];
-        a(Utf8).with_metadata(metadata.into())
+        let metadata = HashMap::from([("ARROW:extension:name".to_owned(), name.to_owned())]);
+        a(Utf8).with_metadata(metadata)
     };
     let two = vec![a(Int32), Field::new("b", Int32, true)];
     vec![
