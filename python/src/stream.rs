@@ -7,8 +7,8 @@ use arrow_device::python::{
     check_request, host_stream_to_python, schema_to_python, stream_from_python, stream_to_python,
 };
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, Devices, ExportOptions,
-    FFI_ArrowDeviceArrayStream, SyncPolicy, UploadingReader,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, Devices, ExportOptions, SyncPolicy,
+    UploadingReader,
 };
 use arrow_schema::{DataType, SchemaRef};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
@@ -119,8 +119,7 @@ impl Stream {
         } else {
             SyncPolicy::Event
         });
-        let stream = FFI_ArrowDeviceArrayStream::new(self.take(py)?, options)?;
-        stream_to_python(py, stream, requested_schema, kwargs)
+        stream_to_python(py, self.take(py)?, options, requested_schema, kwargs)
     }
 
     /// Raises an error if the host cannot read the batches.

@@ -1,4 +1,4 @@
-//! `ArrowDeviceArrayStream`.
+//! `ArrowDeviceArrayStream`, and what it has in common with `ArrowArrayStream`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::{fmt, ptr};
@@ -13,26 +13,86 @@ use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 ///
 /// [`new`](Self::new) makes one of a reader, and [`DeviceRecordBatchStreamReader`](crate::DeviceRecordBatchStreamReader) reads
 /// one. Code that calls the callbacks itself, or brings its own, casts the pointer to its own definition of the C struct.
-/// Dropping it calls the producer's release callback, unless
-/// it was released or moved away; a callback that panics does not unwind out of the drop. Arrays
-/// from the stream have their own release and may outlive it.
+///
+/// Dropping it calls the producer's release callback, unless it was released or moved away; a callback that panics does not
+/// unwind out of the drop. Arrays from the stream have their own release and may outlive it.
 ///
 /// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, but not
 /// from several at the same time ("Thread safety" of the C stream interface).
 #[repr(C)]
 pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) device_type: ArrowDeviceType,
+    pub(crate) callbacks: Callbacks<Self, FFI_ArrowDeviceArray>,
+}
+
+/// The members that all C streams have, those of a stream `S` of arrays `A`.
+#[repr(C)]
+pub(crate) struct Callbacks<S, A> {
     /// Writes the schema, which is in host memory, to the second argument; returns 0 or an errno.
     pub(crate) get_schema:
-        Option<unsafe extern "C-unwind" fn(*mut Self, *mut FFI_ArrowSchema) -> c_int>,
+        Option<unsafe extern "C-unwind" fn(*mut S, *mut FFI_ArrowSchema) -> c_int>,
     /// Writes the next array to the second argument, or a released one at the end; returns 0 or an errno.
-    pub(crate) get_next:
-        Option<unsafe extern "C-unwind" fn(*mut Self, *mut FFI_ArrowDeviceArray) -> c_int>,
+    pub(crate) get_next: Option<unsafe extern "C-unwind" fn(*mut S, *mut A) -> c_int>,
     /// Returns the message of the last error, valid until the next call on the stream, or null.
-    pub(crate) get_last_error: Option<unsafe extern "C-unwind" fn(*mut Self) -> *const c_char>,
+    pub(crate) get_last_error: Option<unsafe extern "C-unwind" fn(*mut S) -> *const c_char>,
     /// Frees what the stream owns and sets `release` to null.
-    pub(crate) release: Option<ReleaseFn<Self>>,
+    pub(crate) release: Option<ReleaseFn<S>>,
     pub(crate) private_data: *mut c_void,
+}
+
+impl<S, A> Callbacks<S, A> {
+    /// Those of a released stream: all members are zero.
+    pub(crate) const fn empty() -> Self {
+        Self {
+            get_schema: None,
+            get_next: None,
+            get_last_error: None,
+            release: None,
+            private_data: ptr::null_mut(),
+        }
+    }
+}
+
+/// A C struct for streams: `ArrowDeviceArrayStream`, or `ArrowArrayStream`, whose arrays are on the CPU.
+pub(crate) trait CStream: Sized + Send + 'static {
+    const NAME: &'static str;
+    /// The C struct of its arrays.
+    type Array;
+    fn new(device_type: ArrowDeviceType, callbacks: Callbacks<Self, Self::Array>) -> Self;
+    fn device_type(&self) -> ArrowDeviceType;
+    fn callbacks(&self) -> &Callbacks<Self, Self::Array>;
+    /// An array of a reader as one of this stream, whose device type it has.
+    fn array(array: FFI_ArrowDeviceArray) -> Self::Array;
+    /// An array of this stream as one with its device.
+    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray;
+}
+
+impl CStream for FFI_ArrowDeviceArrayStream {
+    const NAME: &'static str = "the ArrowDeviceArrayStream";
+    type Array = FFI_ArrowDeviceArray;
+
+    fn new(device_type: ArrowDeviceType, callbacks: Callbacks<Self, Self::Array>) -> Self {
+        Self {
+            device_type,
+            callbacks,
+        }
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+
+    fn callbacks(&self) -> &Callbacks<Self, Self::Array> {
+        &self.callbacks
+    }
+
+    fn array(array: FFI_ArrowDeviceArray) -> Self::Array {
+        array
+    }
+
+    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray {
+        array
+    }
 }
 
 // SAFETY: the C stream interface requires callbacks that do not depend on the calling thread, as
@@ -46,11 +106,7 @@ impl FFI_ArrowDeviceArrayStream {
     pub const fn empty() -> Self {
         Self {
             device_type: ArrowDeviceType::new(0),
-            get_schema: None,
-            get_next: None,
-            get_last_error: None,
-            release: None,
-            private_data: ptr::null_mut(),
+            callbacks: Callbacks::empty(),
         }
     }
 
@@ -63,7 +119,7 @@ impl FFI_ArrowDeviceArrayStream {
 
 released_once!(
     FFI_ArrowDeviceArrayStream,
-    release,
+    callbacks.release,
     "ArrowDeviceArrayStream.release",
     "Unless it is released, its callbacks are null, or do what the C device stream interface requires, for this `private_data`, whatever address the struct was moved to, on any thread (one call at a time), and every array of the stream is on a device of its type."
 );
@@ -87,24 +143,26 @@ mod tests {
     unsafe extern "C-unwind" fn release(this: *mut Stream) {
         // SAFETY: the test's counter outlives the stream, which is being released.
         unsafe {
-            (*(*this).private_data.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed);
-            (*this).release = None;
+            (*(*this).callbacks.private_data.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed);
+            (*this).callbacks.release = None;
         }
     }
     unsafe extern "C-unwind" fn release_and_panic(this: *mut Stream) {
         // SAFETY: the test's counter outlives the stream.
-        unsafe { (*(*this).private_data.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed) };
+        unsafe {
+            (*(*this).callbacks.private_data.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed)
+        };
         panic!("release failed");
     }
 
     fn stream(release: ReleaseFn<Stream>, calls: &AtomicUsize) -> Stream {
         Stream {
             device_type: ArrowDeviceType::new(99),
-            get_schema: None,
-            get_next: None,
-            get_last_error: None,
-            release: Some(release),
-            private_data: ptr::from_ref(calls).cast_mut().cast(),
+            callbacks: Callbacks {
+                release: Some(release),
+                private_data: ptr::from_ref(calls).cast_mut().cast(),
+                ..Callbacks::empty()
+            },
         }
     }
 
@@ -114,7 +172,7 @@ mod tests {
         let mut source = stream(release, &calls);
         // SAFETY: `source` is valid and the only copy.
         let taken = unsafe { Stream::from_raw(&raw mut source) };
-        assert!(source.is_released() && source.private_data.is_null());
+        assert!(source.is_released() && source.callbacks.private_data.is_null());
         drop(source);
         assert_eq!(taken.device_type().value(), 99);
         assert!(format!("{taken:?}").contains("unknown device type (99)"));

@@ -69,6 +69,7 @@ pub use c_data::ForeignSchema;
 pub use device_array::FFI_ArrowDeviceArray;
 pub use device_id::{ArrowDeviceType, DeviceId};
 pub use device_stream::FFI_ArrowDeviceArrayStream;
+pub(crate) use device_stream::{CStream, Callbacks};
 
 #[cfg(test)]
 mod tests;

@@ -19,19 +19,19 @@ use super::{
 
 /// Checks the Rust types when the tests are compiled.
 macro_rules! layouts {
-    ($($name:literal, $bytes:literal bytes: $ty:ty { $($field:ident $at:literal),* $(,)? })*) => {
+    ($($name:literal, $bytes:literal bytes: $ty:ty { $($field:ident $(in $outer:ident)? $at:literal),* $(,)? })*) => {
         /// All structs of the interface, with all members in their order.
         const STRUCTS: &[StructLayout] = &[$(StructLayout {
             name: $name,
             size: size_of::<$ty>(),
             align: align_of::<$ty>(),
-            fields: &[$((stringify!($field), offset_of!($ty, $field))),*],
+            fields: &[$((stringify!($field), offset_of!($ty, $($outer.)? $field))),*],
         }),*];
 
         #[cfg(target_pointer_width = "64")]
         const _: () = {$(
             assert!(size_of::<$ty>() == $bytes && align_of::<$ty>() == 8);
-            $(assert!(offset_of!($ty, $field) == $at);)*
+            $(assert!(offset_of!($ty, $($outer.)? $field) == $at);)*
         )*};
     };
 }
@@ -48,7 +48,8 @@ layouts! {
         array 0, device_id 80, device_type 88, sync_event 96, reserved 104,
     }
     "ArrowDeviceArrayStream", 48 bytes: FFI_ArrowDeviceArrayStream {
-        device_type 0, get_schema 8, get_next 16, get_last_error 24, release 32, private_data 40,
+        device_type 0, get_schema in callbacks 8, get_next in callbacks 16, get_last_error in callbacks 24, release in callbacks 32,
+        private_data in callbacks 40,
     }
     "ArrowAsyncTask", 16 bytes: FFI_ArrowAsyncTask { extract_data 0, private_data 8 }
     "ArrowAsyncProducer", 40 bytes: FFI_ArrowAsyncProducer {

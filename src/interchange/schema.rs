@@ -48,7 +48,11 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
 /// # Errors
 /// As [`import_field`]; also if the root is not a struct.
 pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
-    let root = import_field(schema)?;
+    as_schema(import_field(schema)?)
+}
+
+/// The schema that a struct's field describes.
+pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
     match root.data_type() {
         DataType::Struct(fields) => Ok(Arc::new(Schema::new_with_metadata(
             fields.clone(),

@@ -1,6 +1,7 @@
 //! Running code attached to the Python interpreter, and detached from it.
 
 use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 #[cfg(unix)]
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
@@ -95,12 +96,25 @@ pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> Option<T> {
 
 /// Keeps a value whose drop may need the interpreter. It is dropped by a thread that is attached to it: by the current one
 /// if it is, else by one that waits for it. Leaks the value if there is no longer an interpreter.
-#[repr(transparent)]
 pub(super) struct DropAttached<T: Send + 'static>(ManuallyDrop<T>);
 
 impl<T: Send + 'static> DropAttached<T> {
     pub(super) const fn new(value: T) -> Self {
         Self(ManuallyDrop::new(value))
+    }
+}
+
+impl<T: Send + 'static> Deref for DropAttached<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Send + 'static> DerefMut for DropAttached<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
     }
 }
 

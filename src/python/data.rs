@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{Field, FieldRef, Schema, SchemaRef};
+use arrow_schema::{Field, Schema};
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::Result;
-use crate::interchange::schema::{export_field, export_schema, import_field, import_schema};
+use crate::interchange::schema::{as_schema, export_field, export_schema};
 use crate::interchange::{ExportOptions, ImportOptions};
 
 /// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
@@ -25,17 +25,14 @@ pub(super) mod sealed {
     }
 
     pub trait Array: Schema + Sized + Send + Sync {
-        /// The type that the schema capsule describes.
-        type Type: Send;
         /// The array itself, of structs for a batch.
         fn as_array(&self) -> &DeviceArray;
         fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
-        fn parse(schema: &FFI_ArrowSchema) -> Result<Self::Type>;
         /// # Safety
-        /// The same as for [`DeviceArray::import_with`].
+        /// The same as for [`DeviceArray::import_as`].
         unsafe fn import(
             array: FFI_ArrowDeviceArray,
-            as_type: Self::Type,
+            field: Field,
             options: &ImportOptions,
         ) -> Result<Self>;
     }
@@ -79,8 +76,6 @@ impl sealed::Schema for DeviceRecordBatch {
 impl CapsuleArray for DeviceArray {}
 
 impl sealed::Array for DeviceArray {
-    type Type = FieldRef;
-
     fn as_array(&self) -> &DeviceArray {
         self
     }
@@ -89,25 +84,19 @@ impl sealed::Array for DeviceArray {
         self.export_array(options)
     }
 
-    fn parse(schema: &FFI_ArrowSchema) -> Result<FieldRef> {
-        import_field(schema).map(Arc::new)
-    }
-
     unsafe fn import(
         array: FFI_ArrowDeviceArray,
-        field: FieldRef,
+        field: Field,
         options: &ImportOptions,
     ) -> Result<Self> {
         // SAFETY: the caller guarantees that the array may be imported with these options.
-        unsafe { Self::import_as(array, field, options) }
+        unsafe { Self::import_as(array, Arc::new(field), options) }
     }
 }
 
 impl CapsuleArray for DeviceRecordBatch {}
 
 impl sealed::Array for DeviceRecordBatch {
-    type Type = SchemaRef;
-
     fn as_array(&self) -> &DeviceArray {
         self.as_struct()
     }
@@ -116,16 +105,12 @@ impl sealed::Array for DeviceRecordBatch {
         self.export_array(options)
     }
 
-    fn parse(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
-        import_schema(schema)
-    }
-
     unsafe fn import(
         array: FFI_ArrowDeviceArray,
-        schema: SchemaRef,
+        field: Field,
         options: &ImportOptions,
     ) -> Result<Self> {
         // SAFETY: the caller guarantees that the array may be imported with these options.
-        unsafe { Self::import_as(array, schema, options) }
+        unsafe { Self::import_as(array, as_schema(field)?, options) }
     }
 }

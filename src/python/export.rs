@@ -1,6 +1,7 @@
 //! Exports to capsules.
 
 use arrow_array::RecordBatchReader;
+use arrow_schema::DataType;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -9,14 +10,13 @@ use super::capsule::pack;
 use super::data::{CapsuleArray, CapsuleSchema};
 use super::host_stream::HostStream;
 use super::request::check_request;
-use super::stream::{Outgoing, outgoing};
+use super::stream::Detached;
 use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::device::Devices;
 use crate::error::Error;
-use crate::interchange::schema::import_field;
 use crate::interchange::{ExportOptions, SyncPolicy};
-use crate::stream::export_reader;
-use crate::stream::import::Stream;
+use crate::stream::export::export;
+use crate::stream::{DeviceRecordBatchReader, UploadingReader};
 
 /// Exports a schema as the capsule `arrow_schema`: the result of `__arrow_c_schema__()`. Consumers such as DuckDB call it before
 /// they ask for the data, so an object with a stream must be able to answer without consuming the stream.
@@ -87,25 +87,28 @@ pub fn host_array_to_python<'py>(
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
-/// Exports a stream as the capsule `arrow_device_array_stream`: the result of
+/// Exports a reader of batches on devices as the capsule `arrow_device_array_stream`: the result of
 /// `__arrow_c_device_stream__(requested_schema=None, **kwargs)`. Nothing is copied.
 ///
-/// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`]. Consumers may call it attached to the
-/// interpreter or not; while the reader works, the interpreter is released. If this function fails, the stream is
-/// released. [`check_request`](super::check_request) checks the arguments beforehand.
+/// Consumers may call the stream attached to the interpreter or not; while the reader works, the interpreter is released.
+/// [`check_request`](super::check_request) checks the arguments beforehand.
 ///
 /// A reader that uses Python itself should know that pyo3 considers a thread attached during a call from Python even if
 /// code other than pyo3 has detached it, as consumers written in C do. `Python::attach` then attaches nothing.
 ///
 /// # Errors
-/// Raises the same errors as [`array_to_python`], and `ValueError` for a released stream.
+/// Raises the same errors as [`array_to_python`].
 pub fn stream_to_python<'py>(
     py: Python<'py>,
-    stream: FFI_ArrowDeviceArrayStream,
+    reader: impl DeviceRecordBatchReader + Send + 'static,
+    options: ExportOptions,
     requested_schema: Option<&Bound<'py, PyAny>>,
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    pack_stream::<FFI_ArrowDeviceArrayStream>(py, stream, requested_schema, keywords)
+    let data_type = DataType::Struct(reader.schema().fields().clone());
+    check_request(&data_type, requested_schema, keywords)?;
+    let stream = export::<FFI_ArrowDeviceArrayStream, Detached>(Box::new(reader), options)?;
+    pack(py, stream)
 }
 
 /// Exports a reader of host batches as the capsule `arrow_array_stream`: the result of
@@ -121,19 +124,9 @@ pub fn host_stream_to_python<'py>(
     reader: impl RecordBatchReader + Send + 'static,
     requested_schema: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let stream = export_reader(reader, &Devices::cpu())?;
-    pack_stream::<HostStream>(py, stream, requested_schema, None)
-}
-
-fn pack_stream<'py, S: Outgoing>(
-    py: Python<'py>,
-    stream: FFI_ArrowDeviceArrayStream,
-    requested_schema: Option<&Bound<'py, PyAny>>,
-    keywords: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    let mut stream = Stream::open(stream)?;
-    let schema = detached(|| stream.schema())?;
-    let field = import_field(schema.as_ref())?;
-    check_request(field.data_type(), requested_schema, keywords)?;
-    pack(py, outgoing::<S>(stream.into_inner()))
+    let data_type = DataType::Struct(reader.schema().fields().clone());
+    check_request(&data_type, requested_schema, None)?;
+    let reader = Box::new(UploadingReader::new(reader, &Devices::cpu()));
+    let options = ExportOptions::new(SyncPolicy::Wait);
+    pack(py, export::<HostStream, Detached>(reader, options)?)
 }

@@ -11,9 +11,10 @@ use super::capsule::{holds, look, unpack};
 use super::data::CapsuleArray;
 use super::errors::wrong_type;
 use super::host_stream::HostStream;
-use super::stream::{Incoming, Reader, released_attached};
+use super::stream::{Reader, released_attached};
 use crate::abi::c_data::CArray;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::interchange::schema::import_field;
 use crate::interchange::{ImportOptions, Validation};
 use crate::stream::DeviceRecordBatchReader;
 
@@ -64,7 +65,7 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     let Ok((schema, array)) = answer.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Err(wrong_type(&answer, "a pair of capsules")?);
     };
-    let as_type = look(&schema, |schema: &FFI_ArrowSchema| T::parse(schema))??;
+    let field = look(&schema, |schema: &FFI_ArrowSchema| import_field(schema))??;
     let array = if holds::<FFI_ArrowArray>(&array) {
         FFI_ArrowDeviceArray::assemble(
             CArray::from_arrow(unpack(&array)?),
@@ -78,7 +79,7 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     let array = released_attached(array);
     // SAFETY: the protocol requires the capsules to hold structs that keep to the interface; the caller guarantees that
     // values that are not checked are valid.
-    let imported = detached(|| unsafe { T::import(array, as_type, options) })?;
+    let imported = detached(|| unsafe { T::import(array, field, options) })?;
     Ok(imported)
 }
 
@@ -122,14 +123,23 @@ pub unsafe fn stream_from_python_with(
     let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
     let answer = answer(object, is_capsule, STREAM, other)?;
-    let stream = if holds::<HostStream>(&answer) {
-        Incoming::Host(unpack(&answer)?)
-    } else {
-        Incoming::Device(unpack(&answer)?)
-    };
     // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface; the caller guarantees that
     // values that are not checked are valid.
-    Ok(unsafe { Reader::new(stream, options) }?)
+    Ok(unsafe {
+        match holds::<HostStream>(&answer) {
+            true => boxed(Reader::new(unpack::<HostStream>(&answer)?, options)?),
+            false => boxed(Reader::new(
+                unpack::<FFI_ArrowDeviceArrayStream>(&answer)?,
+                options,
+            )?),
+        }
+    })
+}
+
+fn boxed(
+    reader: impl DeviceRecordBatchReader + Send + 'static,
+) -> Box<dyn DeviceRecordBatchReader + Send> {
+    Box::new(reader)
 }
 
 fn checked() -> ImportOptions {

@@ -1,17 +1,20 @@
 //! Exports readers as `ArrowDeviceArrayStream`.
 //!
 //! The stream owns its reader. Every callback catches panics and returns an errno, whose text is valid until the next
-//! call. After an error every further `get_next` repeats that error and does not call the reader; after the end every
+//! call. A call during another one is refused with `EBUSY`. After an error every further `get_next` repeats that error and does not call the reader; after the end every
 //! further one reports the end.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr;
+use std::sync::{Arc, Mutex, TryLockError};
 
 use arrow_array::RecordBatchReader;
 use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
+use crate::abi::{
+    ArrowDeviceType, CStream, Callbacks, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard,
+};
 use crate::data::DeviceRecordBatch;
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
@@ -57,32 +60,60 @@ impl FFI_ArrowDeviceArrayStream {
         reader: impl DeviceRecordBatchReader + Send + 'static,
         options: ExportOptions,
     ) -> Result<Self> {
-        // An error is better reported here than at every call by a consumer.
-        let schema = reader.schema();
-        export_schema(&schema)?;
-        let device_type = reader.device_type();
-        let exporter = Box::new(Exporter {
-            reader: Box::new(reader),
-            options,
-            schema,
-            device_type,
-            state: State::Open,
-            text: None,
-        });
-        // The callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`, whose reader is
-        // `Send`. `Exporter::next` refuses batches on another device type.
-        Ok(Self {
-            device_type,
-            get_schema: Some(get_schema),
-            get_next: Some(get_next),
-            get_last_error: Some(get_last_error),
-            release: Some(release),
-            private_data: Box::into_raw(exporter).cast(),
-        })
+        export::<Self, Direct>(Box::new(reader), options)
     }
 }
 
-/// A stream's `private_data`.
+/// How the callbacks of an exported stream run what may take long.
+pub(crate) trait Run: 'static {
+    fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T;
+}
+
+/// As it is.
+enum Direct {}
+
+impl Run for Direct {
+    fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+        f()
+    }
+}
+
+/// Exports a reader as a C stream.
+pub(crate) fn export<S: CStream, R: Run>(
+    reader: Box<dyn DeviceRecordBatchReader + Send>,
+    options: ExportOptions,
+) -> Result<S> {
+    // An error is better reported here than at every call by a consumer.
+    let schema = reader.schema();
+    export_schema(&schema)?;
+    let device_type = reader.device_type();
+    let exporter = Exporter {
+        reader,
+        options,
+        schema,
+        device_type,
+        state: State::Open,
+        text: None,
+    };
+    // The callbacks below keep to the stream interface for a `private_data` that is a share of an `Exporter`, whose reader is
+    // `Send`. `Exporter::next` refuses batches on another device type.
+    let callbacks = Callbacks {
+        get_schema: Some(get_schema::<S, R>),
+        get_next: Some(get_next::<S, R>),
+        get_last_error: Some(get_last_error::<S, R>),
+        release: Some(release::<S, R>),
+        private_data: Arc::into_raw(Shared::new(Mutex::new(exporter)))
+            .cast_mut()
+            .cast(),
+    };
+    Ok(S::new(device_type, callbacks))
+}
+
+/// What a stream's `private_data` is a share of. Each call holds another share, so that a release during a call leaves the stream to
+/// that call. A second call at the same time is refused: it comes from within the reader, or from a consumer that relies on a lock
+/// which the reader gives up, as Python's.
+type Shared = Arc<Mutex<Exporter>>;
+
 struct Exporter {
     reader: Box<dyn DeviceRecordBatchReader + Send>,
     options: ExportOptions,
@@ -131,114 +162,131 @@ impl Exporter {
             "an array on {id} in a stream of device type {declared}"
         )))
     }
+
+    /// Runs the body of a callback. Returns the errno of its error, and keeps the text.
+    fn answer<T>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T, c_int> {
+        self.text = None;
+        guard::callback(operation, || body(self)).map_err(|e| {
+            // The `Display` and the drop of another crate's error may panic.
+            let described = guard::call_foreign("get_last_error", || {
+                let mut text = e.to_string().into_bytes();
+                text.retain(|byte| *byte != 0);
+                (CString::new(text).ok(), e.errno())
+            });
+            let (text, errno) = described.unwrap_or((None, libc::EIO));
+            self.text = text;
+            errno
+        })
+    }
 }
 
-/// Runs the body of a callback. Answers with the errno of its error, and keeps the text.
+/// Calls `body` with what is behind a stream. Returns `EINVAL` if the stream is null or released, and `EBUSY` during another call.
 ///
 /// # Safety
-/// `stream` is null or points to a stream of this file, released or not, that no other call uses.
-unsafe fn answer(
-    stream: *mut FFI_ArrowDeviceArrayStream,
-    operation: &'static str,
-    body: impl FnOnce(&mut Exporter) -> Result<()>,
-) -> c_int {
-    // SAFETY: the caller guarantees that `stream` can be read if it is not null, and that this is its only call. A stream
-    // that is not released still has the `Exporter` that `new` boxed.
-    let exporter = unsafe {
-        match stream.as_mut() {
-            Some(stream) if !stream.is_released() => &mut *stream.private_data.cast::<Exporter>(),
-            _ => return libc::EINVAL,
+/// `stream` is null or points to a stream of this file, released or not.
+unsafe fn call<S: CStream, R: Run, T>(
+    stream: *mut S,
+    body: impl FnOnce(&mut Exporter) -> Result<T, c_int>,
+) -> Result<T, c_int> {
+    // SAFETY: the caller guarantees that `stream` can be read if it is not null. One that is not released still holds the share
+    // that `export` put into its `private_data`, so there is one to count.
+    let shared: Shared = unsafe {
+        match stream.as_ref().map(S::callbacks) {
+            Some(callbacks) if callbacks.release.is_some() => {
+                let share = callbacks.private_data.cast_const().cast();
+                Arc::increment_strong_count(share);
+                Arc::from_raw(share)
+            }
+            _ => return Err(libc::EINVAL),
         }
     };
-    exporter.text = None;
-    let Err(e) = guard::callback(operation, || body(exporter)) else {
-        return 0;
+    let answer = match shared.try_lock() {
+        Ok(mut exporter) => body(&mut exporter),
+        // Panics are caught further in.
+        Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(libc::EBUSY),
     };
-    // The `Display` and the drop of another crate's error may panic.
-    let described = guard::call_foreign("get_last_error", || {
-        let mut text = e.to_string().into_bytes();
-        text.retain(|byte| *byte != 0);
-        (CString::new(text).ok(), e.errno())
-    });
-    let (text, errno) = described.unwrap_or((None, libc::EIO));
-    exporter.text = text;
-    errno
+    drop_share::<R>(shared);
+    answer
 }
 
-unsafe extern "C-unwind" fn get_schema(
-    stream: *mut FFI_ArrowDeviceArrayStream,
+/// The last share drops the reader.
+fn drop_share<R: Run>(shared: Shared) {
+    if let Some(exporter) = Arc::into_inner(shared) {
+        // A panic in the reader's drop ends here.
+        let _ = R::run(|| guard::call_foreign("release", || drop(exporter)));
+    }
+}
+
+unsafe extern "C-unwind" fn get_schema<S: CStream, R: Run>(
+    stream: *mut S,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    if !out.is_null() {
-        // SAFETY: the interface requires an `out` that is valid for writes and holds nothing to release.
-        unsafe { out.write(FFI_ArrowSchema::empty()) };
+    if out.is_null() {
+        return libc::EINVAL;
     }
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time,
-    // and an `out` that is null or valid for writes.
+    let schema =
+        |exporter: &mut Exporter| exporter.answer("get_schema", |this| export_schema(&this.schema));
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
+    // for writes and holds nothing to release.
     unsafe {
-        answer(stream, "get_schema", |exporter| {
-            if out.is_null() {
-                return Err(Error::argument("get_schema: out is null"));
-            }
-            out.write(export_schema(&exporter.schema)?);
-            Ok(())
-        })
+        let answer = call::<S, R, _>(stream, schema);
+        let code = answer.as_ref().err().copied().unwrap_or(0);
+        out.write(answer.unwrap_or_else(|_| FFI_ArrowSchema::empty()));
+        code
     }
 }
 
-unsafe extern "C-unwind" fn get_next(
-    stream: *mut FFI_ArrowDeviceArrayStream,
-    out: *mut FFI_ArrowDeviceArray,
+unsafe extern "C-unwind" fn get_next<S: CStream, R: Run>(
+    stream: *mut S,
+    out: *mut S::Array,
 ) -> c_int {
-    if !out.is_null() {
-        // SAFETY: the interface requires an `out` that is valid for writes and holds nothing to release.
-        unsafe { out.write(FFI_ArrowDeviceArray::empty()) };
+    if out.is_null() {
+        return libc::EINVAL;
     }
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time,
-    // and an `out` that is null or valid for writes.
+    let next = |exporter: &mut Exporter| {
+        R::run(|| exporter.answer("get_next", |exporter| exporter.next()))
+    };
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
+    // for writes and holds nothing to release.
     unsafe {
-        answer(stream, "get_next", |exporter| {
-            if out.is_null() {
-                return Err(Error::argument("get_next: out is null"));
-            }
-            if let Some(array) = exporter.next()? {
-                out.write(array);
-            }
-            Ok(())
-        })
+        let answer = call::<S, R, _>(stream, next);
+        let code = answer.as_ref().err().copied().unwrap_or(0);
+        let array = answer.ok().flatten();
+        out.write(S::array(array.unwrap_or_else(FFI_ArrowDeviceArray::empty)));
+        code
     }
 }
 
-unsafe extern "C-unwind" fn get_last_error(
-    stream: *mut FFI_ArrowDeviceArrayStream,
-) -> *const c_char {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time.
-    // A stream that is not released still has the `Exporter` that `new` boxed.
-    unsafe {
-        match stream.as_ref() {
-            Some(stream) if !stream.is_released() => {
-                let exporter = &*stream.private_data.cast::<Exporter>();
-                exporter.text.as_ref().map_or(ptr::null(), |t| t.as_ptr())
-            }
-            _ => ptr::null(),
-        }
+unsafe extern "C-unwind" fn get_last_error<S: CStream, R: Run>(stream: *mut S) -> *const c_char {
+    let text = |exporter: &mut Exporter| {
+        let text = exporter.text.as_ref();
+        Ok(text.map_or(ptr::null(), |text| text.as_ptr()))
+    };
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from.
+    match unsafe { call::<S, R, _>(stream, text) } {
+        Ok(text) => text,
+        Err(libc::EBUSY) => c"another call on this stream is under way".as_ptr(),
+        Err(_) => ptr::null(),
     }
 }
 
-unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
-    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to use it no
-    // more. A stream that is not released still has the `Exporter` that `new` boxed.
-    unsafe {
-        match stream.as_ref() {
-            Some(stream) if !stream.is_released() => {}
+unsafe extern "C-unwind" fn release<S: CStream, R: Run>(stream: *mut S) {
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to use it no more. While
+    // it is not released, its `private_data` is the share that `export` put there, which is taken back once.
+    let shared: Shared = unsafe {
+        match stream.as_ref().map(S::callbacks) {
+            Some(callbacks) if callbacks.release.is_some() => {
+                let share = callbacks.private_data.cast_const().cast();
+                stream.write(S::new(ArrowDeviceType::new(0), Callbacks::empty()));
+                Arc::from_raw(share)
+            }
             _ => return,
         }
-        let exporter = (*stream).private_data.cast::<Exporter>();
-        (*stream).release = None;
-        // A panic in the reader's drop ends here.
-        let _ = guard::callback("release", || {
-            drop(Box::from_raw(exporter));
-            Ok(())
-        });
-    }
+    };
+    drop_share::<R>(shared);
 }

@@ -6,7 +6,8 @@ use std::fmt;
 use arrow_schema::SchemaRef;
 
 use crate::abi::{
-    ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
+    ArrowDeviceType, CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema,
+    guard,
 };
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
@@ -19,14 +20,7 @@ use crate::stream::reader::DeviceRecordBatchReader;
 ///
 /// A stream of arrays of another type is refused: import what its `get_next` returns with
 /// [`DeviceArray::import`](crate::DeviceArray::import).
-#[derive(Debug)]
-pub struct DeviceRecordBatchStreamReader {
-    stream: Stream,
-    schema: SchemaRef,
-    options: ImportOptions,
-    /// At its end, or after an error.
-    ended: bool,
-}
+pub struct DeviceRecordBatchStreamReader(Batches<FFI_ArrowDeviceArrayStream>);
 
 impl DeviceRecordBatchStreamReader {
     /// Moves the stream out of `stream`, where a released struct remains, and reads its schema.
@@ -53,13 +47,9 @@ impl DeviceRecordBatchStreamReader {
     /// Returns the same errors as [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream)?;
-        let schema = import_schema(stream.schema()?.as_ref())?;
-        Ok(Self {
-            stream,
-            schema,
-            options,
-            ended: false,
-        })
+        let mut schema = ForeignSchema::empty();
+        stream.schema(&mut schema)?;
+        Batches::new(stream, &schema, options).map(Self)
     }
 }
 
@@ -77,11 +67,71 @@ impl Iterator for DeviceRecordBatchStreamReader {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
+        unsafe { self.0.next(|array| array) }
+    }
+}
+
+impl DeviceRecordBatchReader for DeviceRecordBatchStreamReader {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.0.device_type()
+    }
+}
+
+impl fmt::Debug for DeviceRecordBatchStreamReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceRecordBatchStreamReader")
+            .field("schema", &self.0.schema)
+            .field("device_type", &self.0.device_type())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A foreign stream of batches, until its end or an error.
+pub(crate) struct Batches<S: CStream> {
+    stream: Stream<S>,
+    pub(crate) schema: SchemaRef,
+    options: ImportOptions,
+    /// At its end, or after an error.
+    pub(crate) ended: bool,
+}
+
+impl<S: CStream> Batches<S> {
+    pub(crate) fn new(
+        stream: Stream<S>,
+        schema: &ForeignSchema,
+        options: ImportOptions,
+    ) -> Result<Self> {
+        Ok(Self {
+            stream,
+            schema: import_schema(schema.as_ref())?,
+            options,
+            ended: false,
+        })
+    }
+
+    pub(crate) fn device_type(&self) -> ArrowDeviceType {
+        self.stream.0.device_type()
+    }
+
+    /// Returns the next batch, of the array that `adopt` makes of the producer's.
+    ///
+    /// # Safety
+    /// The stream's arrays meet the safety requirements of [`DeviceArray::import_with`](crate::DeviceArray::import_with) with the
+    /// options.
+    pub(crate) unsafe fn next(
+        &mut self,
+        adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
+    ) -> Option<Result<DeviceRecordBatch>> {
         if self.ended {
             return None;
         }
-        let item = self.stream.next().and_then(|array| match array {
-            // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
+        let item = self.stream.next(adopt).and_then(|array| match array {
+            // SAFETY: the caller guarantees that the stream's arrays may be imported.
             Some(array) => unsafe {
                 DeviceRecordBatch::import_as(array, self.schema.clone(), &self.options).map(Some)
             },
@@ -92,79 +142,66 @@ impl Iterator for DeviceRecordBatchStreamReader {
     }
 }
 
-impl DeviceRecordBatchReader for DeviceRecordBatchStreamReader {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.stream.stream.device_type()
-    }
-}
-
 /// A foreign stream with all its callbacks.
-pub(crate) struct Stream {
-    stream: FFI_ArrowDeviceArrayStream,
-}
+pub(crate) struct Stream<S: CStream>(S);
 
-impl Stream {
-    pub(crate) fn open(stream: FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        if stream.is_released() {
-            return Err(Error::Released("the ArrowDeviceArrayStream"));
+impl<S: CStream> Stream<S> {
+    pub(crate) fn open(stream: S) -> Result<Self> {
+        let callbacks = stream.callbacks();
+        if callbacks.release.is_none() {
+            return Err(Error::Released(S::NAME));
         }
         let missing = [
-            ("stream.get_schema", stream.get_schema.is_none()),
-            ("stream.get_next", stream.get_next.is_none()),
-            ("stream.get_last_error", stream.get_last_error.is_none()),
+            ("stream.get_schema", callbacks.get_schema.is_none()),
+            ("stream.get_next", callbacks.get_next.is_none()),
+            ("stream.get_last_error", callbacks.get_last_error.is_none()),
         ];
         for (path, missing) in missing {
             if missing {
                 return Err(Error::invalid(path, "is null"));
             }
         }
-        Ok(Self { stream })
+        Ok(Self(stream))
     }
 
-    #[cfg(feature = "pyo3")]
-    pub(crate) fn into_inner(self) -> FFI_ArrowDeviceArrayStream {
-        self.stream
-    }
-
-    pub(crate) fn schema(&mut self) -> Result<ForeignSchema> {
-        let mut out = ForeignSchema::empty();
-        let to = out.as_mut_ptr();
-        let this = &mut self.stream as *mut _;
-        if let Some(get_schema) = self.stream.get_schema {
+    /// Has the producer write its schema to `out`, which is empty.
+    pub(crate) fn schema(&mut self, out: &mut ForeignSchema) -> Result<()> {
+        if let Some(get_schema) = self.0.callbacks().get_schema {
+            let (this, to) = (&raw mut self.0, out.as_mut_ptr());
             // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is
             // empty; what a failed call leaves in it is released when it is dropped.
             let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, to) })?;
             self.check("get_schema", code)?;
         }
-        Ok(out)
+        Ok(())
     }
 
-    /// Returns the next array, or `None` at the end. Not to be called again after that, or after an error.
-    fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
-        let mut out = FFI_ArrowDeviceArray::empty();
-        let this = &mut self.stream as *mut _;
-        let Some(get_next) = self.stream.get_next else {
+    /// Returns what `adopt` makes of the next array, or `None` at the end. Not to be called again after that, or after an error.
+    fn next(
+        &mut self,
+        adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
+    ) -> Result<Option<FFI_ArrowDeviceArray>> {
+        let Some(get_next) = self.0.callbacks().get_next else {
             return Ok(None);
         };
+        let this = &raw mut self.0;
+        let mut out = S::array(FFI_ArrowDeviceArray::empty());
         // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is empty;
-        // what a failed call leaves in it is released when it is dropped.
-        let code = guard::call_foreign("get_next", || unsafe { get_next(this, &mut out) })?;
-        self.check("get_next", code)?;
-        if out.is_released() {
+        // what a failed call leaves in it is released when the array below is dropped.
+        let code = guard::call_foreign("get_next", || unsafe { get_next(this, &raw mut out) });
+        let array = adopt(S::device_array(out));
+        self.check("get_next", code?)?;
+        if array.is_released() {
             return Ok(None);
         }
-        let (declared, got) = (self.stream.device_type(), out.device_type());
+        let (declared, got) = (self.0.device_type(), array.device_type());
         if declared != got {
             return Err(Error::invalid(
                 "array.device_type",
                 format!("is {got} in a stream of {declared}"),
             ));
         }
-        Ok(Some(out))
+        Ok(Some(array))
     }
 
     /// Returns the producer's error with its text, unless `code` is 0.
@@ -172,8 +209,9 @@ impl Stream {
         if code == 0 {
             return Ok(());
         }
-        let this = &mut self.stream as *mut _;
-        let text = match self.stream.get_last_error {
+        let get_last_error = self.0.callbacks().get_last_error;
+        let this = &raw mut self.0;
+        let text = match get_last_error {
             // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface, which allows
             // this call after a failed one.
             Some(get) => guard::call_foreign("get_last_error", || unsafe { get(this) })?,
@@ -191,13 +229,5 @@ impl Stream {
             errno: code,
             message,
         })
-    }
-}
-
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("device_type", &self.stream.device_type())
-            .finish_non_exhaustive()
     }
 }

@@ -24,7 +24,7 @@
 mod ahead;
 #[cfg(feature = "async")]
 pub mod async_stream;
-mod export;
+pub(crate) mod export;
 mod host;
 pub(crate) mod import;
 mod reader;
