@@ -24,12 +24,13 @@ mod memory;
 mod queue;
 mod runtime;
 
-pub(crate) use self::api::{Answer, Call, Calls, Code, Failed, RawEvent, RawStream, functions};
+pub(crate) use self::api::{Answer, Call, Calls, Code, RawEvent, RawStream, functions};
 #[cfg(test)]
 pub(crate) use self::api::{NOT_CAPTURED, PoolProps, RELAXED, RELEASE_THRESHOLD};
 pub(crate) use self::backend::Gpu;
-pub(crate) use self::context::Context;
 pub(crate) use self::event::EventCell;
-pub(crate) use self::load::{absent, absent_after, device_count, find, load, text};
+pub(crate) use self::load::{absent, device_count, find, load, text};
 pub(crate) use self::queue::GpuQueue;
 pub(crate) use self::runtime::{Features, Found, Library, PointerKind, Runtime};
+#[cfg(feature = "cuda")]
+pub(crate) use self::{api::Failed, context::Context, load::absent_after};
