@@ -67,7 +67,8 @@ impl SimConfig {
     }
 
     /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of
-    /// different queues overlap. Has an effect only in [`SimMode::Async`]; 0 means full speed.
+    /// different queues overlap, and time passes from when they are queued. Has an effect only in
+    /// [`SimMode::Async`]; 0 means full speed.
     #[must_use]
     pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
         self.bytes_per_second = (bytes > 0).then_some(bytes);

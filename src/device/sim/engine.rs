@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Instant;
+use std::time::Duration;
 
-use super::state::{After, Core, Op, Pick, Point, State, Work};
+use super::state::{Core, Done, Op, Point, State, Work};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
 use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
@@ -17,7 +17,7 @@ static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
 pub(super) fn register(core: &Arc<Core>) {
     let mut devices = lock(&DEVICES);
     devices.retain(|(_, core)| core.strong_count() > 0);
-    devices.push((core.mapping.range(), Arc::downgrade(core)));
+    devices.push((core.range(), Arc::downgrade(core)));
 }
 
 /// Returns the simulated device whose addresses these are.
@@ -41,25 +41,27 @@ thread_local! {
 }
 
 impl Core {
-    /// Appends work to a queue. `state` is what the caller has locked.
-    pub(super) fn enqueue(self: &Arc<Self>, state: &mut State, id: u64, op: Op) -> Result<Point> {
-        if self.config.mode == SimMode::Async && state.worker.is_none() {
-            let core = self.clone();
-            let worker = std::thread::Builder::new().name("arrow-device-sim".into());
-            let worker = worker
-                .spawn(move || core.work())
-                .map_err(|error| self.error("start worker", MISUSE, error.to_string()))?;
-            state.worker = Some(worker);
-        }
+    /// Appends work to a queue, which the worker runs soon in [`SimMode::Async`]. `state` is what the caller has locked.
+    pub(super) fn enqueue(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        id: u64,
+        op: Op,
+    ) -> Result<Point> {
         let Some(queue) = state.queues.get_mut(&id) else {
             return Err(self.error("enqueue", MISUSE, "no such queue"));
         };
         queue.submitted += 1;
         queue.pending.push_back(op);
-        self.work.notify_one();
+        let position = queue.submitted;
+        drop(state);
+        if self.config.mode == SimMode::Async {
+            let core = self.clone();
+            self.worker.push(move || core.run_all());
+        }
         Ok(Point {
             queue: id,
-            position: queue.submitted,
+            position,
         })
     }
 
@@ -95,47 +97,44 @@ impl Core {
             match queue.and_then(|queue| queue.pending.front()) {
                 Some(Op::Wait(point)) if !state.reached(*point) => needed.push(*point),
                 _ => {
-                    let after = self.run_first(state, next.queue);
+                    let done = self.run_first(state, next.queue);
                     drop(engine);
-                    after.finish();
+                    drop(done);
                 }
             }
         }
         Ok(())
     }
 
-    /// The worker. It ends when the device closes and all work is done.
-    fn work(&self) {
-        ON_ENGINE.set(true);
+    /// Runs all that can run, on the worker.
+    fn run_all(&self) {
+        let before = ON_ENGINE.replace(true);
         let mut last = 0;
-        let mut state = self.state();
         loop {
-            let rate = self.config.bytes_per_second.filter(|_| !state.closing);
-            state = match state.pick(last, rate) {
-                Pick::Run(id) => {
-                    last = id;
-                    self.run_first(state, id).finish();
-                    self.state()
-                }
-                Pick::Later(None) if state.closing => return,
-                Pick::Later(None) => self.work.wait(state).unwrap_or_else(|e| e.into_inner()),
-                Pick::Later(Some(due)) => {
-                    let time = due.saturating_duration_since(Instant::now());
-                    let woken = self.work.wait_timeout(state, time);
-                    woken.unwrap_or_else(|e| e.into_inner()).0
-                }
-            };
+            let engine = lock(&self.engine);
+            let state = self.state();
+            if let Some(id) = state.pick(last) {
+                last = id;
+                let done = self.run_first(state, id);
+                drop(engine);
+                drop(done);
+            } else if state.is_slow() {
+                drop((state, engine));
+                std::thread::sleep(Duration::from_micros(100));
+            } else {
+                break;
+            }
         }
+        ON_ENGINE.set(before);
     }
 
-    /// Runs the first operation of a queue. The caller is the engine: the worker, or the holder of
-    /// `engine` where there is none; so only one operation of a device runs at a time.
-    fn run_first(&self, mut guard: MutexGuard<'_, State>, id: u64) -> After {
+    /// Runs the first operation of a queue. The caller holds `engine`, so only one operation of a device runs at a time.
+    fn run_first(&self, mut guard: MutexGuard<'_, State>, id: u64) -> Done {
         let state = &mut *guard;
         // It stays in the queue while it runs, for `free_host` to see.
         let first = state.queues.get_mut(&id);
         let work: Option<Work> = match first.and_then(|queue| queue.pending.front_mut()) {
-            Some(Op::Copy(copies)) => {
+            Some(Op::Copy(copies, _)) => {
                 let copies = copies.clone();
                 // The last one first, because their order must not matter.
                 Some(Box::new(move |core| {
@@ -153,15 +152,15 @@ impl Core {
         let before = ON_ENGINE.replace(true);
         let result = work.map_or(Ok(()), |work| work(self));
         ON_ENGINE.set(before);
-        let mut after = After::default();
+        let mut done = Done::default();
         let mut state = self.state();
         match result {
-            Ok(()) => state.complete(id, &mut after),
-            Err(error) => state.fail(error, &mut after),
+            Ok(()) => state.complete(id, &mut done),
+            Err(error) => state.fail(error, &mut done),
         }
         drop(state);
         self.done.notify_all();
-        after
+        done
     }
 
     fn run_copy(&self, copy: &CopyOp) -> Result<()> {
@@ -204,24 +203,5 @@ impl Core {
         // SAFETY: `locate` has checked the range against the live allocations, and its memory is kept.
         unsafe { start.write_bytes(byte, bytes) };
         Ok(())
-    }
-}
-
-/// What a device and its queues hold: the device closes when the last one is dropped.
-pub(super) struct Handle(pub(super) Arc<Core>);
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let Some(mut state) = self.0.here() else {
-            return;
-        };
-        state.closing = true;
-        let worker = state.worker.take();
-        drop(state);
-        self.0.work.notify_all();
-        // On the worker itself (a kernel or waker held the last handle) it ends on its own.
-        if let Some(worker) = worker.filter(|w| w.thread().id() != std::thread::current().id()) {
-            let _ = worker.join();
-        }
     }
 }

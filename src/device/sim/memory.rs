@@ -1,4 +1,4 @@
-//! Memory: addresses that the host cannot touch, the memory behind them, and who has which.
+//! The memory behind the addresses that users see, and who has which.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -10,66 +10,6 @@ use std::sync::Arc;
 pub(super) const FRESH: u8 = 0xA5;
 /// Alignment of an allocation and least distance between two, in bytes.
 const UNIT: usize = 64;
-
-/// The addresses that users see, behind which there is never any memory.
-#[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
-pub(super) struct Mapping {
-    start: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping lives until `Drop`, and nothing reads or writes it.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; the fields do not change.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    #[cfg(target_os = "linux")]
-    pub(super) fn new(bytes: usize) -> Result<Self, String> {
-        if cfg!(miri) {
-            return Err("Miri has no addresses without memory".into());
-        }
-        // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            let e = std::io::Error::last_os_error();
-            return Err(format!(
-                "mmap of {bytes} bytes: {e}; SimConfig::with_capacity_bytes asks for fewer"
-            ));
-        }
-        let start = start.cast();
-        Ok(Self { start, bytes })
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn new(_bytes: usize) -> Result<Self, String> {
-        Err("simulated devices need Linux".into())
-    }
-
-    pub(super) fn range(&self) -> Range<usize> {
-        self.start.addr()..self.start.addr() + self.bytes
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; every user of the addresses holds this value's
-        // owner.
-        #[cfg(target_os = "linux")]
-        unsafe {
-            libc::munmap(self.start.cast(), self.bytes);
-        }
-    }
-}
 
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
@@ -125,7 +65,7 @@ fn block_bytes(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(UNIT)?.checked_add(UNIT)
 }
 
-/// Hands out the addresses of a [`Mapping`]. Those of a freed allocation are in quarantine until all behind them had their turn.
+/// Hands out the addresses of a device. Those of a freed allocation are in quarantine until all behind them had their turn.
 #[derive(Default)]
 pub(super) struct Allocator {
     range: Range<usize>,

@@ -66,6 +66,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
+use crate::device::parts::Reserved;
 use crate::device::{
     AddressClass, Backend, Capabilities, CopyKind, DeviceId, DevicePtr, EventPtr, PointerInfo,
     RawQueue, Relation, is_worker, lock,
@@ -84,7 +85,7 @@ mod state;
 mod tests;
 
 pub use config::{SimConfig, SimMode};
-use engine::{Handle, is_host, register};
+use engine::{is_host, register};
 pub use fault::{FaultOp, Faults};
 pub use kernel::SimMemory;
 use memory::Memory;
@@ -102,8 +103,8 @@ static IDS: Mutex<BTreeSet<i64>> = Mutex::new(BTreeSet::new());
 
 /// A simulated device.
 ///
-/// It lives until it and its queues are dropped. Work that is still queued then is finished in
-/// [`SimMode::Async`] and dropped in [`SimMode::Deferred`].
+/// Work that is still queued when it and its queues are dropped is finished in [`SimMode::Async`],
+/// for which nobody waits, and dropped in [`SimMode::Deferred`].
 ///
 /// ```
 /// use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
@@ -136,13 +137,13 @@ static IDS: Mutex<BTreeSet<i64>> = Mutex::new(BTreeSet::new());
 /// # }
 /// ```
 pub struct SimDevice {
-    handle: Arc<Handle>,
+    core: Arc<Core>,
     queue: Arc<SimQueue>,
 }
 
 impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let core = self.core();
+        let core = &self.core;
         write!(f, "SimDevice({}, {:?})", core.id, core.config.mode)
     }
 }
@@ -175,21 +176,27 @@ impl SimDevice {
     }
 
     fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
-        let mapping = memory::Mapping::new(config.capacity_bytes.max(1));
-        let mapping = mapping.map_err(|why| Error::DeviceNotAvailable {
+        let absent = |reason: String| Error::DeviceNotAvailable {
             device: id,
-            reason: why.into(),
+            reason: reason.into(),
+        };
+        if cfg!(any(miri, not(target_os = "linux"))) {
+            return Err(absent("simulated devices need Linux, and not Miri".into()));
+        }
+        let bytes = config.capacity_bytes.max(1);
+        let addresses = Reserved::new(id, bytes).map_err(|e| {
+            let advice = "SimConfig::with_capacity_bytes asks for fewer";
+            absent(format!("{bytes} bytes of addresses: {e}; {advice}"))
         })?;
-        let core = Core::new(id, config, mapping);
+        let core = Core::new(id, config, addresses);
         register(&core);
-        let handle = Arc::new(Handle(core));
-        let queue = Arc::new(SimQueue::new(handle.clone()));
-        Ok(Arc::new(Self { handle, queue }))
+        let queue = Arc::new(SimQueue::new(core.clone()));
+        Ok(Arc::new(Self { core, queue }))
     }
 
     /// Returns the failures to inject, and counts of operations.
     pub fn faults(&self) -> &Faults {
-        &self.core().faults
+        &self.core.faults
     }
 
     /// Frees an allocation at once, in no queue's order and without running queued work, which
@@ -201,16 +208,12 @@ impl SimDevice {
     /// # Safety
     /// As [`RawQueue::free`]; no operation that uses the memory is running.
     pub unsafe fn free_now(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         core.check_process()?;
         let mut state = core.state();
         let address = core.begin_free(&mut state, base, bytes)?;
         state.memory.finish_free(address);
         Ok(())
-    }
-
-    fn core(&self) -> &Arc<Core> {
-        &self.handle.0
     }
 }
 
@@ -220,7 +223,7 @@ impl SimDevice {
 // allocator.
 unsafe impl Backend for SimDevice {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(self.core().id)
+        Capabilities::new(self.core.id)
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
@@ -228,14 +231,14 @@ unsafe impl Backend for SimDevice {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        let core = self.core();
+        let core = &self.core;
         drop(core.alive()?);
         core.count(FaultOp::NewQueue, "new queue", 0)?;
-        Ok(Arc::new(SimQueue::new(self.handle.clone())))
+        Ok(Arc::new(SimQueue::new(self.core.clone())))
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         core.check_process()?;
         match core.state().events.contains_key(&event.as_ptr().addr()) {
             true => Ok(()),
@@ -247,7 +250,7 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        let core = self.core();
+        let core = &self.core;
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "query event")?;
         // The release thread asks at any time and any number of times.
@@ -258,7 +261,7 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "wait event")?;
         core.count(FaultOp::HostWait, "wait event", 0)?;
@@ -267,7 +270,7 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        let Some(mut state) = self.core().here() else {
+        let Some(mut state) = self.core.here() else {
             return;
         };
         if state.events.remove(&event.as_ptr().addr()).is_none() {
@@ -277,7 +280,7 @@ unsafe impl Backend for SimDevice {
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        let core = self.core();
+        let core = &self.core;
         let owned = |state: MutexGuard<'_, State>| state.memory.owned(address.address(), bytes);
         let class = match core.here().map(owned) {
             Some(true) => AddressClass::Device,
@@ -289,7 +292,7 @@ unsafe impl Backend for SimDevice {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let core = self.core();
+        let core = &self.core;
         drop(core.alive()?);
         if bytes == 0 {
             return Err(Error::argument("host allocation of 0 bytes"));
@@ -307,13 +310,13 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        let Some(mut state) = self.core().here() else {
+        let Some(mut state) = self.core.here() else {
             return;
         };
         let start = address.address();
         let queued = state.queues.values().flat_map(|queue| &queue.pending);
         let copies = queued.flat_map(|op| match op {
-            Op::Copy(copies) => &copies[..],
+            Op::Copy(copies, _) => &copies[..],
             _ => &[],
         });
         let used = copies.map(|copy| match copy.kind {
@@ -343,8 +346,7 @@ unsafe impl Backend for SimDevice {
 
     fn relation(&self, other: &dyn Backend) -> Relation {
         let other = other.as_any().downcast_ref::<Self>();
-        let is_peer =
-            |other: &Self| self.core().config.peer_access || other.core().id == self.core().id;
+        let is_peer = |other: &Self| self.core.config.peer_access || other.core.id == self.core.id;
         Relation {
             copies: other.is_some_and(is_peer),
             waits: false,
@@ -352,7 +354,7 @@ unsafe impl Backend for SimDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         // Nothing is injected here: an error says that the device has failed for good.
         let state = core.alive()?;
         let points = state.queues.iter().map(|(id, queue)| Point {
@@ -367,7 +369,7 @@ unsafe impl Backend for SimDevice {
     }
 
     fn settle(&self) -> Result<()> {
-        match self.core().check_process() {
+        match self.core.check_process() {
             // The work is the parent's.
             Err(_) => Ok(()),
             Ok(()) => self.synchronize(),

@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::engine::Handle;
 use super::fault::FaultOp;
 use super::kernel;
-use super::state::{Core, Op, QueueState};
+use super::state::{Core, Op, QueueState, State};
 use super::{MISUSE, SimMemory};
 use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
@@ -15,13 +15,13 @@ use crate::error::{Error, Result};
 /// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch).
 /// [`Queue::as_sim`] returns it.
 pub struct SimQueue {
-    handle: Arc<Handle>,
+    core: Arc<Core>,
     id: u64,
 }
 
 impl fmt::Debug for SimQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimQueue({} #{})", self.core().id, self.id)
+        write!(f, "SimQueue({} #{})", self.core.id, self.id)
     }
 }
 
@@ -41,34 +41,31 @@ impl Queue {
 }
 
 impl SimQueue {
-    pub(super) fn new(handle: Arc<Handle>) -> Self {
-        let mut state = handle.0.state();
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        let mut state = core.state();
         let id = state.next_queue;
         state.next_queue += 1;
         state.queues.insert(id, QueueState::default());
         drop(state);
-        Self { handle, id }
-    }
-
-    fn core(&self) -> &Arc<Core> {
-        &self.handle.0
+        Self { core, id }
     }
 
     /// Counts an operation, then queues it.
     fn submit(&self, fault: FaultOp, operation: &'static str, op: Op) -> Result<()> {
-        let core = self.core();
-        let mut state = core.alive()?;
-        core.count(fault, operation, 0)?;
-        core.enqueue(&mut state, self.id, op)?;
+        let state = self.core.alive()?;
+        self.core.count(fault, operation, 0)?;
+        self.core.enqueue(state, self.id, op)?;
         Ok(())
     }
 
-    /// Returns how many operations have not completed. Unlike recording an event, this queues no
-    /// further operation.
-    pub fn pending_operations(&self) -> usize {
-        let state = self.core().here();
-        let queue = state.as_ref().and_then(|s| s.queues.get(&self.id));
-        queue.map_or(0, |queue| queue.pending.len())
+    /// Returns when copies may run that are queued now, if they are slowed down.
+    fn due(&self, state: &mut State, copies: &[CopyOp]) -> Option<Instant> {
+        let rate = self.core.config.bytes_per_second? as f64;
+        let bytes: f64 = copies.iter().map(|copy| copy.bytes as f64).sum();
+        let (queue, now) = (state.queues.get_mut(&self.id)?, Instant::now());
+        let start = queue.busy.map_or(now, |busy| busy.max(now));
+        queue.busy = start.checked_add(Duration::try_from_secs_f64(bytes / rate).ok()?);
+        queue.busy
     }
 
     /// Queues a kernel: a closure that runs in queue order with a view of the device's memory. This
@@ -145,7 +142,7 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
 // only when its event's position is reached.
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        let core = self.core();
+        let core = &self.core;
         let mut state = core.alive()?;
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
@@ -162,7 +159,7 @@ unsafe impl RawQueue for SimQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         // In a child, the memory is the parent's.
         let Some(mut state) = core.here() else {
             return Ok(());
@@ -172,7 +169,7 @@ unsafe impl RawQueue for SimQueue {
             // Nothing runs any more, so nothing uses it.
             state.memory.finish_free(address);
         } else {
-            core.enqueue(&mut state, self.id, Op::Free(address))?;
+            core.enqueue(state, self.id, Op::Free(address))?;
         }
         Ok(())
     }
@@ -180,9 +177,13 @@ unsafe impl RawQueue for SimQueue {
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         copies.iter().try_for_each(check_copy)?;
         if copies.is_empty() {
-            return self.core().alive().map(drop);
+            return self.core.alive().map(drop);
         }
-        self.submit(FaultOp::Copy, "copy", Op::Copy(copies.into()))
+        let mut state = self.core.alive()?;
+        self.core.count(FaultOp::Copy, "copy", 0)?;
+        let due = self.due(&mut state, copies);
+        let copies = Op::Copy(copies.into(), due);
+        self.core.enqueue(state, self.id, copies).map(drop)
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
@@ -194,20 +195,20 @@ unsafe impl RawQueue for SimQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
-        let core = self.core();
-        let mut state = core.alive()?;
+        let core = &self.core;
+        let state = core.alive()?;
         core.count(FaultOp::Record, "record", 0)?;
-        let point = core.enqueue(&mut state, self.id, Op::Mark)?;
-        let event = state.record(point);
+        let point = core.enqueue(state, self.id, Op::Mark)?;
+        let event = core.state().record(point);
         event.ok_or_else(|| core.error("record", MISUSE, "null event"))
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
-        let core = self.core();
+        let core = &self.core;
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "queue wait")?;
         core.count(FaultOp::QueueWait, "queue wait", 0)?;
-        core.enqueue(&mut state, self.id, Op::Wait(point))?;
+        core.enqueue(state, self.id, Op::Wait(point))?;
         Ok(())
     }
 
@@ -218,7 +219,7 @@ unsafe impl RawQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        let Some(mut state) = self.core().here() else {
+        let Some(mut state) = self.core.here() else {
             return;
         };
         let queue = state.queues.get_mut(&self.id);

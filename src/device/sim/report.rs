@@ -41,7 +41,7 @@ impl SimDevice {
     /// Returns what is live and which mistakes were made so far. In a child of the process (`fork`), which has nothing of the
     /// device, only the error says so.
     pub fn report(&self) -> SimReport {
-        let core = self.core();
+        let core = &self.core;
         if let Err(forked) = core.check_process() {
             return SimReport {
                 error: Some(forked),

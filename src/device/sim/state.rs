@@ -1,20 +1,20 @@
 //! What all handles of a device share: its memory, its queues and what they hold.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::fault::Faults;
-use super::memory::{Allocator, Mapping, Memory};
+use super::memory::{Allocator, Memory};
 use super::{FaultOp, INVALID_ACCESS, MISUSE, SimConfig};
 use crate::abi::guard;
+use crate::device::parts::{Reserved, Worker};
 use crate::device::{CopyOp, DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
 use crate::error::{Error, Result};
 
-/// What a device, its queues and its worker share.
+/// What a device and its queues share. It lives until they, and the work that a worker has to run, are gone.
 ///
 /// Locks are taken in this order: `engine`, `state`. Closures are dropped while neither is held.
 pub(super) struct Core {
@@ -22,13 +22,14 @@ pub(super) struct Core {
     /// Where the worker runs. A child of that process has no worker, and the locks may be held for ever there.
     process: Process,
     pub(super) config: SimConfig,
-    pub(super) mapping: Mapping,
+    /// The addresses that users see.
+    addresses: Reserved,
     pub(super) faults: Faults,
     state: Mutex<State>,
-    /// Held by whoever runs work when there is no worker.
+    /// Held by whoever runs work.
     pub(super) engine: Mutex<()>,
-    /// Signalled when there is work, or the device is closing.
-    pub(super) work: Condvar,
+    /// Runs work that nobody waits for.
+    pub(super) worker: Worker,
     /// Signalled when work has run.
     pub(super) done: Condvar,
 }
@@ -45,8 +46,6 @@ pub(super) struct State {
     pub(super) violations: Vec<String>,
     /// The error that ended this device. Nothing runs or is queued any more.
     pub(super) error: Option<Error>,
-    pub(super) worker: Option<JoinHandle<()>>,
-    pub(super) closing: bool,
 }
 
 /// A position in a queue. Reached when that many operations of the queue have run.
@@ -57,21 +56,26 @@ pub(super) struct Point {
 }
 
 impl Core {
-    pub(super) fn new(id: DeviceId, config: SimConfig, mapping: Mapping) -> Arc<Self> {
+    pub(super) fn new(id: DeviceId, config: SimConfig, addresses: Reserved) -> Arc<Self> {
         Arc::new(Self {
             id,
             process: Process::this(),
             config,
             faults: Faults::default(),
             state: Mutex::new(State {
-                memory: Allocator::new(mapping.range()),
+                memory: Allocator::new(addresses.base().range(addresses.bytes())),
                 ..State::default()
             }),
-            mapping,
+            addresses,
             engine: Mutex::new(()),
-            work: Condvar::new(),
+            worker: Worker::new("arrow-device sim"),
             done: Condvar::new(),
         })
+    }
+
+    /// Returns the addresses that users see, behind which there is never any memory.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.addresses.base().range(self.addresses.bytes())
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -117,7 +121,7 @@ impl Core {
         ptr: DevicePtr,
         bytes: usize,
     ) -> Result<(Arc<Memory>, *mut u8), String> {
-        if !self.mapping.range().contains(&ptr.address()) {
+        if !self.range().contains(&ptr.address()) {
             return Err(self.invalid(ptr, bytes, "not an address of this device"));
         }
         let state = self.state();
@@ -190,21 +194,20 @@ impl State {
         queue.is_none_or(|queue| queue.completed >= point.position)
     }
 
-    /// Records that the first operation of a queue has run.
-    pub(super) fn complete(&mut self, id: u64, after: &mut After) {
+    /// Records that the first operation of a queue has run, which is added to what is done.
+    pub(super) fn complete(&mut self, id: u64, done: &mut Done) {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
-        after.garbage.extend(queue.pending.pop_front());
+        done.0.extend(queue.pending.pop_front());
         queue.completed += 1;
-        queue.due.set(None);
         if queue.dropped && queue.pending.is_empty() {
             self.queues.remove(&id);
         }
     }
 
     /// Ends the device: runs queued frees and drops all other work.
-    pub(super) fn fail(&mut self, error: Error, after: &mut After) {
+    pub(super) fn fail(&mut self, error: Error, done: &mut Done) {
         if let Error::Device {
             code: INVALID_ACCESS,
             ..
@@ -219,54 +222,39 @@ impl State {
                 if let Op::Free(address) = *op {
                     self.memory.finish_free(address);
                 }
-                self.complete(id, after);
+                self.complete(id, done);
             }
         }
     }
 
-    /// Returns a queue whose first operation can run, preferring those after `last`, or else when
-    /// to look again.
-    pub(super) fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
-        let mut again: Option<Instant> = None;
+    /// Returns a queue whose first operation can run, preferring those after `last`.
+    pub(super) fn pick(&self, last: u64) -> Option<u64> {
+        let can_run = |(_, queue): &(&u64, &QueueState)| match queue.pending.front() {
+            None => false,
+            Some(Op::Wait(point)) => self.reached(*point),
+            Some(Op::Copy(_, due)) => due.is_none_or(|due| due <= Instant::now()),
+            Some(_) => true,
+        };
         let later = self.queues.range(last.saturating_add(1)..);
-        for (id, queue) in later.chain(self.queues.range(..=last)) {
-            match (queue.pending.front(), rate) {
-                (None, _) => {}
-                (Some(Op::Wait(point)), _) if !self.reached(*point) => {}
-                (Some(Op::Copy(copies)), Some(rate)) => {
-                    let now = Instant::now();
-                    let due = queue.due.get().unwrap_or_else(|| {
-                        let bytes: f64 = copies.iter().map(|copy| copy.bytes as f64).sum();
-                        let time = Duration::try_from_secs_f64(bytes / rate as f64);
-                        now + time.unwrap_or_default()
-                    });
-                    queue.due.set(Some(due));
-                    if due <= now {
-                        return Pick::Run(*id);
-                    }
-                    again = Some(again.map_or(due, |other| other.min(due)));
-                }
-                _ => return Pick::Run(*id),
-            }
-        }
-        Pick::Later(again)
+        let found = later.chain(self.queues.range(..=last)).find(can_run);
+        found.map(|(id, _)| *id)
+    }
+
+    /// Whether a queue is at copies that are slowed down.
+    pub(super) fn is_slow(&self) -> bool {
+        let mut first = self.queues.values().map(|queue| queue.pending.front());
+        first.any(|op| matches!(op, Some(Op::Copy(_, Some(_)))))
     }
 }
 
-pub(super) enum Pick {
-    Run(u64),
-    Later(Option<Instant>),
-}
-
-/// What is left to do after work has run, once no lock is held.
+/// Operations that are done. What they hold is dropped once no lock is held.
 #[derive(Default)]
-pub(super) struct After {
-    garbage: Vec<Op>,
-}
+pub(super) struct Done(Vec<Op>);
 
-impl After {
-    pub(super) fn finish(self) {
-        let _ = guard::call_foreign("kernel", || drop(self.garbage));
+impl Drop for Done {
+    fn drop(&mut self) {
+        let done = std::mem::take(&mut self.0);
+        let _ = guard::call_foreign("kernel", || drop(done));
     }
 }
 
@@ -275,7 +263,8 @@ pub(super) type Work = Box<dyn FnOnce(&Core) -> Result<()> + Send>;
 
 /// Queued work.
 pub(super) enum Op {
-    Copy(Arc<[CopyOp]>),
+    /// A list of copies, and when they may run, if copies are slowed down.
+    Copy(Arc<[CopyOp]>, Option<Instant>),
     /// A fill, or a kernel; `None` once it has begun to run.
     Work(Option<Work>),
     /// Frees the allocation at this address.
@@ -291,8 +280,8 @@ pub(super) struct QueueState {
     /// Operations ever submitted, and ever run.
     pub(super) submitted: u64,
     pub(super) completed: u64,
-    /// When the first operation may run, if copies are slowed down.
-    due: Cell<Option<Instant>>,
+    /// Until when it copies, if copies are slowed down.
+    pub(super) busy: Option<Instant>,
     /// The handle was dropped; the queue is forgotten once its work is done.
     pub(super) dropped: bool,
 }

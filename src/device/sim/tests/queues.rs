@@ -193,23 +193,23 @@ fn submissions_are_checked() {
 }
 
 #[test]
-fn copies_can_be_slowed_down_and_overlap() {
+fn copies_can_be_slowed_down() {
     let Some(device) = device(small().with_bytes_per_second(100_000)) else {
         return;
     };
-    let (slow, quick) = (device.default_queue().unwrap(), device.new_queue().unwrap());
-    let host = vec![1; 10_000_000]; // 100 seconds
-    let memory = slow.allocate(host.len()).unwrap();
+    let queue = device.default_queue().unwrap();
+    let host = [1; 5000];
+    let memory = queue.allocate(host.len()).unwrap();
     let start = Instant::now();
-    upload(&slow, &host, memory).unwrap();
-    let never = slow.record().unwrap();
-    let other = quick.allocate(5000).unwrap();
-    upload(&quick, &host[..5000], other).unwrap();
-    finish(&device, &quick).unwrap();
+    upload(&queue, &host, memory).unwrap();
+    let copied = queue.record().unwrap();
+    assert!(!query(&device, copied).unwrap());
+    wait(&device, copied).unwrap();
     assert!(start.elapsed() >= Duration::from_millis(50));
-    assert!(!query(&device, never).unwrap());
-    drop((slow, quick, device)); // closing does not dawdle
-    assert!(start.elapsed() < Duration::from_secs(50));
+    release(&device, copied);
+    free(&queue, memory, host.len()).unwrap();
+    device.synchronize().unwrap();
+    device.assert_clean();
 }
 
 #[test]
