@@ -40,11 +40,6 @@ impl Answers {
         // which nobody writes (its contract). `self` keeps both alive.
         unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) }
     }
-
-    /// Returns integer `k` of `width` bytes in the answer to request `i`.
-    pub(crate) fn int(&self, i: usize, k: usize, width: usize) -> i64 {
-        int(&self.bytes(i)[k * width..], width)
-    }
 }
 
 /// Returns the signed integer of `width` bytes, in this machine's order of bytes, at the start of `bytes`.
@@ -74,19 +69,6 @@ const fn highest(width: usize) -> Range<usize> {
 pub(crate) struct Gathering {
     places: Vec<(DevicePtr, usize)>,
     reading: Reading<Vec<Arc<Owner>>>,
-}
-
-/// Reads all `requests` of an array on `queue`, or on the device's default queue: one list of copies, one host wait.
-///
-/// # Safety
-/// As [`Gathering::of`].
-pub(crate) unsafe fn gather(
-    array: &DeviceArray,
-    requests: &[Request],
-    queue: Option<&Queue>,
-) -> Result<Answers> {
-    // SAFETY: the caller keeps to the contract of `Gathering::of`.
-    unsafe { Gathering::of(array, requests, queue) }?.finish()
 }
 
 impl Gathering {

@@ -139,21 +139,8 @@ fn bitmap(view: View<'_>) -> Request {
     }
 }
 
-/// Starts to read the bytes that hold the validity bits of `views`, each of which has a bitmap; see
-/// [`Gathering::start`].
-pub(crate) fn read_bitmaps<'a>(
-    array: &DeviceArray,
-    views: impl Iterator<Item = View<'a>>,
-    queue: Option<&Queue>,
-) -> Result<Gathering> {
-    let requests: Vec<_> = views.map(bitmap).collect();
-    // SAFETY: the bitmaps lie in the array's memory (`bitmap`). Nobody writes to an array's memory: imports and constructors demand
-    // it.
-    unsafe { Gathering::of(array, &requests, queue) }
-}
-
-/// Returns the nulls of `view`, whose bits are answer `i`; see [`read_bitmaps`].
-pub(crate) fn nulls_of(bitmaps: &Answers, i: usize, view: View<'_>) -> usize {
+/// Returns the nulls of `view`, whose bits are answer `i`.
+fn nulls_of(bitmaps: &Answers, i: usize, view: View<'_>) -> usize {
     view.length - count_bits(bitmaps.bytes(i), view.validity_offset % 8, view.length)
 }
 

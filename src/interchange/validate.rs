@@ -32,7 +32,7 @@ use crate::data::node::Node;
 use crate::error::Result;
 use crate::interchange::path::Path;
 #[cfg(feature = "async")]
-use crate::transfer::{Arriving, Extent};
+use crate::transfer::{Download, Scope};
 
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
 /// may be invalid; where the host cannot read it, those are copied to the host first.
@@ -53,8 +53,7 @@ pub(super) async fn validate_async(array: &DeviceArray) -> Result<()> {
         return Ok(());
     };
     let (array, queue) = (doubtful.into_owned(), array.device().default_queue());
-    let mut coming = Box::new(Arriving::new(array, Extent::Reachable, queue));
-    let host = std::future::poll_fn(|cx| coming.poll(cx)).await?;
+    let host = Box::new(Download::of_scope(array, Scope::Reachable, queue)).await?;
     check(&unwrap(&host)?)
 }
 

@@ -1,7 +1,7 @@
 //! [`HostSlab`]: host memory that becomes arrow buffers.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -95,19 +95,6 @@ impl HostSlab {
         // is enough for `T`; every bit pattern is a value of a native type, as arrow-rs guarantees of this sealed trait, and
         // native types have no padding, so that the bytes stay initialised.
         unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), values) }
-    }
-
-    /// Returns some of the bytes, for writing, while copies may read others.
-    ///
-    /// # Safety
-    /// The range lies in the slab, and no copy uses these bytes while the reference exists.
-    pub(crate) unsafe fn part_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        // SAFETY: the caller guarantees that the range lies in the slab's initialised bytes, which no copy uses, and `&mut self` that
-        // the host has no other reference.
-        unsafe {
-            let start = self.block.ptr().as_ptr().add(range.start);
-            std::slice::from_raw_parts_mut(start, range.len())
-        }
     }
 
     /// Returns the address of the first byte, for copies.

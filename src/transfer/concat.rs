@@ -5,14 +5,13 @@ use std::sync::Arc;
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::data::fit::Fit;
-use crate::data::gather::Gathering;
 use crate::data::node::View;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::check_queue;
-use crate::transfer::copy::{copy_planned, destination, owners, pack_planned};
-use crate::transfer::planner::{Extent, plan_with};
+use crate::transfer::copy::copy;
+use crate::transfer::plan::Scope;
 
 impl DeviceArray {
     /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. Their types must
@@ -21,14 +20,17 @@ impl DeviceArray {
     /// of 64 bytes. It has the field of the first array, nullable if there are nulls.
     ///
     /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
-    /// several arrays share their memory, and are otherwise copied whole, one after the other. Equal values are not merged.
+    /// several arrays share their memory, and are otherwise copied whole, one after the other. Where the host can read the
+    /// memory, a dictionary of types without children whose values equal those of the one kept before it, nulls included, is not
+    /// kept again. Elsewhere that would take a read, so equal values in other memory are not merged, and nowhere are single values.
     ///
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
-    /// this call returns. First the ends of binary, text, list and map arrays are read, and all run ends: one read for
+    /// this call returns. First the ends of binary, text, list and map arrays are read, all run ends, and the type ids and offsets of
+    /// dense unions whose children are not shared: one read for
     /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
     /// at most 16 MiB, with one more read for each that has a source: offsets, of all arrays except the first; dictionary
-    /// keys, views, list-view and dense-union offsets that refer to something that is not shared, of all arrays except the
-    /// first; bitmaps from the first array on that does not begin or end at a whole byte, or whose nulls are not counted yet. The
+    /// keys, views and list-view offsets that refer to something that is not shared, of all arrays except the
+    /// first; bitmaps that do not begin or end at a whole byte, or whose nulls are not counted yet. The
     /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is
     /// one host wait, and so is the way back of each group except the last. If the host can read the memory, this waits
     /// until all arrays are ready.
@@ -67,8 +69,8 @@ impl DeviceArray {
                 ("array".into(), format!("array {i}"), "array 0")
             })?;
         }
-        let whole = concat(first.data_type(), arrays, queue)?;
-        let whole = first.like(device.clone(), whole.to_node());
+        let node = copy(arrays, first.data_type(), Scope::Compact, queue)?;
+        let whole = first.like(device.clone(), node);
         let nulls = whole.null_count() != Some(0) && *whole.data_type() != DataType::Null;
         match whole.field() {
             Some(field) if nulls && !field.is_nullable() => {
@@ -134,7 +136,8 @@ impl DeviceRecordBatch {
         }
         let root = DataType::Struct(schema.fields().clone());
         let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
-        let array = concat(&root, &arrays, queue)?;
+        let node = copy(&arrays, &root, Scope::Compact, queue)?;
+        let array = DeviceArray::from_node(device.clone(), node);
         for (field, column) in schema.fields().iter().zip(&array.node().children) {
             let nulls = column.nulls.get().unwrap_or(0);
             if !field.is_nullable() && nulls > 0 && !column.layout.is_null_type() {
@@ -177,23 +180,4 @@ fn check_types(
     let (path, input, reference) = names();
     let path = format!("concat on {device}: {path}");
     Fit::new(path, &input, reference).types(view, got, declared, true)
-}
-
-/// Concatenates arrays on one device, of types whose columns are those of `root`. What must be known of their memory is read for all
-/// together.
-fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<DeviceArray> {
-    let read = |requests: &[_]| {
-        let (device, owners) = (queue.device(), owners(arrays));
-        // SAFETY: the requests of `plan_with` lie in the arrays' memory (see there), whose owners these are, and to which
-        // nobody writes: imports and constructors demand it.
-        unsafe { Gathering::start(device, owners, requests, Some(queue)) }?
-            .finish()
-            .map(Some)
-    };
-    let plan = plan_with(arrays, Extent::Compact, destination(queue), read)?;
-    let plan = plan.ok_or_else(|| Error::argument("a plan without its numbers"))?;
-    match queue.device().is_host_memory() {
-        true => pack_planned(root, true, queue, plan),
-        false => copy_planned(root, arrays, queue, plan),
-    }
 }

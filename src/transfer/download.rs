@@ -1,20 +1,21 @@
-//! [`Download`]: a copy to the host that was started.
+//! [`Download`]: device memory to host memory: reads of sizes, then one list of copies into one host buffer.
 
-use std::convert::identity;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::SchemaRef;
 
+use crate::data::gather::{Gathering, Request};
 use crate::data::host::{to_array, to_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::Queue;
-use crate::error::Result;
-use crate::transfer::arriving::Arriving;
-use crate::transfer::planner::Extent;
-use crate::transfer::to_slab::DownloadQueues;
+use crate::device::{Completion, CopyKind, CopyOp, Counters, Device, Devices, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{Memory, Owner, Reading, Ready};
+use crate::transfer::plan::{Numbers, Plan, Scope, Walk, walk};
+use crate::transfer::region::Rewrite;
 
 /// A copy of an array (`T` is [`ArrayRef`]) or of a batch ([`RecordBatch`]) to the host that was started and may still be
 /// running. [`DeviceArray::start_to_host`] and [`DeviceRecordBatch::start_to_host`] make one.
@@ -37,59 +38,65 @@ use crate::transfer::to_slab::DownloadQueues;
 /// ```
 #[must_use = "the data is lost if the download is dropped"]
 pub struct Download<T> {
-    arriving: Arriving,
-    target: Target<T>,
+    array: DeviceArray,
+    scope: Scope,
+    queues: DownloadQueues,
+    /// What the next step has to wait for.
+    wait: Option<Completion>,
+    state: State,
+    /// Makes the data of the array that has arrived.
+    make: fn(&DeviceArray, Option<&SchemaRef>) -> Result<T>,
+    schema: Option<SchemaRef>,
 }
 
-/// What becomes of the array. The functions do not change what they are given: they say what `T` is.
-enum Target<T> {
-    Array(fn(ArrayRef) -> T),
-    Batch(SchemaRef, fn(RecordBatch) -> T),
-}
-
-impl Download<ArrayRef> {
-    /// Starts a download on `queue`, a queue of the array's device. Does not block.
-    pub(super) fn of_array(array: DeviceArray, queue: Queue) -> Result<Self> {
-        let mut arriving = Arriving::new(array, Extent::Rows, queue);
-        arriving.start()?;
-        let target = Target::Array(identity);
-        Ok(Self { arriving, target })
-    }
-}
-
-impl Download<RecordBatch> {
-    /// As [`of_array`](Download::of_array), for a batch.
-    pub(super) fn of_batch(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
-        let mut this = Self::lazy(batch, queue);
-        this.arriving.start()?;
-        Ok(this)
-    }
-
-    /// Makes a download of a batch that starts with its first poll.
-    pub(crate) fn lazy(batch: &DeviceRecordBatch, queues: impl Into<DownloadQueues>) -> Self {
-        Self {
-            arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queues),
-            target: Target::Batch(batch.schema(), identity),
-        }
-    }
-
-    /// Makes a download of a batch whose copies are queued when this returns. Blocks for sizes that are stored in device memory.
-    pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
-        let mut this = Self::lazy(batch, queues);
-        this.arriving.queue_copies()?;
-        Ok(this)
-    }
+/// How far a download is. Between two steps there is an event to wait for.
+#[derive(Debug)]
+enum State {
+    /// Numbers that are known, and those that are being read.
+    Planning(Numbers, Option<(Vec<Request>, Gathering)>),
+    Copies(Plan, Reading<DeviceArray>),
+    /// The host reads the array where it is.
+    InPlace,
+    Over,
 }
 
 impl<T> Download<T> {
+    fn new(
+        array: DeviceArray,
+        schema: Option<SchemaRef>,
+        queues: impl Into<DownloadQueues>,
+        make: fn(&DeviceArray, Option<&SchemaRef>) -> Result<T>,
+    ) -> Self {
+        Self {
+            array,
+            scope: Scope::Rows,
+            queues: queues.into(),
+            wait: None,
+            state: State::Planning(Numbers::default(), None),
+            make,
+            schema,
+        }
+    }
+
+    /// Takes the steps before the first wait, unless the host reads the array where it is. Does not block.
+    pub(super) fn started(mut self) -> Result<Self> {
+        if !self.is_in_place() {
+            self.drive(|_, _| Ok(false))?;
+        }
+        Ok(self)
+    }
+
     /// Returns whether [`wait`](Self::wait) would return at once. Never blocks. Once sizes that are stored in device memory have
     /// been read, this starts the copies.
     ///
     /// # Errors
-    /// Returns the errors that the device reports, and [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is
-    /// stored in device memory is impossible. The download may be over then: later calls return an error.
+    /// Returns the errors that the device reports, and [`Error::InvalidInput`] if a size that is
+    /// stored in device memory is impossible. The download is over then: later calls return an error.
     pub fn is_ready(&mut self) -> Result<bool> {
-        self.arriving.advance()
+        self.drive(|wait, _| {
+            wait.as_ref()
+                .map_or(Ok(true), |wait| wait.event().is_complete())
+        })
     }
 
     /// Blocks this thread until the data has arrived, and returns it. That is one host wait for the copies, none if
@@ -97,17 +104,193 @@ impl<T> Download<T> {
     ///
     /// # Errors
     /// As [`DeviceArray::to_host`].
-    pub fn wait(self) -> Result<T> {
-        self.target.make(&self.arriving.wait()?)
+    pub fn wait(mut self) -> Result<T> {
+        match &self.state {
+            State::Planning(_, None) if self.is_in_place() => {
+                self.array.wait()?;
+                self.state = State::InPlace;
+            }
+            _ => _ = self.drive(|wait, _| block_on(wait))?,
+        }
+        self.take()
+    }
+
+    /// Whether nothing is gained by an early start: the host reads the memory in place.
+    fn is_in_place(&self) -> bool {
+        self.array.device().is_host_readable()
+    }
+
+    /// Takes steps as long as `passes` says that what they wait for has completed, or makes this thread wait for it; it is also told
+    /// whether the copies are queued. Returns whether the data has arrived. An error ends the download.
+    fn drive(
+        &mut self,
+        mut passes: impl FnMut(&mut Option<Completion>, bool) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut go = || {
+            loop {
+                let queued = matches!(self.state, State::Copies(..) | State::InPlace);
+                if self.wait.is_some() && !passes(&mut self.wait, queued)? {
+                    return Ok(false);
+                }
+                self.wait = None;
+                if queued {
+                    return Ok(true);
+                }
+                self.step()?;
+            }
+        };
+        let arrived = go();
+        if arrived.is_err() {
+            // The copies may still run: dropping the state keeps what they use, and nothing reads it.
+            self.state = State::Over;
+        }
+        arrived
+    }
+
+    /// Takes the next step, once what it has to wait for has completed: plans, and starts the copies, or else a read of the numbers that the
+    /// plan lacks. Does not block.
+    fn step(&mut self) -> Result<()> {
+        let State::Planning(mut numbers, reading) = std::mem::replace(&mut self.state, State::Over)
+        else {
+            return Err(over());
+        };
+        let (array, queue) = (&self.array, &self.queues.copies);
+        let event = if self.is_in_place() {
+            self.state = State::InPlace;
+            array.ready_event_on(queue)?
+        } else {
+            if let Some((requests, mut reading)) = reading {
+                reading.waited();
+                numbers.add(&requests, reading.finish()?);
+            }
+            match walk(&[array], array.data_type(), self.scope, None, &numbers)? {
+                Walk::Plan(plan) => {
+                    let reading = copy(&plan, array, queue)?;
+                    let event = reading.event().cloned();
+                    self.state = State::Copies(plan, reading);
+                    event
+                }
+                Walk::Lacks(requests)
+                    if requests.iter().any(|r| r.on_host) && !array.is_ready()? =>
+                {
+                    // The host reads these in place.
+                    self.state = State::Planning(numbers, None);
+                    array.ready_event_on(queue)?
+                }
+                Walk::Lacks(requests) => {
+                    let sizes = self.queues.sizes()?;
+                    // SAFETY: the requests of a walk lie in the array's memory (see there), to which nobody writes: imports and
+                    // constructors demand it.
+                    let reading = unsafe { Gathering::of(array, &requests, Some(sizes)) }?;
+                    let event = reading.event().cloned();
+                    self.state = State::Planning(numbers, Some((requests, reading)));
+                    event
+                }
+            }
+        };
+        self.wait = event.map(Completion::of);
+        Ok(())
+    }
+
+    /// Returns the data, whose copies were waited for. Later calls return an error.
+    fn take(&mut self) -> Result<T> {
+        let array = match std::mem::replace(&mut self.state, State::Over) {
+            State::InPlace => self.array.clone(),
+            State::Copies(plan, reading) => arrived(plan, reading)?,
+            _ => return Err(over()),
+        };
+        (self.make)(&array, self.schema.as_ref())
     }
 }
 
-impl<T> Target<T> {
-    fn make(&self, array: &DeviceArray) -> Result<T> {
-        match self {
-            Self::Array(of) => to_array(array).map(of),
-            Self::Batch(schema, of) => to_batch(schema, array).map(of),
+fn over() -> Error {
+    Error::argument("the download is over: it has returned its data or an error")
+}
+
+/// Makes this thread wait.
+fn block_on(wait: &Option<Completion>) -> Result<bool> {
+    wait.as_ref().map_or(Ok(()), |wait| wait.event().wait())?;
+    Ok(true)
+}
+
+/// Queues the copies of a plan to one buffer of the device's pool. Does not wait.
+fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading<DeviceArray>> {
+    let buffer = array.device().host_slab(plan.bytes)?;
+    let base = buffer.as_device_ptr();
+    let copied = plan.regions.iter().filter(|region| region.source() > 0);
+    let copies: Vec<_> = copied
+        .map(|region| CopyOp {
+            src: region.src,
+            dst: base.offset(region.dst),
+            bytes: region.source(),
+            kind: CopyKind::DeviceToHost,
+        })
+        .collect();
+    // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
+    // its owners; its destinations lie in the buffer, which has room for each region and its source.
+    unsafe { Reading::start(queue, &array.owners(), &copies, buffer, array.clone()) }
+}
+
+/// Changes what was copied where it must be, and returns the array that it is.
+fn arrived(plan: Plan, mut reading: Reading<DeviceArray>) -> Result<DeviceArray> {
+    reading.waited();
+    let (buffer, array) = reading.finish()?;
+    let base = buffer.as_device_ptr();
+    for region in &plan.regions {
+        let out = base.offset(region.dst).as_ptr().cast::<u8>();
+        let src = match region.rewrite {
+            Rewrite::Made => region.src.as_ptr().cast_const().cast(),
+            _ => out.cast_const(),
+        };
+        let is_changed = !matches!(
+            region.rewrite,
+            Rewrite::None | Rewrite::Bits { skip: 0, .. }
+        );
+        if is_changed {
+            Counters::add(&array.device().counters().host_copied_bytes, region.len);
         }
+        // SAFETY: the copies into the buffer are done, where the plan gave the region and its source room of their own.
+        unsafe { region.write(&plan.tables, src, out) };
+    }
+    let owner = Owner::new(Devices::cpu(), Memory::Slab(buffer), Ready::Now);
+    let node = plan.place(base, &Arc::new(owner));
+    Ok(array.like(Devices::cpu(), node))
+}
+
+impl Download<ArrayRef> {
+    pub(super) fn of_array(array: &DeviceArray, queue: &Queue) -> Self {
+        Self::new(array.clone(), None, queue.clone(), |array, _| {
+            to_array(array)
+        })
+    }
+}
+
+impl Download<RecordBatch> {
+    /// Makes a download of a batch that starts with its first poll.
+    pub(crate) fn lazy(batch: &DeviceRecordBatch, queues: impl Into<DownloadQueues>) -> Self {
+        let (array, schema) = (batch.as_struct().clone(), batch.schema());
+        Self::new(array, Some(schema), queues, |array, schema| {
+            let schema = schema.ok_or_else(over)?;
+            to_batch(schema, array)
+        })
+    }
+
+    /// As [`lazy`](Self::lazy), but queues the copies before this returns, unless the host reads the batch where it is. Blocks for sizes
+    /// that are stored in device memory.
+    pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
+        let mut this = Self::lazy(batch, queues);
+        if !this.is_in_place() {
+            this.drive(|wait, queued| if queued { Ok(false) } else { block_on(wait) })?;
+        }
+        Ok(this)
+    }
+}
+
+impl Download<DeviceArray> {
+    /// Makes a download to an array on the CPU, or to the array itself if the host can read it, that starts with its first poll.
+    pub(crate) fn of_scope(array: DeviceArray, scope: Scope, queue: Queue) -> Self {
+        let this = Self::new(array, None, queue, |array, _| Ok(array.clone()));
+        Self { scope, ..this }
     }
 }
 
@@ -116,13 +299,64 @@ impl<T> Future for Download<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let this = &mut *self;
-        let arrived = std::task::ready!(this.arriving.poll(cx));
-        Poll::Ready(arrived.and_then(|array| this.target.make(&array)))
+        let arrived = this.drive(|wait, _| match Completion::poll_all(wait, cx) {
+            Poll::Ready(done) => done.map(|()| true),
+            Poll::Pending => Ok(false),
+        });
+        match arrived {
+            Ok(true) => Poll::Ready(this.take()),
+            Ok(false) => Poll::Pending,
+            Err(e) => Poll::Ready(Err(e)),
+        }
     }
 }
 
 impl<T> fmt::Debug for Download<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.arriving.fmt(f)
+        f.debug_struct("Download")
+            .field("array", &self.array)
+            .field("is_waiting", &self.wait.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The queues of a download, which belong to the array's device.
+#[derive(Clone, Debug)]
+pub(crate) struct DownloadQueues {
+    copies: Queue,
+    /// For reads of sizes that are stored in device memory, which come before the copies; made for the first such read.
+    /// `None` if they share the queue of the copies.
+    sizes: Option<Arc<OnceLock<Queue>>>,
+}
+
+impl DownloadQueues {
+    /// Makes queues for downloads one after the other. Sizes are not read behind the copies of an earlier download: a wait
+    /// for them would be one for those.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let copies = device.new_queue()?;
+        let sizes = Some(Arc::default());
+        Ok(Self { copies, sizes })
+    }
+
+    pub(crate) fn copies(&self) -> &Queue {
+        &self.copies
+    }
+
+    fn sizes(&self) -> Result<&Queue> {
+        let Some(sizes) = &self.sizes else {
+            return Ok(&self.copies);
+        };
+        if let Some(queue) = sizes.get() {
+            return Ok(queue);
+        }
+        let queue = self.copies.device().new_queue()?;
+        Ok(sizes.get_or_init(|| queue))
+    }
+}
+
+impl From<Queue> for DownloadQueues {
+    fn from(copies: Queue) -> Self {
+        let sizes = None;
+        Self { copies, sizes }
     }
 }

@@ -4,7 +4,7 @@
 //! arrays; dictionaries and the children of list views and dense unions whole; of view arrays the data buffers that its
 //! rows refer to on upload, and all on download; of run-end encoded arrays the runs that hold its rows.
 //!
-//! From device to device, unchanged bytes are copied directly. Only three kinds of pieces are copied through the host,
+//! From device to device, unchanged bytes are copied directly. Only three kinds of regions are copied through the host,
 //! which rewrites them: validity bitmaps that start within a byte, the last byte of bitmaps that have other bits after
 //! their last row, and offsets that do not start at 0. A concatenation also rewrites what refers to rows or buffers of one
 //! input: offsets, dictionary keys, run ends, views. An export moves validity bitmaps that start at another bit of a
@@ -13,21 +13,15 @@
 //! What a transfer wrote is padded to 64 bytes with zeros, and so are the bits after the last row. Buffers that one
 //! transfer put next to each other stay so, and are one copy in the next one.
 
-mod arriving;
-mod bitmaps;
 mod concat;
 mod copy;
 mod download;
-mod fix;
-mod helpers;
-mod parallel;
+mod export;
+mod nested;
 mod plan;
-mod planner;
-mod row_bytes;
-mod stage;
-mod staged;
-mod to_slab;
+mod region;
 mod upload;
+mod walk;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
@@ -37,13 +31,13 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue};
 use crate::error::Result;
 use crate::memory::check_queue;
-pub(crate) use crate::transfer::arriving::Arriving;
-pub(crate) use crate::transfer::bitmaps::{Bitmaps, Export};
-use crate::transfer::copy::{destination, pack_planned};
+use crate::transfer::copy::copy;
 pub use crate::transfer::download::Download;
-pub(crate) use crate::transfer::planner::Extent;
-use crate::transfer::planner::plan;
-pub(crate) use crate::transfer::to_slab::DownloadQueues;
+pub(crate) use crate::transfer::download::DownloadQueues;
+pub(crate) use crate::transfer::export::{Bitmaps, Export};
+pub(crate) use crate::transfer::plan::Scope;
+use crate::transfer::plan::plan;
+use crate::transfer::upload::upload;
 
 /// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
 const fn staging(bytes: usize) -> usize {
@@ -91,7 +85,8 @@ impl Device {
     /// As [`upload`](Self::upload). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn upload_on(&self, batch: &RecordBatch, queue: &Queue) -> Result<DeviceRecordBatch> {
-        let array = self.bring(wrap_batch(batch)?, queue)?;
+        check_queue(queue, self)?;
+        let array = wrap_batch(batch)?.host_to_device(queue)?;
         Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
     }
 
@@ -125,33 +120,9 @@ impl Device {
     /// # Errors
     /// As [`upload_on`](Self::upload_on) and [`upload_data`](Self::upload_data).
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(DeviceArray::from_host(data)?, queue)
-    }
-
-    /// Copies an array over host memory to this device.
-    fn bring(&self, host: DeviceArray, queue: &Queue) -> Result<DeviceArray> {
         check_queue(queue, self)?;
-        match self.id() == DeviceId::CPU {
-            true => Ok(host),
-            false => upload(&host, queue),
-        }
+        DeviceArray::from_host(data)?.host_to_device(queue)
     }
-}
-
-/// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
-/// this returns: its owners, which may be foreign, must not be dropped in the scope.
-fn upload(array: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
-    if queue.device().is_host_memory() {
-        let plan = plan(array, Extent::Rows, destination(queue), None)?;
-        let packed = pack_planned(array.data_type(), false, queue, plan)?;
-        return Ok(array.like(queue.device().clone(), packed.to_node()));
-    }
-    upload::upload(array, queue)
-}
-
-/// Copies an array to memory of a queue's device; see [`upload`].
-fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<DeviceArray> {
-    copy::copy(array, queue, extent)
 }
 
 impl DeviceArray {
@@ -189,7 +160,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`to_host_on`](Self::to_host_on).
     pub fn to_host_data_on(&self, queue: &Queue) -> Result<ArrayData> {
-        unwrap(&self.arrived(Extent::Rows, queue)?)
+        unwrap(&self.arrived(Scope::Rows, queue)?)
     }
 
     /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
@@ -224,25 +195,24 @@ impl DeviceArray {
     /// As [`to_host_on`](Self::to_host_on).
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
         check_queue(queue, self.device())?;
-        Download::of_array(self.clone(), queue.clone())
+        Download::of_array(self, queue).started()
     }
 
     /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array. Each buffer is copied
     /// at most once.
     pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
         let queue = self.device().default_queue();
-        unwrap(&self.arrived(Extent::Reachable, &queue)?)
+        unwrap(&self.arrived(Scope::Reachable, &queue)?)
     }
 
     /// Returns this array, once it is ready, if the host can read it, otherwise a copy on the CPU, which is made on `queue`.
-    fn arrived(&self, extent: Extent, queue: &Queue) -> Result<Self> {
+    fn arrived(&self, scope: Scope, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
-        let arriving = Arriving::new(self.clone(), extent, queue.clone());
-        arriving.wait()
+        Download::of_scope(self.clone(), scope, queue.clone()).wait()
     }
 
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
-    /// one, the array is copied directly, with one host wait if a piece must be rewritten; otherwise it is copied through
+    /// one, the array is copied directly, with one host wait if something must be rewritten; otherwise it is copied through
     /// the host.
     ///
     /// # Errors
@@ -261,24 +231,34 @@ impl DeviceArray {
             return Ok(self.clone());
         }
         if !from.is_host_readable() && to.backend().relation(from.backend()).copies {
-            return copy(self, queue, Extent::Rows);
+            return self.copied(queue, Scope::Rows);
         }
-        self.arrived(Extent::Rows, &from.default_queue())?
+        self.arrived(Scope::Rows, &from.default_queue())?
             .host_to_device(queue)
     }
 
     /// Returns this array, which the host can read, on the device of `queue`. Waits for it if it is not ready.
     fn host_to_device(&self, queue: &Queue) -> Result<Self> {
         let to = queue.device();
-        if to.id() == DeviceId::CPU {
-            // Host memory of another device (page-locked memory, say) becomes the CPU's.
-            if self.device() == to {
-                return Ok(self.clone());
-            }
-            let host = Self::from_host(unwrap(self)?)?;
-            return Ok(self.like(to.clone(), host.to_node()));
+        if self.device() == to {
+            return Ok(self.clone());
         }
-        upload(self, queue)
+        let node = if to.id() == DeviceId::CPU {
+            // Host memory of another device (page-locked memory, say) becomes the CPU's.
+            Self::from_host(unwrap(self)?)?.to_node()
+        } else if to.is_host_memory() {
+            return self.copied(queue, Scope::Rows);
+        } else {
+            upload(self, queue)?
+        };
+        Ok(self.like(to.clone(), node))
+    }
+
+    /// Returns a copy on the device of `queue`, which is the array's own or reaches it, or whose memory and the array's the host can
+    /// read.
+    fn copied(&self, queue: &Queue, scope: Scope) -> Result<Self> {
+        let node = copy(&[self], self.data_type(), scope, queue)?;
+        Ok(self.like(queue.device().clone(), node))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64
@@ -317,11 +297,41 @@ impl DeviceArray {
     /// belongs to another device.
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
-        copy(self, queue, Extent::Compact)
+        self.copied(queue, Scope::Compact)
+    }
+}
+
+impl DeviceArray {
+    /// Returns the bytes of these rows, without padding: those that [`to_host`](Self::to_host) copies if the host cannot
+    /// read the memory. Nothing is copied or allocated on the device.
+    ///
+    /// What moves as a whole counts as a whole: dictionaries, the children of list views and dense unions, the data buffers
+    /// of view arrays, and the data buffer or child of a binary, text, list or map array that is not a slice. A validity
+    /// bitmap that is known to have no nulls does not count.
+    ///
+    /// Numbers that are stored in device memory are read where they are not known, as [`to_host`](Self::to_host) does: the
+    /// last offset of binary and text arrays whose size is not known yet, and the first and last offsets of slices of
+    /// binary, text, list and map arrays, with one host wait for each level of nesting, all columns together. For
+    /// fixed-width, boolean and uploaded whole arrays nothing is read. Waits for memory that the host can read.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a number that is stored in device memory is
+    /// impossible, and the errors that the device reports.
+    pub fn get_slice_memory_size(&self) -> Result<usize> {
+        let plan = plan(&[self], self.data_type(), Scope::Rows, None, None)?;
+        Ok(plan.buffer_bytes())
     }
 }
 
 impl DeviceRecordBatch {
+    /// Returns the bytes of exactly these rows; see [`DeviceArray::get_slice_memory_size`].
+    ///
+    /// # Errors
+    /// As [`DeviceArray::get_slice_memory_size`].
+    pub fn get_slice_memory_size(&self) -> Result<usize> {
+        self.as_struct().get_slice_memory_size()
+    }
+
     /// Returns the batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
     ///
     /// # Errors
@@ -352,7 +362,7 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::to_host_on`].
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
         check_queue(queue, self.device())?;
-        Download::of_batch(self, queue.clone())
+        Download::lazy(self, queue.clone()).started()
     }
 
     /// Returns the batch on `device`; see [`DeviceArray::to_device`].

@@ -1,290 +1,448 @@
-//! The plan of a transfer: where each buffer's bytes come from, and where in one slab they go. Every buffer starts at a
-//! multiple of 64 bytes and is padded to a multiple of 64 with zeros.
+//! [`Plan`]: which bytes a transfer copies, where they go, and the array that they become. The rows of several arrays of one type
+//! become one array, one after the other; most transfers have one.
+//!
+//! A plan follows from the types, the rows and a few numbers that are stored in the arrays' memory. Where the host cannot read
+//! that, one walk over the arrays lists the numbers that it lacks; once they are read, all of a level together, the next walk
+//! goes further. Whole arrays of known sizes take one walk and no read.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::ops::Range;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use arrow_schema::DataType;
+use smallvec::SmallVec;
 
-use crate::data::layout::child_type;
-use crate::data::node::{Node, NodeBuffer, NullCount};
-use crate::device::{ALIGNMENT, DevicePtr};
+use crate::data::DeviceArray;
+use crate::data::gather::{Answers, Gathering, Request, int};
+use crate::data::node::{Node, NodeBuffer, View};
+use crate::data::resolve::check_size;
+use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
-use crate::transfer::fix::{Fix, Made, Piece};
+use crate::transfer::region::{CopyRegion, Rewrite};
 
-/// The nodes and buffers of a transfer's result, and what is copied for them.
-#[derive(Debug, Default)]
+/// How much of an array a transfer copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scope {
+    /// Its rows. Where the host cannot read the array, the offsets of whole arrays are copied unchanged, and unknown null
+    /// counts stay unknown.
+    Rows,
+    /// Its rows, with offsets that start at 0 and known null counts, even if that takes further reads.
+    Compact,
+    /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
+    /// dense union or run-end encoded array, however few of its rows the array refers to.
+    Reachable,
+}
+
+/// What is copied, and what it becomes. Every buffer starts at a multiple of 64 bytes, or of the device's alignment, and is padded to
+/// a multiple of 64 with zeros.
+#[derive(Debug)]
 pub(crate) struct Plan {
-    /// The nodes of the result; the children of each are next to each other, after it.
-    pub(crate) nodes: Vec<PlanNode>,
-    /// The buffers of the result.
-    buffers: Vec<PlanBuffer>,
-    /// What they are copied from: those of one buffer are next to each other, in order.
-    regions: Vec<Region>,
-    /// What the changes refer to.
-    pub(crate) made: Made,
-    /// The length of the slab in bytes, a multiple of 64.
+    /// The result, whose buffers have their offsets, and get their memory by [`place`](Self::place).
+    root: Arc<Node>,
+    /// In ascending order of destination.
+    pub(super) regions: Vec<CopyRegion>,
+    /// The bytes of all buffers and their padding.
     pub(crate) bytes: usize,
+    /// Some buffer has an address, if without bytes.
+    has_buffers: bool,
+    /// The sources of [`Rewrite::Made`].
+    _made: Vec<Vec<u8>>,
+    /// Of [`Rewrite::Views`].
+    pub(super) tables: Vec<Vec<u32>>,
+    /// The nulls of the nodes of which a copy counts them, in the order of the walk.
+    pub(super) counts: Vec<usize>,
 }
 
-/// A node of a plan's result.
-#[derive(Debug)]
-pub(crate) struct PlanNode {
-    /// Rows.
-    pub(super) length: usize,
-    /// Rows to skip; not 0 only where all runs are copied.
-    pub(super) offset: usize,
-    pub(super) nulls: NullCount,
-    /// The first of its children.
-    first_child: usize,
-    n_children: usize,
-    buffers: Range<usize>,
-}
-
-/// A buffer of a plan's result.
+/// Numbers that were read from the arrays' memory.
 #[derive(Debug, Default)]
-struct PlanBuffer {
-    /// Whether it has an address, even if it has no bytes.
-    present: bool,
-    bytes: usize,
-    regions: Range<usize>,
-    /// The first byte in the slab, once the plan is laid out.
-    dst: usize,
-    /// Another buffer has the same source and the same changes, and is in the same place.
-    shared: bool,
+pub(super) struct Numbers {
+    /// Address and bytes of each, in ascending order, and its place in `read`.
+    places: Vec<((DevicePtr, usize), [usize; 2])>,
+    read: Vec<Answers>,
 }
 
-/// Where some bytes of a buffer come from, and how.
-#[derive(Debug)]
-pub(super) struct Region {
-    /// The allocation of the source, and the first byte in it.
-    base: DevicePtr,
-    from: usize,
-    bytes: usize,
-    /// What the host changes.
-    fix: Fix,
-    /// These are all bytes of a buffer that an earlier transfer wrote and padded with zeros, and they do not change.
-    whole: bool,
+impl Numbers {
+    pub(super) fn add(&mut self, requests: &[Request], answers: Answers) {
+        let (list, requests) = (self.read.len(), requests.iter().enumerate());
+        let place = |(i, r): (usize, &Request)| ((r.address, r.bytes), [list, i]);
+        self.places.extend(requests.map(place));
+        self.places.sort_unstable();
+        self.read.push(answers);
+    }
+
+    fn get(&self, at: DevicePtr, bytes: usize) -> Option<&[u8]> {
+        let found = self
+            .places
+            .binary_search_by_key(&(at, bytes), |place| place.0);
+        let [list, i] = self.places[found.ok()?].1;
+        Some(self.read[list].bytes(i))
+    }
 }
 
-impl Region {
-    /// `bytes` bytes from byte `from` of the source's allocation at `base`, which are copied as they are.
-    pub(super) fn new(base: DevicePtr, from: usize, bytes: usize) -> Self {
-        Self {
-            base,
-            from,
-            bytes,
-            fix: Fix::None,
-            whole: false,
-        }
-    }
+/// What a walk came to.
+pub(super) enum Walk {
+    Plan(Plan),
+    /// These must be read first.
+    Lacks(Vec<Request>),
+}
 
-    /// `bytes` bytes that have no source.
-    pub(super) fn made(fix: Fix, bytes: usize) -> Self {
-        Self::new(DevicePtr::new(std::ptr::dangling_mut()), 0, bytes).fixed(fix)
+/// Plans the transfer of arrays of one device, at least one, which become an array of type `of` on the device `to`, or on the host.
+/// Memory that the host can read is waited for. Numbers are read on `queue`, a queue of the arrays' device, or on its default queue.
+pub(super) fn plan(
+    arrays: &[&DeviceArray],
+    of: &DataType,
+    scope: Scope,
+    to: Option<&Device>,
+    queue: Option<&Queue>,
+) -> Result<Plan> {
+    let device = arrays[0].device();
+    if device.is_host_readable() {
+        arrays.iter().try_for_each(|array| array.wait())?;
     }
+    let mut numbers = Numbers::default();
+    loop {
+        let requests = match walk(arrays, of, scope, to, &numbers)? {
+            Walk::Plan(plan) => return Ok(plan),
+            Walk::Lacks(requests) => requests,
+        };
+        // SAFETY: the requests of a walk lie in the arrays' memory (see `walk`), to which nobody writes: imports and
+        // constructors demand it.
+        let read = unsafe { Gathering::start(device, owners(arrays), &requests, queue) }?;
+        numbers.add(&requests, read.finish()?);
+    }
+}
 
-    pub(super) fn fixed(self, fix: Fix) -> Self {
-        Self { fix, ..self }
+/// The owners of all arrays, each once.
+pub(super) fn owners(arrays: &[&DeviceArray]) -> Vec<Arc<Owner>> {
+    if let [only] = arrays {
+        return only.owners();
     }
+    let mut seen = HashSet::new();
+    let all = arrays.iter().flat_map(|array| array.owners());
+    all.filter(|owner| seen.insert(Arc::as_ptr(owner)))
+        .collect()
+}
 
-    pub(super) fn whole(self, whole: bool) -> Self {
-        Self { whole, ..self }
-    }
+/// As [`plan`], as far as the numbers are known. Where the host can read the arrays, they are ready. Each request lies in their memory:
+/// it is for rows inside a node's buffers, whose sizes the import has checked or arrow-rs guarantees.
+pub(super) fn walk(
+    arrays: &[&DeviceArray],
+    of: &DataType,
+    scope: Scope,
+    to: Option<&Device>,
+    numbers: &Numbers,
+) -> Result<Walk> {
+    let parts: Parts<'_> = arrays.iter().map(|array| array.view()).collect();
+    let nulls = match arrays {
+        [only] => only.null_count(),
+        _ => None,
+    };
+    let mut planner = Planner::new(arrays, scope, to, numbers);
+    let root = planner.node(of, &parts, nulls)?;
+    Ok(planner.end(root))
 }
 
 impl Plan {
-    /// Adds a node with room for `buffers` buffers, which are missing until they are filled. Its children come later.
-    pub(super) fn node(&mut self, length: usize, buffers: usize) -> usize {
-        let first = self.buffers.len();
-        self.buffers
-            .resize_with(first + buffers, PlanBuffer::default);
-        self.nodes.push(PlanNode {
-            length,
-            offset: 0,
-            nulls: NullCount::known(0),
-            first_child: 0,
-            n_children: 0,
-            buffers: first..first + buffers,
-        });
-        self.nodes.len() - 1
-    }
-
-    /// Declares that the next `n` nodes are the children of `node`.
-    pub(super) fn begin_children(&mut self, node: usize, n: usize) {
-        self.nodes[node].first_child = self.nodes.len();
-        self.nodes[node].n_children = n;
-        // Growing step by step takes longer than all else that is done for small columns.
-        self.nodes.reserve(n);
-        self.buffers.reserve(3 * n);
-        self.regions.reserve(3 * n);
-    }
-
-    /// The number of a node's buffers.
-    pub(super) fn n_buffers(&self, node: usize) -> usize {
-        self.nodes[node].buffers.len()
-    }
-
-    /// Says what buffer `i` of a node is copied from. Without bytes it is there if it is to be `present`.
-    pub(super) fn fill(
-        &mut self,
-        node: usize,
-        i: usize,
-        present: bool,
-        regions: impl IntoIterator<Item = Region>,
-    ) {
-        let start = self.regions.len();
-        let regions = regions.into_iter().filter(|region| region.bytes > 0);
-        self.regions.extend(regions);
-        let regions = start..self.regions.len();
-        let bytes = self.regions[regions.clone()]
-            .iter()
-            .map(|region| region.bytes);
-        // `lay_out` refuses buffers that do not fit in memory.
-        let bytes = bytes.fold(0, usize::saturating_add);
-        self.buffers[self.nodes[node].buffers.start + i] = PlanBuffer {
-            present: present || bytes > 0,
-            bytes,
-            regions,
-            ..PlanBuffer::default()
-        };
-    }
-
-    /// Returns the bytes of all buffers.
+    /// Returns the bytes of all buffers, without padding.
     pub(super) fn buffer_bytes(&self) -> usize {
-        self.buffers.iter().map(|buffer| buffer.bytes).sum()
+        let mut all = 0;
+        let mut count = |view: View<'_>, _| {
+            let bytes = view.node.buffers.iter().filter_map(NodeBuffer::bytes);
+            all += bytes.sum::<usize>();
+        };
+        View::whole(&self.root).each_part(None, false, &mut count);
+        all
     }
 
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
-    pub(crate) fn device_bytes(&self) -> usize {
-        match self.buffers.iter().any(|buffer| buffer.present) {
+    pub(super) fn device_bytes(&self) -> usize {
+        match self.has_buffers {
             true => self.bytes.max(ALIGNMENT),
             false => self.bytes,
         }
     }
 
-    /// Returns what is copied, in ascending order of destination, each with whether its source is followed by zeros up to the next
-    /// multiple of 64 bytes. Buffers that an earlier transfer put next to each other stay so, and are one piece.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
-        let copied = self.buffers.iter().filter(|buffer| !buffer.shared);
-        let regions = copied.flat_map(move |buffer| {
-            let mut at = buffer.dst;
-            let last = buffer.regions.end.wrapping_sub(1);
-            buffer.regions.clone().map(move |i| {
-                let region = &self.regions[i];
-                let dst = at;
-                at += region.bytes;
-                (region, dst, i == last)
-            })
-        });
-        let mut regions = regions.peekable();
-        std::iter::from_fn(move || {
-            let (first, dst, last) = regions.next()?;
-            let mut piece = Piece {
-                src: first.base.offset(first.from),
-                dst,
-                dst_bytes: first.bytes,
-                fix: first.fix,
-                last,
+    /// Returns the result, whose memory starts at `base`. Its null counts are known where a copy has counted them.
+    pub(super) fn place(mut self, base: DevicePtr, owner: &Arc<Owner>) -> Arc<Node> {
+        fn place(
+            node: &mut Arc<Node>,
+            base: DevicePtr,
+            owner: &Arc<Owner>,
+            counts: &mut impl Iterator<Item = usize>,
+        ) {
+            // The plan has the only reference.
+            let Some(node) = Arc::get_mut(node) else {
+                return;
             };
-            while let Some((next, ..)) =
-                regions.next_if(|(next, to, _)| follows(first, &piece, next, *to))
-            {
-                piece.dst_bytes = next.from + next.bytes - first.from;
+            if node.nulls.get().is_none() {
+                counts
+                    .next()
+                    .into_iter()
+                    .for_each(|nulls| node.nulls.set(nulls));
             }
-            Some((piece, first.whole))
-        })
-    }
-
-    /// Returns the result of this type in a slab whose first address is `base`.
-    pub(crate) fn place(
-        self,
-        data_type: &DataType,
-        base: DevicePtr,
-        owner: &Arc<Owner>,
-    ) -> Arc<Node> {
-        self.placed(0, data_type, base, owner)
-    }
-
-    fn placed(&self, at: usize, of: &DataType, base: DevicePtr, owner: &Arc<Owner>) -> Arc<Node> {
-        let node = &self.nodes[at];
-        let buffers = self.buffers[node.buffers.clone()].iter().map(|buffer| {
-            if !buffer.present {
-                return NodeBuffer::absent();
-            }
-            NodeBuffer::new(owner, base, buffer.dst, Some(buffer.bytes))
-        });
-        let children = (0..node.n_children).map(|i| {
-            let of = child_type(of, i).unwrap_or(&DataType::Null);
-            self.placed(node.first_child + i, of, base, owner)
-        });
-        Arc::new(Node {
-            // True once the transfer has completed.
-            padded: true,
-            offset: node.offset,
-            validity_offset: node.offset,
-            nulls: node.nulls.clone(),
-            ..Node::new(
-                of.clone(),
-                node.length,
-                buffers.collect(),
-                children.collect(),
-            )
-        })
-    }
-
-    /// Assigns each buffer its offset in the slab, a multiple of `grain`. With `share`, buffers that have the same source and
-    /// the same changes get the same offset.
-    pub(super) fn lay_out(&mut self, share: bool, grain: usize) -> Result<()> {
-        let (mut places, at) = (HashMap::new(), &mut self.bytes);
-        for buffer in self.buffers.iter_mut().filter(|buffer| buffer.bytes > 0) {
-            isize::try_from(buffer.bytes).map_err(|_| too_large())?;
-            let mut room = buffer.bytes;
-            if let [region] = &self.regions[buffer.regions.clone()] {
-                let (src, fix) = (region.base.offset(region.from), region.fix);
-                // Where it is changed in place, the source has room too.
-                room = match fix {
-                    Fix::Bits { skip, bits, .. } => {
-                        room.max((usize::from(skip) + bits).div_ceil(8))
-                    }
-                    _ => room,
-                };
-                if share {
-                    match places.entry((src, region.bytes, fix)) {
-                        Entry::Occupied(place) => {
-                            (buffer.dst, buffer.shared) = (*place.get(), true);
-                            continue;
-                        }
-                        Entry::Vacant(place) => _ = place.insert(*at),
-                    }
+            for buffer in &mut node.buffers {
+                if !buffer.is_null() && buffer.owner.is_none() {
+                    (buffer.base, buffer.owner) = (base, Some(owner.clone()));
                 }
             }
-            let end = room
-                .checked_next_multiple_of(grain)
-                .and_then(|room| at.checked_add(room));
-            let Some(end) = end.filter(|end| isize::try_from(*end).is_ok()) else {
-                return Err(too_large());
-            };
-            buffer.dst = *at;
-            *at = end;
+            for child in &mut node.children {
+                place(child, base, owner, counts);
+            }
         }
-        Ok(())
+        place(&mut self.root, base, owner, &mut self.counts.into_iter());
+        self.root
     }
 }
 
-/// Whether a region, which goes to `dst`, continues the piece that begins with another one, on both sides of the copy.
-fn follows(first: &Region, piece: &Piece, next: &Region, dst: usize) -> bool {
-    let bytes = piece.dst_bytes.next_multiple_of(ALIGNMENT);
-    first.whole
-        && next.whole
-        && next.base == first.base
-        && next.from == first.from + bytes
-        && dst == piece.dst + bytes
+/// The rows that become a node, one part after the other: of one array, or of several.
+pub(super) type Parts<'a> = SmallVec<[View<'a>; 1]>;
+
+/// A walk over arrays.
+pub(super) struct Planner<'a> {
+    arrays: &'a [&'a DeviceArray],
+    device: &'a Device,
+    pub(super) scope: Scope,
+    /// The host can read the sources, which are ready.
+    pub(super) readable: bool,
+    /// Whether the result is on a device. There buffers without bytes have an address: null is legal, but Arrow C++ considers null
+    /// to be the CPU's memory.
+    pub(super) to_device: bool,
+    /// Buffers start at multiples of so many bytes.
+    grain: usize,
+    numbers: &'a Numbers,
+    lacks: Vec<Request>,
+    regions: Vec<CopyRegion>,
+    bytes: usize,
+    /// The allocation of the last region's source.
+    last: DevicePtr,
+    has_buffers: bool,
+    made: Vec<Vec<u8>>,
+    pub(super) tables: Vec<Vec<u32>>,
+    pub(super) counts: Vec<usize>,
+    /// Where regions went that may be asked for again.
+    places: HashMap<(DevicePtr, usize, Rewrite), usize>,
+}
+
+/// A region with the allocation of its source.
+pub(super) type From = (DevicePtr, CopyRegion);
+
+/// `len` bytes of a buffer from byte `from` on.
+pub(super) fn of_buffer(buffer: &NodeBuffer, from: usize, len: usize) -> From {
+    let region = CopyRegion::new(buffer.base.offset(buffer.offset + from), len);
+    (buffer.base, region)
+}
+
+/// Zeros.
+pub(super) fn zeros(n: usize) -> From {
+    let mut region = CopyRegion::new(DevicePtr::NULL, 0);
+    region.pad = n;
+    (DevicePtr::NULL, region)
+}
+
+/// As [`of_buffer`], of a part that is copied as it is. Earlier transfers padded the buffers of nodes that are `whole`.
+pub(super) fn unchanged(buffer: &NodeBuffer, from: usize, len: usize, whole: bool) -> From {
+    let (base, region) = of_buffer(buffer, from, len);
+    (base, region.padded(whole))
+}
+
+/// Whether an earlier transfer wrote the node, and the view is all of it.
+pub(super) fn is_whole(view: View<'_>) -> bool {
+    view.node.padded && view.is_uncut()
 }
 
 pub(super) fn too_large() -> Error {
     Error::argument("the rows do not fit in memory")
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(
+        arrays: &'a [&'a DeviceArray],
+        scope: Scope,
+        to: Option<&Device>,
+        numbers: &'a Numbers,
+    ) -> Self {
+        let device = arrays[0].device();
+        Self {
+            arrays,
+            device,
+            scope,
+            readable: device.is_host_readable(),
+            to_device: to.is_some(),
+            grain: to.map_or(ALIGNMENT, Device::alignment),
+            numbers,
+            lacks: Vec::new(),
+            regions: Vec::new(),
+            bytes: 0,
+            last: DevicePtr::NULL,
+            has_buffers: false,
+            made: Vec::new(),
+            tables: Vec::new(),
+            counts: Vec::new(),
+            places: HashMap::new(),
+        }
+    }
+
+    /// What the walk came to, with the node of the root.
+    pub(super) fn end(self, root: Arc<Node>) -> Walk {
+        if !self.lacks.is_empty() {
+            return Walk::Lacks(self.lacks);
+        }
+        Walk::Plan(Plan {
+            root,
+            regions: self.regions,
+            bytes: self.bytes,
+            has_buffers: self.has_buffers,
+            _made: self.made,
+            tables: self.tables,
+            counts: self.counts,
+        })
+    }
+
+    /// Whether offsets must start at 0 and null counts must be known.
+    pub(super) fn is_exact(&self) -> bool {
+        self.scope == Scope::Compact
+    }
+
+    /// Adds a buffer of these regions, one after the other. Without bytes it is there if it is to be `present`.
+    pub(super) fn buffer(
+        &mut self,
+        present: bool,
+        regions: impl IntoIterator<Item = From>,
+    ) -> Result<NodeBuffer> {
+        let start = self.bytes;
+        let (mut end, mut room, mut n) = (start, start, 0);
+        for (base, mut region) in regions {
+            if region.room() == 0 {
+                continue;
+            }
+            region.dst = end - usize::from(region.shares_byte());
+            end = add(region.dst, region.room())?;
+            // Where it is changed in place, the source has room too.
+            room = end.max(add(region.dst, region.source())?);
+            n += 1;
+            if self.scope == Scope::Reachable {
+                // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
+                let key = (region.src, region.len, region.rewrite);
+                let place = *self.places.entry(key).or_insert(region.dst);
+                if place != region.dst {
+                    return Ok(self.placed(place, region.len));
+                }
+            }
+            self.add_region(base, region);
+        }
+        if n == 0 {
+            return Ok(match present {
+                true => self.placed(0, 0),
+                false => NodeBuffer::absent(),
+            });
+        }
+        let room = if n == 1 { room } else { end };
+        let padded = room
+            .checked_next_multiple_of(ALIGNMENT)
+            .ok_or_else(too_large)?;
+        if let Some(last) = self.regions.last_mut() {
+            last.pad = padded - end;
+        }
+        let next = padded.checked_next_multiple_of(self.grain);
+        self.bytes = add(next.ok_or_else(too_large)?, 0)?;
+        Ok(self.placed(start, end - start))
+    }
+
+    /// Adds a region, or to the last one if it continues that on both sides of the copy: buffers that an earlier transfer put next to
+    /// each other stay so.
+    fn add_region(&mut self, base: DevicePtr, region: CopyRegion) {
+        match self.regions.last_mut() {
+            Some(last)
+                if last.padded
+                    && region.padded
+                    && base == self.last
+                    && region.dst == last.dst + last.room()
+                    && region.src == last.src.offset(last.room()) =>
+            {
+                last.len = region.dst + region.len - last.dst;
+            }
+            _ => self.regions.push(region),
+        }
+        self.last = base;
+    }
+
+    /// A buffer of the result, which has no memory yet.
+    fn placed(&mut self, offset: usize, bytes: usize) -> NodeBuffer {
+        self.has_buffers = true;
+        let mut buffer = NodeBuffer::absent();
+        (buffer.base, buffer.offset) = (DevicePtr::new(std::ptr::dangling_mut()), offset);
+        buffer.set_bytes(bytes);
+        buffer
+    }
+
+    /// A region of bytes that are known.
+    pub(super) fn known(&mut self, bytes: Vec<u8>) -> From {
+        let src = DevicePtr::new(bytes.as_ptr().cast_mut().cast());
+        let region = CopyRegion::new(src, bytes.len()).rewritten(Rewrite::Made);
+        self.made.push(bytes);
+        (DevicePtr::NULL, region)
+    }
+
+    /// Returns bytes of the arrays' memory; `None` if they must be read first. With `on_host` they are in memory of the host, whatever
+    /// device the arrays are on. The caller ensures that they lie in the arrays' memory.
+    pub(super) fn read(&mut self, at: DevicePtr, bytes: usize, on_host: bool) -> Option<&'a [u8]> {
+        if bytes == 0 {
+            return Some(&[]);
+        }
+        if self.readable {
+            // SAFETY: callers ask for rows inside a node's buffers, whose sizes were checked when the node was made. The host can read
+            // them, they are ready, and nobody writes to them (see `walk`). The arrays, which live for `'a`, keep them alive.
+            return Some(unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) });
+        }
+        let known = self.numbers.get(at, bytes);
+        if known.is_none() {
+            self.lacks.push(Request {
+                address: at,
+                bytes,
+                on_host,
+            });
+        }
+        known
+    }
+
+    /// As [`read`](Self::read), an integer of `width` bytes.
+    pub(super) fn read_int(&mut self, at: DevicePtr, width: usize) -> Option<i64> {
+        self.read(at, width, false).map(|bytes| int(bytes, width))
+    }
+
+    /// Keeps the size of buffer `i`, which was read.
+    pub(super) fn keep_size(&self, view: View<'_>, i: usize, bytes: i64) -> Result<usize> {
+        let buffer = &view.node.buffers[i];
+        let at = || self.path(view, i);
+        let bytes = check_size(self.device, buffer.address(), bytes, at)?;
+        buffer.set_bytes(bytes);
+        Ok(bytes)
+    }
+
+    pub(super) fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// The path of a buffer, for errors.
+    #[cold]
+    pub(super) fn path(&self, view: View<'_>, buffer: usize) -> String {
+        format!("{}.buffers[{buffer}]", self.node_path(view))
+    }
+
+    /// The path of a node in the array that has it, for errors.
+    #[cold]
+    pub(super) fn node_path(&self, view: View<'_>) -> String {
+        let mut paths = self
+            .arrays
+            .iter()
+            .filter_map(|array| array.node().path(view.node));
+        paths.next().unwrap_or_else(|| "array".into())
+    }
+}
+
+/// The sum, if there may be so many bytes.
+fn add(a: usize, b: usize) -> Result<usize> {
+    let sum = a.checked_add(b);
+    let sum = sum.filter(|sum| isize::try_from(*sum).is_ok());
+    sum.ok_or_else(too_large)
 }
