@@ -29,6 +29,7 @@ use crate::memory::DeviceBuffer;
 pub struct DlpackOptions<'a> {
     stream: DlpackStream<'a>,
     nulls_ignored: bool,
+    copy: bool,
     release: ReleasePolicy,
 }
 
@@ -39,6 +40,7 @@ impl<'a> DlpackOptions<'a> {
         Self {
             stream,
             nulls_ignored: false,
+            copy: false,
             release: ReleasePolicy::Synchronize,
         }
     }
@@ -48,6 +50,14 @@ impl<'a> DlpackOptions<'a> {
     #[must_use]
     pub const fn with_nulls_ignored(mut self) -> Self {
         self.nulls_ignored = true;
+        self
+    }
+
+    /// Exports a copy of a column's values, on the same device, which the consumer may write to. See
+    /// [`compact`](DeviceArray::compact).
+    #[must_use]
+    pub const fn with_copy(mut self) -> Self {
+        self.copy = true;
         self
     }
 
@@ -113,7 +123,7 @@ impl DlpackTensor {
         self.bit_offset
     }
 
-    /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DeviceArray::export_dlpack_copy).
+    /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DlpackOptions::with_copy).
     ///
     /// The consumer must call its deleter once; otherwise the memory is never freed.
     #[must_use = "the memory is freed by the struct's deleter only"]
@@ -269,21 +279,9 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] for other types, for a column with nulls unless
     /// [they are ignored](DlpackOptions::with_nulls_ignored), and for a stream that the device cannot have;
     /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of
-    /// addresses; and errors of the device. An unknown null count is computed, which reads the validity bitmap back.
+    /// addresses; and errors of the device, also those of the [copy](DlpackOptions::with_copy). An unknown null count is computed, which reads the
+    /// validity bitmap back.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        self.export_values(options, false)
-    }
-
-    /// Exports a copy of the values of a column, on the same device, which the consumer may write to. Otherwise like
-    /// [`export_dlpack`](Self::export_dlpack).
-    ///
-    /// # Errors
-    /// Returns the errors of [`export_dlpack`](Self::export_dlpack) and [`compact`](Self::compact).
-    pub fn export_dlpack_copy(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        self.export_values(options, true)
-    }
-
-    fn export_values(&self, options: &DlpackOptions<'_>, is_copy: bool) -> Result<DlpackTensor> {
         // The column and, for lists of one size, its descendants down to the values.
         let levels = |column: &Self| {
             successors(Some(column.clone()), |level| match level.data_type() {
@@ -310,7 +308,7 @@ impl DeviceArray {
         if !options.nulls_ignored {
             levels(self).try_for_each(|level| refuse_nulls(&level))?;
         }
-        if is_copy {
+        if options.copy {
             leaf = levels(&self.compact()?).last().unwrap_or(leaf);
         }
         let tensor = if bits {
@@ -322,7 +320,10 @@ impl DeviceArray {
             let values = leaf.part(1, offset, len)?;
             export(leaf.device(), values, dtype, shape, 0, options)
         };
-        Ok(DlpackTensor { is_copy, ..tensor? })
+        Ok(DlpackTensor {
+            is_copy: options.copy,
+            ..tensor?
+        })
     }
 
     /// Exports the validity bitmap of a column as a tensor of its bytes (`uint8`) without copying it. The bit of the first

@@ -27,7 +27,7 @@
 //! | | export | import |
 //! | --- | --- | --- |
 //! | values | [`DeviceArray::export_dlpack`](crate::DeviceArray::export_dlpack) | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
-//! | a copy that the consumer may write to | [`DeviceArray::export_dlpack_copy`](crate::DeviceArray::export_dlpack_copy) | |
+//! | a copy that the consumer may write to | [`DlpackOptions::with_copy`] | |
 //! | validity bitmaps | [`DeviceArray::export_dlpack_validity`](crate::DeviceArray::export_dlpack_validity) | the same, as `UInt8` |
 //! | any buffer | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
 //! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |

@@ -36,7 +36,7 @@ impl DeviceArray {
     /// - `array` and `schema` comply with the C device data interface: pointers that are not null
     ///   are valid for what the structs say, and the event, if there is one, has the type that
     ///   belongs to the device;
-    /// - if the host can read the memory of the device that the array is imported to ([`Device::is_host_readable`]), it can read the
+    /// - if the host can read the memory of the device that the array is imported to ([`is_host_readable`](crate::Device::is_host_readable)), it can read the
     ///   array's buffers;
     /// - the buffers of an array of type METAL are host addresses, if the [options](ImportOptions::with_metal_as_host)
     ///   or a device that was [registered](crate::metal::shared_memory) say so;

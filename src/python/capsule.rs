@@ -14,7 +14,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
 use super::errors::wrong_type;
-use super::host_stream::HostStream;
+use super::stream::HostStream;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 
 /// A struct of the C interfaces that capsules carry.

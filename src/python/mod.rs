@@ -77,7 +77,6 @@ mod capsule;
 mod data;
 mod errors;
 mod export;
-mod host_stream;
 mod import;
 mod request;
 mod stream;

@@ -18,8 +18,9 @@ use super::errors::wrong_type;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::device::{Devices, Queue};
-use crate::dlpack::{DLDevice, DlpackOptions, DlpackStream};
-use crate::dlpack::{delete, import_unversioned, import_versioned};
+use crate::dlpack::{
+    DLDevice, DlpackOptions, DlpackStream, delete, import_unversioned, import_versioned,
+};
 use crate::error::Error;
 
 /// The name of a capsule, and its name once a consumer has taken the tensor.
@@ -90,11 +91,11 @@ pub unsafe fn tensor_to_python<'py>(
     let stream = unsafe { DlpackStream::from_number(stream) };
     stream.order(column.device())?;
     let options = DlpackOptions::new(stream);
-    let tensor = detached(|| match copy {
-        Some(true) => column.export_dlpack_copy(&options),
-        _ => column.export_dlpack(&options),
-    });
-    let tensor = tensor.map_err(refused)?;
+    let options = match copy {
+        Some(true) => options.with_copy(),
+        _ => options,
+    };
+    let tensor = detached(|| column.export_dlpack(&options)).map_err(refused)?;
     // SAFETY: the tensors were just made. The caller guarantees that a consumer that asks for the unversioned struct does not
     // write unless it is a copy (second point of `# Safety`).
     unsafe {

@@ -162,7 +162,7 @@ fn a_copy_may_be_written_to() {
     let values = Int16Array::from_iter_values(0..10);
     let whole = cpu.upload_array(&values).unwrap();
     let column = whole.slice(3, 5).unwrap();
-    let tensor = column.export_dlpack_copy(&plain()).unwrap();
+    let tensor = column.export_dlpack(&plain().with_copy()).unwrap();
     let copy = Held::<DLManagedTensorVersioned>::new(tensor);
     assert_eq!(copy.flags, DLManagedTensorVersioned::IS_COPIED);
     assert_eq!(copy.shape(), [5]);
@@ -180,7 +180,7 @@ fn a_copy_may_be_written_to() {
         up(&arrow_array::StringArray::from(vec!["a"])),
     ] {
         let e = column.export_dlpack(&plain()).unwrap_err().to_string();
-        let of_copy = column.export_dlpack_copy(&plain()).unwrap_err();
+        let of_copy = column.export_dlpack(&plain().with_copy()).unwrap_err();
         assert_eq!(of_copy.to_string(), e);
     }
 }
@@ -200,7 +200,7 @@ fn booleans_of_a_byte() {
     for column in [flat, up(&lists)] {
         for tensor in [
             column.export_dlpack(&plain()),
-            column.export_dlpack_copy(&plain()),
+            column.export_dlpack(&plain().with_copy()),
         ] {
             let tensor = tensor.unwrap();
             assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::BOOL, 8));

@@ -31,7 +31,10 @@ fn a_copy_on_the_device() {
     let sim = Sim::new(SimMode::Deferred);
     let column = sim.upload_array(&longs(100)).unwrap();
     let before = sim.stats();
-    let tensor = column.slice(10, 80).unwrap().export_dlpack_copy(&plain());
+    let tensor = column
+        .slice(10, 80)
+        .unwrap()
+        .export_dlpack(&plain().with_copy());
     let copy = Held::<DLManagedTensorVersioned>::new(tensor.unwrap());
     let since = sim.stats().since(&before);
     assert_eq!((since.allocations, since.bytes_to_host), (1, 0));
