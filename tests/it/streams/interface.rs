@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use crate::support::c_stream::CStream;
 use crate::support::producer::{Producer, counted, ints, relabel};
@@ -358,6 +358,39 @@ fn a_reader_that_panics_is_an_error_with_its_text() {
         assert_eq!((code, array.is_released()), (libc::EIO, true));
         assert!(consumer.text().contains("asked for batch 2"));
     }
+}
+
+/// A reader that calls the stream which it is behind: the call is refused, and a release leaves the reader to the call that it is in.
+#[test]
+fn calls_during_a_call() {
+    let stream = Arc::new(AtomicPtr::<FFI_ArrowDeviceArrayStream>::default());
+    let (at, held) = (stream.clone(), Arc::new(()));
+    let kept = held.clone();
+    let batches = std::iter::from_fn(move || {
+        let (this, mut out) = (at.load(SeqCst), FFI_ArrowDeviceArray::empty());
+        // SAFETY: the stream lives until the end of the test. A consumer must not do this; that it is harmless is what is tested.
+        unsafe {
+            let c = this.cast::<CStream>();
+            assert_eq!(((*c).get_next)(this, &raw mut out), libc::EBUSY);
+            let text = CStr::from_ptr(((*c).get_last_error)(this));
+            assert_eq!(text, c"another call on this stream is under way");
+            ((*c).release.unwrap())(this);
+            assert!((*c).release.is_none());
+        }
+        assert!(out.is_released() && Arc::strong_count(&kept) == 2);
+        Some(Ok(ints()))
+    });
+    let reader = RecordBatchIterator::new(batches, ints().schema());
+    let exported = export_reader(reader, &Devices::cpu()).unwrap();
+    let exported = Box::into_raw(Box::new(exported));
+    stream.store(exported, SeqCst);
+    let mut out = FFI_ArrowDeviceArray::empty();
+    // SAFETY: the stream was just made, and `out` is memory for one struct.
+    let code = unsafe { ((*exported.cast::<CStream>()).get_next)(exported, &raw mut out) };
+    assert_eq!((code, out.is_released()), (0, false));
+    assert_eq!(Arc::strong_count(&held), 1);
+    // SAFETY: it comes from a box.
+    assert!(unsafe { Box::from_raw(exported) }.is_released());
 }
 
 #[test]
