@@ -1,6 +1,5 @@
 //! The device: what it is, and what is asked about its events and addresses.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -128,9 +127,5 @@ unsafe impl Backend for SampleDevice {
             true => self.synchronize(),
             false => Ok(()), // the work is the parent's
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -35,7 +35,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
     drop((on_device, doubled, queue));
     device.synchronize()?;
-    let sample = device.backend().as_any().downcast_ref::<SampleDevice>();
+    let sample = device.backend().downcast_ref::<SampleDevice>();
     let sample = sample.ok_or("not a sample device")?;
     // A thread of the crate gives back what the upload kept until its copies were done. So it may
     // take a moment longer.
@@ -65,7 +65,7 @@ fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
         }
         Ok(())
     };
-    let sample = queue.raw().as_any().downcast_ref::<SampleQueue>();
+    let sample = queue.raw().downcast_ref::<SampleQueue>();
     let sample = sample.ok_or_else(|| {
         arrow_device::Error::InvalidArgument("the queue of another kind of device".into())
     })?;

@@ -1,6 +1,5 @@
 //! Queues: a thread each, which runs jobs in order.
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -206,10 +205,6 @@ unsafe impl RawQueue for SampleQueue {
         let event = self.shared.event(event)?;
         // The job holds the event, which may be released meanwhile.
         self.submit(move || event.wait())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

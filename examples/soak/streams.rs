@@ -117,7 +117,7 @@ impl<'a> Worker<'a> {
 
     /// Streams once; how many batches came back.
     pub(crate) fn stream(&mut self) -> Result<u64> {
-        let sim = self.device.backend().as_any().is::<SimDevice>();
+        let sim = self.device.backend().downcast_ref::<SimDevice>().is_some();
         match self.below(100) {
             0..60 => self.whole(),
             60..75 => self.closed(),
@@ -295,7 +295,7 @@ pub(crate) fn check_clean(device: &Device) -> Result<()> {
         let last = last.unwrap_or_default();
         return Err(format!("{drop_errors} releases failed; the last said: {last}").into());
     }
-    let Some(sim) = device.backend().as_any().downcast_ref::<SimDevice>() else {
+    let Some(sim) = device.backend().downcast_ref::<SimDevice>() else {
         device.synchronize()?;
         return Ok(());
     };

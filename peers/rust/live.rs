@@ -110,7 +110,7 @@ pub(crate) unsafe extern "C" fn peers_stat(
         let (device, counter) = unsafe { (device(name)?, text(counter)?) };
         let stats = device.stats();
         let report = || {
-            let sim = device.backend().as_any().downcast_ref::<SimDevice>();
+            let sim = device.backend().downcast_ref::<SimDevice>();
             sim.map(SimDevice::report).ok_or("is no simulated device")
         };
         let value = match counter {

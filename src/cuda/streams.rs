@@ -44,7 +44,7 @@ impl Queue {
     /// Returns [`Error::NotSupported`] if the queue's device is not a CUDA device.
     pub fn cuda_stream(&self) -> Result<QueueStream<'_>> {
         self.device().as_cuda()?;
-        let queue = self.raw().as_any().downcast_ref::<GpuQueue<Cuda>>();
+        let queue = self.raw().downcast_ref::<GpuQueue<Cuda>>();
         let queue = queue.ok_or_else(|| Error::argument("not a queue of a CUDA device"))?;
         let stream = match queue.keeper().and_then(Kept::get) {
             Some(stream) => stream.clone(),

@@ -1,6 +1,5 @@
 //! What the implementation of a device provides: [`Backend`] and [`RawQueue`].
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
@@ -244,6 +243,37 @@ pub struct Relation {
     pub waits: bool,
 }
 
+mod any {
+    use std::any::Any;
+
+    /// What makes downcasts possible; every type has it.
+    pub trait AsAny: Any {
+        fn as_any(&self) -> &dyn Any;
+    }
+
+    impl<T: Any> AsAny for T {
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+}
+
+use any::AsAny;
+
+impl dyn Backend {
+    /// Returns the backend as its own type, if it is of that type.
+    pub fn downcast_ref<T: Backend>(&self) -> Option<&T> {
+        self.as_any().downcast_ref()
+    }
+}
+
+impl dyn RawQueue {
+    /// Returns the queue as the backend's own type, if it is of that type.
+    pub fn downcast_ref<T: RawQueue>(&self) -> Option<&T> {
+        self.as_any().downcast_ref()
+    }
+}
+
 /// The implementation of a device. Programs use [`Device`](crate::Device), which wraps a backend
 /// and counts what it does; crates that add a device implement this trait and register it with
 /// [`Devices::register`](crate::Devices::register).
@@ -278,7 +308,7 @@ pub struct Relation {
 ///   more.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
-pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
+pub unsafe trait Backend: AsAny + fmt::Debug + Send + Sync {
     /// Returns what is always true of the device.
     fn capabilities(&self) -> Capabilities;
 
@@ -390,9 +420,6 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Frees memory that is kept for reuse. May wait for the device's work.
     fn trim(&self) {}
-
-    /// Returns the backend itself, for downcasts to its own type.
-    fn as_any(&self) -> &dyn Any;
 }
 
 fn no_events(device: DeviceId) -> Error {
@@ -422,7 +449,7 @@ fn no_events(device: DeviceId) -> Error {
 /// Its work still runs (see [`Backend`]), and the drop does not wait for it. A backend whose runtime waits where it destroys a
 /// queue destroys it once it is idle, as this crate does for CUDA and HIP, or on a thread of its own. How long a runtime takes to
 /// destroy an idle queue is up to the runtime.
-pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
+pub unsafe trait RawQueue: AsAny + fmt::Debug + Send + Sync {
     /// Allocates `bytes` bytes of device memory in the order of the queue. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;
 
@@ -472,9 +499,6 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     fn stream_handle(&self) -> Option<usize> {
         None
     }
-
-    /// Returns the queue itself, for downcasts to the backend's own type.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Creates an [`Error::Device`], for backends.

@@ -1,7 +1,6 @@
 //! The CPU: ordinary host memory as a device.
 
 use std::alloc::{self, Layout};
-use std::any::Any;
 use std::sync::Arc;
 
 use crate::abi::ArrowDeviceType;
@@ -102,10 +101,6 @@ unsafe impl Backend for HostBackend {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl HostQueue {
@@ -166,9 +161,5 @@ unsafe impl RawQueue for HostQueue {
         // SAFETY: the caller guarantees that `bytes` bytes at `dst` are valid (see `# Safety`).
         unsafe { std::ptr::write_bytes(dst.as_ptr().cast::<u8>(), byte, bytes) };
         Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

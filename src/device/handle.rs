@@ -7,7 +7,7 @@ use std::thread::available_parallelism;
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue};
-use crate::device::block::SlabPool;
+use crate::device::host_pool::HostPool;
 use crate::device::parts::Worker;
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ struct Inner {
     process: Process,
     /// Runs what comes after events.
     releases: Worker,
-    slabs: SlabPool,
+    slabs: HostPool,
     drop_error: Mutex<Option<Error>>,
     /// What runs once the device has settled.
     unsettled: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
@@ -52,7 +52,7 @@ impl std::panic::RefUnwindSafe for Inner {}
 
 impl Inner {
     /// The pool of host slabs; `None` in a child of the process, where it may be locked for ever.
-    fn slabs(&self) -> Option<&SlabPool> {
+    fn slabs(&self) -> Option<&HostPool> {
         self.process.is_this().then_some(&self.slabs)
     }
 }
@@ -78,7 +78,7 @@ impl Device {
             counters: Counters::default(),
             process: Process::this(),
             releases: Worker::new("arrow-device release"),
-            slabs: SlabPool::default(),
+            slabs: HostPool::default(),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
@@ -108,7 +108,7 @@ impl Device {
     }
 
     fn host(&self) -> Option<&HostBackend> {
-        let host = self.0.backend.as_any().downcast_ref::<HostBackend>();
+        let host = self.0.backend.downcast_ref::<HostBackend>();
         host.filter(|host| host.allocates())
     }
 
@@ -197,7 +197,7 @@ impl Device {
         lock(&self.0.drop_error).take()
     }
 
-    /// Returns the backend, for downcasts to its own type ([`Backend::as_any`]) and for queries
+    /// Returns the backend, for [downcasts](dyn Backend::downcast_ref) to its own type and for queries
     /// such as [`Backend::classify`].
     ///
     /// Direct calls are not counted in [`stats`](Self::stats), and the memory, events and queues
@@ -259,7 +259,7 @@ impl Device {
         &self.0.releases
     }
 
-    pub(crate) fn slabs(&self) -> Option<&SlabPool> {
+    pub(crate) fn slabs(&self) -> Option<&HostPool> {
         self.0.slabs()
     }
 

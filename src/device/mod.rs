@@ -21,8 +21,6 @@
 //! device memory, a table of its addresses, and more.
 
 mod backend;
-pub(crate) mod block;
-mod completion;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -31,7 +29,7 @@ mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) mod gpu;
 mod handle;
-mod lock;
+pub(crate) mod host_pool;
 pub mod parts;
 mod process;
 mod queue;
@@ -42,19 +40,19 @@ pub(crate) mod rocm;
 pub mod sim;
 mod stats;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use crate::abi::DeviceId;
 pub use backend::{
     AddressClass, Backend, Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, ExportSync,
     PointerInfo, RawQueue, Relation, device_error,
 };
-pub(crate) use completion::Completion;
-#[cfg(feature = "async")]
-pub(crate) use completion::completion;
 pub(crate) use cpu::{ALIGNMENT, HostBackend};
 pub use event::SyncEvent;
-pub(crate) use event::{EventRef, Seen};
+#[cfg(feature = "async")]
+pub(crate) use event::completion;
+pub(crate) use event::{Completion, EventRef, Seen};
 pub use handle::{Device, WeakDevice};
-pub(crate) use lock::lock;
 #[cfg(feature = "sim")]
 pub(crate) use parts::is_worker;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
@@ -65,3 +63,9 @@ pub use registry::Devices;
 pub(crate) use registry::host_memory;
 pub(crate) use stats::Counters;
 pub use stats::TransferStats;
+
+/// Locks a mutex whose data is consistent whenever the lock is free: no code that may panic runs
+/// halfway through a change.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow_buffer::{ArrowNativeType, Buffer};
 
-use crate::device::block::{Block, out_of_memory, round};
+use crate::device::host_pool::{Block, out_of_memory, round};
 use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
 
@@ -188,23 +188,6 @@ impl Device {
         };
         Counters::add(&self.counters().host_allocations, 1);
         Ok(block)
-    }
-
-    /// Sets how many bytes of idle host slabs, page-locked ones included, this device keeps for reuse. The default is 1 GiB;
-    /// with 0 none are kept. Beyond the limit, slabs that have been idle for longest are freed first. A device keeps at most what
-    /// was in use at the same time; [`trim`](Self::trim) frees all of it. Page-locked memory beyond the limit is freed once the device
-    /// has no work: by [`synchronize`](Self::synchronize), for example.
-    ///
-    /// ```
-    /// # use arrow_device::Devices;
-    /// let device = Devices::cpu();
-    /// device.set_idle_slab_limit(4 << 30); // for downloads of up to 4 GiB at once
-    /// ```
-    pub fn set_idle_slab_limit(&self, bytes: usize) {
-        let excess = self.slabs().map(|pool| pool.set_limit(bytes));
-        for block in excess.into_iter().flatten() {
-            block.free(Some(self.backend()));
-        }
     }
 
     /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps. May wait for the device's

@@ -129,7 +129,7 @@ impl Queue {
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
         self.device().as_rocm()?;
-        let queue = self.raw().as_any().downcast_ref::<GpuQueue<Rocm>>();
+        let queue = self.raw().downcast_ref::<GpuQueue<Rocm>>();
         let queue = queue.ok_or_else(|| Error::argument("not a queue of a ROCm device"))?;
         Ok(std::ptr::with_exposed_provenance_mut(queue.lend().0))
     }

@@ -14,7 +14,7 @@ use super::{rule, wrap};
 fn subject(config: SimConfig, twist: Twist) -> Subject {
     let sim = SimDevice::new(config.clone()).unwrap();
     let hold = |queue: &Queue| {
-        let wrapped: &WrappedQueue = queue.raw().as_any().downcast_ref().unwrap();
+        let wrapped: &WrappedQueue = queue.raw().downcast_ref().unwrap();
         hold(wrapped.sim())
     };
     let device = wrap(Wrapped::new(sim.clone(), twist));

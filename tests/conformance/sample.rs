@@ -32,7 +32,7 @@ fn make(host_readable: bool) -> (Device, Arc<SampleDevice>) {
 }
 
 fn launch(queue: &Queue, kernel: impl FnOnce() -> Result<(), String> + Send + 'static) {
-    let queue: &SampleQueue = queue.raw().as_any().downcast_ref().unwrap();
+    let queue: &SampleQueue = queue.raw().downcast_ref().unwrap();
     // SAFETY: the kernels of these tests touch no memory of the device.
     unsafe { queue.launch(kernel) }.unwrap();
 }

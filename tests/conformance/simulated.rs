@@ -53,7 +53,7 @@ fn subject(config: SimConfig) -> Subject {
     let (device, sim) = make(&config);
     Subject::new(device)
         .with_another(move || make(&config).0)
-        .with_hold(|queue: &Queue| hold(queue.raw().as_any().downcast_ref().unwrap()))
+        .with_hold(|queue: &Queue| hold(queue.raw().downcast_ref().unwrap()))
         .with_balance(move || balance(&sim))
         .strict()
 }

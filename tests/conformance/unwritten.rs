@@ -1,7 +1,6 @@
 //! A backend whose memory the host reads, and which leaves in it what the allocator left there: a mistake.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
@@ -31,9 +30,6 @@ unsafe impl Backend for Unwritten {
     fn synchronize(&self) -> Result<()> {
         Ok(())
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -58,8 +54,5 @@ unsafe impl RawQueue for UnwrittenQueue {
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.0.raw().fill(dst, byte, bytes) }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -1,6 +1,5 @@
 //! Third-party backends that pass everything on to a simulated device, except one thing.
 
-use std::any::Any;
 use std::sync::{Arc, Mutex, Weak};
 
 use arrow_device::device::sim::{SimDevice, SimQueue};
@@ -104,7 +103,7 @@ impl Wrapped {
 
 impl WrappedQueue {
     pub(crate) fn sim(&self) -> &SimQueue {
-        self.queue.as_any().downcast_ref().unwrap()
+        self.queue.downcast_ref().unwrap()
     }
 }
 
@@ -238,10 +237,6 @@ unsafe impl Backend for Wrapped {
             _ => self.synchronize(),
         }
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl Drop for WrappedQueue {
@@ -353,9 +348,5 @@ unsafe impl RawQueue for WrappedQueue {
         // SAFETY: the caller guarantees that the event is live and of this device, which is what
         // the simulated device requires.
         unsafe { self.queue.wait(event) }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -1,6 +1,5 @@
 //! A simulated device that answers some questions in another way, as other backends do.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex};
@@ -100,9 +99,6 @@ unsafe impl Backend for Altered {
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 // SAFETY: every method passes its call on to a queue of the simulated device.
@@ -133,8 +129,5 @@ unsafe impl RawQueue for AlteredQueue {
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.queue.wait(event) }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -106,7 +106,6 @@ fn a_child_waits_for_no_thread_of_its_parent() {
                     for _ in 0..100 {
                         drop(theirs.host_slab(64).unwrap());
                     }
-                    theirs.set_idle_slab_limit(1 << 20);
                     drop(theirs.upload(&batch()).unwrap());
                     theirs.trim();
                 }
@@ -117,7 +116,6 @@ fn a_child_waits_for_no_thread_of_its_parent() {
                     let up = child.take().unwrap();
                     assert_eq!(up.to_host().is_ok(), device.is_synchronous());
                     drop((device.host_slab(64), up));
-                    device.set_idle_slab_limit(1 << 20);
                     device.trim();
                     assert!(sim.report().error.is_some());
                 });

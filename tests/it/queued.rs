@@ -2,7 +2,6 @@
 //! device cannot run under.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::any::Any;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
@@ -126,10 +125,6 @@ unsafe impl Backend for Queued {
         }
         Ok(())
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -189,10 +184,6 @@ unsafe impl RawQueue for Queue {
         let event = unsafe { Event::of(event) };
         self.push(move || event.wait());
         Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

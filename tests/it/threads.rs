@@ -30,7 +30,6 @@ fn work(device: &Device, imports: &ImportOptions) -> Result<()> {
     );
     drop((there, again));
     device.host_slab(1 << 20)?;
-    device.set_idle_slab_limit(1 << 30);
     device.trim();
     device.synchronize()
 }

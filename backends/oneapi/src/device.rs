@@ -1,6 +1,5 @@
 //! The device.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::queue::OneApiQueue;
 use crate::shared::{Found, Shared, check_queue};
 use crate::sys::{self, Memory, Sycl};
 
-/// A oneAPI device: what [`Backend::as_any`] of its backend returns.
+/// A oneAPI device: the backend of an arrow-device device.
 pub struct OneApiDevice {
     pub(crate) shared: Arc<Shared>,
     default_queue: Arc<OneApiQueue>,
@@ -81,7 +80,7 @@ impl OneApiDevice {
 
     /// Returns the backend of a oneAPI device, or `None` for one of another type.
     pub fn of(device: &Device) -> Option<&Self> {
-        device.backend().as_any().downcast_ref()
+        device.backend().downcast_ref()
     }
 
     /// Returns SYCL's name of the device.
@@ -251,7 +250,7 @@ unsafe impl Backend for OneApiDevice {
     }
 
     fn relation(&self, other: &dyn Backend) -> Relation {
-        let Some(other) = other.as_any().downcast_ref::<Self>() else {
+        let Some(other) = other.downcast_ref::<Self>() else {
             return Relation::default();
         };
         Relation {
@@ -292,9 +291,5 @@ unsafe impl Backend for OneApiDevice {
 
     fn settle(&self) -> Result<()> {
         self.shared.finish()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -1,6 +1,5 @@
 //! In-order queues.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use crate::object::Owned;
 use crate::shared::Shared;
 use crate::sys::raw;
 
-/// A queue of a oneAPI device: what [`RawQueue::as_any`] returns.
+/// A queue of a oneAPI device, of which [`Queue::raw`](arrow_device::Queue::raw) is one.
 pub struct OneApiQueue {
     shared: Arc<Shared>,
     queue: Arc<Owned<raw::Queue>>,
@@ -111,10 +110,6 @@ unsafe impl RawQueue for OneApiQueue {
 
     fn stream_handle(&self) -> Option<usize> {
         Some(self.sycl_queue().expose_provenance())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -21,7 +21,7 @@ use crate::queue::OpenClQueue;
 use crate::shared::Shared;
 use crate::sys::{Answer, call, create, info};
 
-/// An OpenCL device in a context: what [`Backend::as_any`](arrow_device::device::Backend::as_any) of its backend returns.
+/// An OpenCL device in a context: the backend of an arrow-device device.
 ///
 /// [`OpenClConfig`](crate::OpenClConfig) opens one.
 pub struct OpenClDevice {
@@ -35,7 +35,7 @@ impl OpenClDevice {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if it is not an OpenCL device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
-        let found = device.backend().as_any().downcast_ref();
+        let found = device.backend().downcast_ref();
         found.ok_or_else(|| {
             Error::InvalidArgument(format!("{device} is not an OpenCL device").into())
         })
@@ -425,7 +425,7 @@ unsafe impl Backend for OpenClDevice {
     fn relation(&self, other: &dyn Backend) -> Relation {
         Relation {
             copies: false,
-            waits: other.as_any().is::<Self>(),
+            waits: other.downcast_ref::<Self>().is_some(),
         }
     }
 
@@ -456,10 +456,6 @@ unsafe impl Backend for OpenClDevice {
 
     fn settle(&self) -> Result<()> {
         self.shared.settle()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

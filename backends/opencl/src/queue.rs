@@ -1,6 +1,5 @@
 //! [`OpenClQueue`]: an in-order command queue.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,8 +15,7 @@ use crate::queues::{self, Patience};
 use crate::shared::Shared;
 use crate::sys::create;
 
-/// A queue of an OpenCL device: an in-order command queue, and what
-/// [`RawQueue::as_any`](arrow_device::device::RawQueue::as_any) of its queues returns.
+/// A queue of an OpenCL device, of which [`Queue::raw`](arrow_device::Queue::raw) is one: an in-order command queue.
 pub struct OpenClQueue {
     shared: Arc<Shared>,
     queue: Arc<CommandQueue>,
@@ -30,7 +28,7 @@ impl OpenClQueue {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the queue is another device's.
     pub fn of(queue: &Queue) -> Result<&Self> {
-        let found = queue.raw().as_any().downcast_ref();
+        let found = queue.raw().downcast_ref();
         found.ok_or_else(|| {
             let device = queue.device();
             Error::InvalidArgument(format!("a queue of {device} is not an OpenCL queue").into())
@@ -190,10 +188,6 @@ unsafe impl RawQueue for OpenClQueue {
 
     fn stream_handle(&self) -> Option<usize> {
         Some(self.handle().expose_provenance())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -1,6 +1,5 @@
 //! [`VulkanDevice`]: the backend.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +22,7 @@ use crate::shared::{Objects, Shared};
 /// The shortest and the longest pause between two polls of a foreign event by a thread that waits for it.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 
-/// A Vulkan device: what [`Backend::as_any`](arrow_device::device::Backend::as_any) of its backend returns.
+/// A Vulkan device: the backend of an arrow-device device.
 ///
 /// [`VulkanConfig`](crate::VulkanConfig) opens one.
 pub struct VulkanDevice {
@@ -37,7 +36,7 @@ impl VulkanDevice {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if it is not a Vulkan device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
-        let found = device.backend().as_any().downcast_ref();
+        let found = device.backend().downcast_ref();
         found.ok_or_else(|| {
             Error::InvalidArgument(format!("{device} is not a Vulkan device").into())
         })
@@ -351,7 +350,7 @@ unsafe impl Backend for VulkanDevice {
 
     /// Those of the same VkDevice, of which a program may have made several devices.
     fn relation(&self, other: &dyn Backend) -> Relation {
-        let other = other.as_any().downcast_ref::<Self>();
+        let other = other.downcast_ref::<Self>();
         let is_same = |other: &Self| other.device().handle() == self.device().handle();
         Relation {
             copies: false,
@@ -371,10 +370,6 @@ unsafe impl Backend for VulkanDevice {
     fn settle(&self) -> Result<()> {
         self.shared.context.check_process()?;
         self.shared.lanes.settle()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

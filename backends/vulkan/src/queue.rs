@@ -1,6 +1,5 @@
 //! [`VulkanQueue`]: work in order.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use crate::event;
 use crate::lane::{Lane, Point};
 use crate::shared::Shared;
 
-/// A queue of a Vulkan device, and what [`RawQueue::as_any`](arrow_device::device::RawQueue::as_any) of its queues returns: an order
+/// A queue of a Vulkan device, of which [`Queue::raw`](arrow_device::Queue::raw) is one: an order
 /// of work on one of the device's VkQueues, which several queues may share.
 pub struct VulkanQueue {
     shared: Arc<Shared>,
@@ -28,7 +27,7 @@ impl VulkanQueue {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the queue is another device's.
     pub fn of(queue: &Queue) -> Result<&Self> {
-        let found = queue.raw().as_any().downcast_ref();
+        let found = queue.raw().downcast_ref();
         found.ok_or_else(|| {
             let device = queue.device();
             Error::InvalidArgument(format!("a queue of {device} is not a Vulkan queue").into())
@@ -207,10 +206,6 @@ unsafe impl RawQueue for VulkanQueue {
             lanes.advance();
         });
         Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -1,6 +1,5 @@
 //! [`WgpuDevice`]: the backend.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use arrow_device::{Device, Error, Result};
 use crate::queue::WgpuQueue;
 use crate::shared::{Handle, Shared};
 
-/// A WebGPU device: what [`Backend::as_any`](arrow_device::device::Backend::as_any) of its backend returns.
+/// A WebGPU device: the backend of an arrow-device device.
 ///
 /// [`WgpuConfig`](crate::WgpuConfig) opens one, and [`adopt`](crate::adopt) makes one of a program's `wgpu::Device`.
 pub struct WgpuDevice {
@@ -27,7 +26,7 @@ impl WgpuDevice {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if it is not a device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
-        let found = device.backend().as_any().downcast_ref();
+        let found = device.backend().downcast_ref();
         found.ok_or_else(|| {
             Error::InvalidArgument(format!("{device} is not a WebGPU device").into())
         })
@@ -170,10 +169,6 @@ unsafe impl Backend for WgpuDevice {
 
     fn settle(&self) -> Result<()> {
         self.shared.timeline.settle()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -1,6 +1,5 @@
 //! [`WgpuQueue`]: all queues of a device are its one `wgpu::Queue`.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -64,10 +63,6 @@ unsafe impl RawQueue for WgpuQueue {
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         self.0.gpu.check()?;
         self.0.timeline.check(event)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// How many operations of a queue have not run.
 pub(crate) fn pending(queue: &Queue) -> usize {
-    let sim = queue.as_any().downcast_ref::<SimQueue>();
+    let sim = queue.downcast_ref::<SimQueue>();
     sim.map_or(0, SimQueue::pending_operations)
 }
 
@@ -306,7 +306,7 @@ impl Engine {
         host: impl IntoIterator<Item = Range<usize>>,
         work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Outcome {
-        let Some(sim) = queue.as_any().downcast_ref::<SimQueue>() else {
+        let Some(sim) = queue.downcast_ref::<SimQueue>() else {
             return Err(UNKNOWN);
         };
         let uses = Uses::new(self, host.into_iter().collect());

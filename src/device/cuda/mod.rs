@@ -100,7 +100,7 @@ impl Device {
 
     /// Returns the device's backend.
     pub(crate) fn as_cuda(&self) -> Result<&Gpu<Cuda>> {
-        let cuda = self.backend().as_any().downcast_ref();
+        let cuda = self.backend().downcast_ref();
         cuda.ok_or_else(|| Error::NotSupported {
             device: self.id(),
             operation: "CUDA",

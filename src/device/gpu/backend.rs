@@ -1,6 +1,5 @@
 //! The backend of a GPU, of either vendor.
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ impl<R: Runtime> Gpu<R> {
 
     /// Returns the device's number of another backend of the vendor's.
     fn ordinal_of(other: &dyn Backend) -> Option<c_int> {
-        let other = other.as_any().downcast_ref::<Self>()?;
+        let other = other.downcast_ref::<Self>()?;
         Some(other.context.runtime.ordinal())
     }
 
@@ -249,10 +248,6 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
 
     fn trim(&self) {
         self.context.trim();
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

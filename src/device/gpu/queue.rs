@@ -1,6 +1,5 @@
 //! Queues: streams, our own and those of others.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -352,10 +351,6 @@ unsafe impl<R: Runtime> RawQueue for GpuQueue<R> {
 
     fn stream_handle(&self) -> Option<usize> {
         Some(self.stream.0)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

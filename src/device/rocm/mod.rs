@@ -42,7 +42,7 @@ pub fn register(devices: &Devices) {
 impl Device {
     /// Returns the device's backend.
     pub(crate) fn as_rocm(&self) -> Result<&Gpu<Rocm>> {
-        let rocm = self.backend().as_any().downcast_ref();
+        let rocm = self.backend().downcast_ref();
         rocm.ok_or_else(|| Error::NotSupported {
             device: self.id(),
             operation: "ROCm",

@@ -60,7 +60,6 @@
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -345,7 +344,7 @@ unsafe impl Backend for SimDevice {
     }
 
     fn relation(&self, other: &dyn Backend) -> Relation {
-        let other = other.as_any().downcast_ref::<Self>();
+        let other = other.downcast_ref::<Self>();
         let is_peer = |other: &Self| self.core.config.peer_access || other.core.id == self.core.id;
         Relation {
             copies: other.is_some_and(is_peer),
@@ -374,9 +373,5 @@ unsafe impl Backend for SimDevice {
             Err(_) => Ok(()),
             Ok(()) => self.synchronize(),
         }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -1,6 +1,5 @@
 //! Queues: how work is submitted.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a simulated device.
     pub fn as_sim(&self) -> Result<&SimQueue> {
-        let sim = self.raw().as_any().downcast_ref();
+        let sim = self.raw().downcast_ref();
         sim.ok_or_else(|| Error::NotSupported {
             device: self.device().id(),
             operation: "running a closure as a kernel",
@@ -86,7 +85,7 @@ impl SimQueue {
     /// let queue = device.default_queue()?;
     /// let memory = queue.allocate(64)?;
     ///
-    /// let sim = queue.as_any().downcast_ref::<SimQueue>().unwrap();
+    /// let sim = queue.downcast_ref::<SimQueue>().unwrap();
     /// // SAFETY (all kernels): they write only the memory that was allocated above.
     /// unsafe { sim.launch(move |m| m.write(memory, &[1i64, 2, 3])) }?;
     /// let tenfold = move |m: &mut SimMemory<'_>| {
@@ -210,10 +209,6 @@ unsafe impl RawQueue for SimQueue {
         core.count(FaultOp::QueueWait, "queue wait", 0)?;
         core.enqueue(state, self.id, Op::Wait(point))?;
         Ok(())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -1,6 +1,5 @@
 //! Which numbers of streams which devices take.
 
-use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -91,9 +90,6 @@ unsafe impl Backend for Stub {
         self.queue.complete.store(1, SeqCst);
         Ok(())
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 // SAFETY: it allocates nothing and runs no work.
@@ -125,9 +121,6 @@ unsafe impl RawQueue for StubQueue {
     }
     fn stream_handle(&self) -> Option<usize> {
         self.handle
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -56,7 +56,7 @@ impl Drop for Gate {
 }
 
 pub(crate) fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    let queue: &OneApiQueue = queue.raw().as_any().downcast_ref().unwrap();
+    let queue: &OneApiQueue = queue.raw().downcast_ref().unwrap();
     queue.sycl_queue()
 }
 

@@ -31,7 +31,7 @@ fn small() -> SimConfig {
 }
 
 fn sim(queue: &Arc<dyn RawQueue>) -> &SimQueue {
-    queue.as_any().downcast_ref().unwrap()
+    queue.downcast_ref().unwrap()
 }
 
 impl SimQueue {

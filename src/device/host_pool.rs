@@ -1,4 +1,4 @@
-//! Blocks of host memory, and the pool that keeps idle ones.
+//! Host memory for copies, and the pool that keeps what is idle.
 
 use std::alloc::{self, Layout};
 use std::collections::VecDeque;
@@ -128,50 +128,40 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
 /// longest are freed.
-pub(crate) struct SlabPool(Mutex<Idle>);
+pub(crate) struct HostPool {
+    idle: Mutex<Idle>,
+    /// The limit of the bytes that are idle.
+    limit: usize,
+}
 
+#[derive(Default)]
 struct Idle {
     /// In the order of their return.
     blocks: VecDeque<Block>,
     /// The sum of the capacities.
     bytes: usize,
-    /// The limit of that sum.
-    limit: usize,
 }
 
-impl Default for SlabPool {
+impl Default for HostPool {
     fn default() -> Self {
-        Self(Mutex::new(Idle {
-            // Never more, so that a return allocates nothing.
-            blocks: VecDeque::with_capacity(IDLE_BLOCKS + 1),
-            bytes: 0,
-            limit: IDLE_LIMIT,
-        }))
+        Self::with_limit(IDLE_LIMIT)
     }
 }
 
-impl Idle {
-    /// Removes and returns the oldest blocks while there are too many, or too many bytes.
-    fn excess(&mut self) -> Vec<Block> {
-        let mut excess = Vec::new();
-        while self.blocks.len() > IDLE_BLOCKS || self.bytes > self.limit {
-            let Some(block) = self.blocks.pop_front() else {
-                break;
-            };
-            self.bytes -= block.capacity;
-            excess.push(block);
+impl HostPool {
+    fn with_limit(limit: usize) -> Self {
+        Self {
+            idle: Mutex::default(),
+            limit,
         }
-        excess
     }
-}
 
-impl SlabPool {
     /// Returns an idle block of at least `capacity` bytes, and at most twice that unless it is
     /// small. Of the smallest such blocks it is the one that was used last, whose memory may still
     /// be cached.
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
         let fits = capacity..=capacity.saturating_mul(2).max(GRAIN);
-        let mut idle = lock(&self.0);
+        let mut idle = lock(&self.idle);
         let newest_first = idle.blocks.iter().enumerate().rev();
         let fitting = newest_first.filter(|(_, block)| fits.contains(&block.capacity));
         let (i, _) = fitting.min_by_key(|(_, block)| block.capacity)?;
@@ -183,32 +173,27 @@ impl SlabPool {
     /// Keeps a block for reuse. Returns blocks beyond the limits, which the caller frees.
     #[must_use]
     pub(crate) fn give_back(&self, block: Block) -> Vec<Block> {
-        let mut idle = lock(&self.0);
-        if block.capacity > idle.limit {
+        if block.capacity > self.limit {
             return vec![block];
         }
+        let mut idle = lock(&self.idle);
         idle.bytes += block.capacity;
         idle.blocks.push_back(block);
-        idle.excess()
-    }
-
-    /// Keeps at most `bytes` bytes from now on. Returns blocks beyond the limit, which the caller
-    /// frees.
-    #[must_use]
-    pub(crate) fn set_limit(&self, bytes: usize) -> Vec<Block> {
-        let mut idle = lock(&self.0);
-        idle.limit = bytes;
-        idle.excess()
+        let mut excess = Vec::new();
+        while idle.blocks.len() > IDLE_BLOCKS || idle.bytes > self.limit {
+            let Some(block) = idle.blocks.pop_front() else {
+                break;
+            };
+            idle.bytes -= block.capacity;
+            excess.push(block);
+        }
+        excess
     }
 
     /// Frees all idle blocks.
     pub(crate) fn clear(&self, backend: &dyn Backend) {
-        let blocks = {
-            let mut idle = lock(&self.0);
-            idle.bytes = 0;
-            idle.blocks.drain(..).collect::<Vec<_>>()
-        };
-        for block in blocks {
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        for block in idle.blocks {
             block.free(Some(backend));
         }
     }
@@ -224,12 +209,6 @@ mod tests {
 
     const KIB: usize = 1 << 10;
 
-    fn pool(limit: usize) -> SlabPool {
-        let pool = SlabPool::default();
-        assert!(pool.set_limit(limit).is_empty());
-        pool
-    }
-
     fn free(blocks: Vec<Block>) -> Vec<usize> {
         let capacities = blocks.iter().map(|block| block.capacity).collect();
         blocks.into_iter().for_each(|block| block.free(None));
@@ -238,7 +217,7 @@ mod tests {
 
     /// Returns new blocks to the pool, and the capacities (KiB) of the blocks beyond the limits
     /// each time.
-    fn fill(pool: &SlabPool, capacities: &[usize]) -> Vec<Vec<usize>> {
+    fn fill(pool: &HostPool, capacities: &[usize]) -> Vec<Vec<usize>> {
         let give = |kib: &usize| {
             let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
             let excess = free(pool.give_back(block));
@@ -247,14 +226,14 @@ mod tests {
         capacities.iter().map(give).collect()
     }
 
-    fn take(pool: &SlabPool, kib: usize) -> Option<usize> {
+    fn take(pool: &HostPool, kib: usize) -> Option<usize> {
         let block = pool.take(kib * KIB)?;
         Some(free(vec![block])[0] / KIB)
     }
 
     #[test]
     fn the_oldest_goes_when_there_is_too_much() {
-        let pool = pool(512 * KIB);
+        let pool = HostPool::with_limit(512 * KIB);
         let none = Vec::new;
         assert_eq!(
             fill(&pool, &[128, 256, 128, 192, 1024, 64]),
@@ -264,14 +243,12 @@ mod tests {
         let kept = pool.take(128 * KIB).unwrap();
         assert!(pool.give_back(kept).is_empty());
         assert_eq!(fill(&pool, &[384]), [[192, 64]]);
-        assert_eq!(free(pool.set_limit(0)), [128 * KIB, 384 * KIB]);
-        assert_eq!(fill(&pool, &[64]), [[64]]);
-        assert_eq!(take(&pool, 64), None);
+        pool.clear(&HostBackend::new(DeviceId::CPU));
     }
 
     #[test]
     fn the_oldest_goes_when_there_are_too_many() {
-        let pool = pool(1 << 30);
+        let pool = HostPool::with_limit(1 << 30);
         fill(&pool, &vec![2; IDLE_BLOCKS]);
         assert_eq!(fill(&pool, &[1, 4]), [[2], [2]]);
         pool.clear(&HostBackend::new(DeviceId::CPU));
@@ -282,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_smallest_that_fits_serves() {
-        let pool = pool(1 << 30);
+        let pool = HostPool::with_limit(1 << 30);
         fill(&pool, &[512, 256, 128, 8, 4]);
         assert_eq!(take(&pool, 192), Some(256));
         assert_eq!(take(&pool, 192), None, "more than twice as large");
@@ -315,7 +292,7 @@ mod tests {
             slab[0] = 7;
         }
         assert_eq!(device.stats().host_allocations, 1);
-        device.set_idle_slab_limit(bytes / 2);
+        device.trim();
         for bytes in [bytes, bytes / 8] {
             let slab = device.host_slab(bytes).unwrap();
             assert!(
