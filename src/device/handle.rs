@@ -197,7 +197,7 @@ impl Device {
         lock(&self.0.drop_error).take()
     }
 
-    /// Returns the backend, for [downcasts](dyn Backend::downcast_ref) to its own type and for queries
+    /// Returns the backend, for downcasts (`downcast_ref`) to its own type and for queries
     /// such as [`Backend::classify`].
     ///
     /// Direct calls are not counted in [`stats`](Self::stats), and the memory, events and queues

@@ -65,7 +65,7 @@ impl Queue {
         &self.device
     }
 
-    /// Returns the backend's own queue, for [downcasts](dyn RawQueue::downcast_ref) to its type.
+    /// Returns the backend's own queue, for downcasts (`downcast_ref`) to its type.
     ///
     /// Work that is given to it directly runs in this queue's order, but is not counted in
     /// [`Device::stats`]. Memory and events that it returns leak unless the caller frees and
