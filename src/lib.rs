@@ -168,9 +168,7 @@ pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream}
 pub use data::{DeviceArray, DeviceRecordBatch, Validity};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
-pub use interchange::{
-    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
-};
+pub use interchange::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
     DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,

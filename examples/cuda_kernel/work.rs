@@ -9,8 +9,8 @@ use arrow_array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_device::cuda::cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::{
-    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, ExportOptions, Loan, NullCounts,
-    Queue, SyncPolicy, TransferStats, Validity,
+    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, ExportOptions, Loan, Queue,
+    SyncPolicy, TransferStats, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -210,7 +210,7 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
 
     // Two C structs for any consumer in this process, with one event for both columns. An exact null count would wait for
     // the kernel, which may still be running.
-    let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+    let options = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
     let array = result.export_array(&options)?;
     let schema = FFI_ArrowSchema::try_from(&*result.schema())?;
     let has_event = !array.sync_event().is_null();

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
-use arrow_device::abi::FFI_ArrowAsyncTask;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
     ProduceOptions, produce,
@@ -27,7 +26,7 @@ use futures::Stream;
 
 use crate::check::{read, read_batch};
 use crate::input::Input;
-use crate::peers::{CountedSchema, FakeConsumer, FakeProducer, numbers, poll, poll_next};
+use crate::peers::{CountedSchema, FakeConsumer, FakeProducer, no_task, numbers, poll, poll_next};
 use crate::world::{Place, World};
 
 /// | bytes | what |
@@ -187,7 +186,7 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                 )
             }
             12 => {
-                let mut empty = FFI_ArrowAsyncTask::empty();
+                let mut empty = no_task();
                 _ = producer.raw_task(&mut empty, None);
             }
             13 => _ = producer.end(),

@@ -8,8 +8,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, NullCounts,
-    ReleasePolicy, SyncPolicy, Validation,
+    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, ReleasePolicy,
+    SyncPolicy, Validation,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
@@ -253,7 +253,7 @@ fn exported(
     let options = export_options(input);
     let unknown = input.bool();
     let options = match unknown {
-        true => options.with_null_counts(NullCounts::AllowUnknown),
+        true => options.with_unknown_null_counts(),
         false => options,
     };
     let array = device.export_array(&options).expect("valid");

@@ -56,7 +56,8 @@ unsafe impl Send for FFI_ArrowAsyncProducer {}
 
 impl FFI_ArrowAsyncTask {
     /// Returns a struct without a task: all members are zero.
-    pub const fn empty() -> Self {
+    #[cfg(feature = "async")]
+    pub(crate) const fn empty() -> Self {
         Self {
             extract_data: None,
             private_data: ptr::null_mut(),
@@ -102,7 +103,7 @@ unsafe impl Send for FFI_ArrowAsyncDeviceStreamHandler {}
 
 impl FFI_ArrowAsyncDeviceStreamHandler {
     /// Returns a released handler, all of whose members are zero.
-    pub const fn empty() -> Self {
+    pub(crate) const fn empty() -> Self {
         Self {
             on_schema: None,
             on_next_task: None,

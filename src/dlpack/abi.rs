@@ -174,7 +174,7 @@ pub struct DLTensor {
 }
 
 /// A deleter, which the consumer calls once.
-pub type Deleter<T> = unsafe extern "C-unwind" fn(*mut T);
+pub(super) type Deleter<T> = unsafe extern "C-unwind" fn(*mut T);
 
 /// A tensor with its owner, in the struct of versions before 1.0, which has no mark for read-only memory.
 #[derive(Debug)]

@@ -65,7 +65,6 @@ mod types;
 
 pub use abi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
-    Deleter,
 };
 #[cfg(feature = "pyo3")]
 pub(crate) use export::delete;

@@ -102,7 +102,7 @@ fn export(
     array.device().check_export()?;
     let export = Export {
         as_batch,
-        counts: options.counts_nulls(),
+        counts: options.counts_nulls,
     };
     match Bitmaps::needed(array, export) {
         true => {
@@ -124,7 +124,7 @@ pub(crate) async fn export_async(
     array.device().check_export()?;
     let export = Export {
         as_batch: true,
-        counts: options.counts_nulls(),
+        counts: options.counts_nulls,
     };
     if Bitmaps::needed(&array, export) {
         if array.device().is_host_readable() {

@@ -14,6 +14,4 @@ pub(crate) mod validate;
 pub(crate) use export::export_async;
 #[cfg(feature = "async")]
 pub(crate) use import::check_async;
-pub use options::{
-    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
-};
+pub use options::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};

@@ -81,18 +81,6 @@ pub enum SyncPolicy {
     Wait,
 }
 
-/// What an export does with null counts that are not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum NullCounts {
-    /// Counts them: the validity bitmaps are copied to the host together, with one host wait. Some
-    /// consumers (cuDF) take -1 for "no nulls".
-    #[default]
-    Exact,
-    /// States them as -1.
-    AllowUnknown,
-}
-
 /// What this crate may conclude from a consumer's release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -124,31 +112,32 @@ impl ReleasePolicy {
 /// How an export is done.
 ///
 /// ```
-/// use arrow_device::{ExportOptions, NullCounts, SyncPolicy};
-/// let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+/// use arrow_device::{ExportOptions, SyncPolicy};
+/// let options = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
     pub(super) sync: SyncPolicy,
-    pub(super) null_counts: NullCounts,
+    /// Whether all null counts are stated.
+    pub(super) counts_nulls: bool,
     pub(super) release: ReleasePolicy,
 }
 
 impl ExportOptions {
-    /// Makes options with this policy for events, [`NullCounts::Exact`] and
-    /// [`ReleasePolicy::Ordered`].
+    /// Makes options with this policy for events and [`ReleasePolicy::Ordered`]. Null counts that are not known are counted: the
+    /// validity bitmaps are copied to the host together, with one host wait.
     pub const fn new(sync: SyncPolicy) -> Self {
         Self {
             sync,
-            null_counts: NullCounts::Exact,
+            counts_nulls: true,
             release: ReleasePolicy::Ordered,
         }
     }
 
-    /// Sets what is done with unknown null counts.
+    /// States null counts that are not known as -1, instead of counting them. Some consumers (cuDF) take -1 for "no nulls".
     #[must_use]
-    pub const fn with_null_counts(mut self, null_counts: NullCounts) -> Self {
-        self.null_counts = null_counts;
+    pub const fn with_unknown_null_counts(mut self) -> Self {
+        self.counts_nulls = false;
         self
     }
 
@@ -157,10 +146,5 @@ impl ExportOptions {
     pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
         self.release = release;
         self
-    }
-
-    /// Whether all null counts are stated.
-    pub(super) fn counts_nulls(&self) -> bool {
-        self.null_counts == NullCounts::Exact
     }
 }

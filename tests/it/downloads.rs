@@ -13,7 +13,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, make_array};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Devices,
-    ExportOptions, ImportOptions, NullCounts, Result, SyncPolicy, TransferStats, Validation,
+    ExportOptions, ImportOptions, Result, SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::{DataType, Field, Schema};
 
@@ -32,7 +32,7 @@ fn unknown(up: &DeviceArray) -> DeviceArray {
     let options = ImportOptions::default()
         .with_devices(devices)
         .with_validation(Validation::Structure);
-    let export = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+    let export = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
     let field = Arc::new(Field::new("again", up.data_type().clone(), true));
     let exported = up.export_array(&export).unwrap();
     // SAFETY: the struct comes from an export of this crate, and the type is the exported one.

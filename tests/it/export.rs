@@ -8,7 +8,7 @@ use crate::support_c::{Foreign, Moved, c, take};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use arrow_device::device::sim::SimMode;
-use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, NullCounts, SyncPolicy};
+use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, SyncPolicy};
 use arrow_schema::DataType;
 
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
@@ -81,7 +81,7 @@ fn events() {
         for _ in 0..3 {
             let again = import(exported, &DataType::Int32, &place);
             let again = again.slice(1, again.len() - 1).unwrap();
-            let unknown = EVENT.with_null_counts(NullCounts::AllowUnknown);
+            let unknown = EVENT.with_unknown_null_counts();
             exported = again.export_array(&unknown).unwrap();
             assert_eq!(c(&mut exported).sync_event, event);
         }
@@ -89,7 +89,7 @@ fn events() {
         // Waiting gives none.
         let again = import(exported, &DataType::Int32, &place);
         let exported = again
-            .export_array(&WAIT.with_null_counts(NullCounts::AllowUnknown))
+            .export_array(&WAIT.with_unknown_null_counts())
             .unwrap();
         assert!(exported.sync_event().is_null());
         assert!(again.is_ready().unwrap());
@@ -228,7 +228,7 @@ fn null_counts() {
         assert!(n_unknown > 5);
         let (_foreign, imported) = unknown();
         let before = place.device.stats();
-        let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+        let allowed = EVENT.with_unknown_null_counts();
         assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
         if place.sim.is_some() {
             assert_eq!(place.device.stats(), before);

@@ -15,8 +15,8 @@ use arrow_buffer::Buffer;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts, Queue,
-    ReleasePolicy, SyncPolicy, Validity,
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, Queue, ReleasePolicy,
+    SyncPolicy, Validity,
 };
 use arrow_schema::DataType;
 
@@ -324,7 +324,7 @@ fn owners_that_panic() {
         let validity = Some(Validity::new(bomb, 0, 3).unwrap());
         DeviceArray::from_values(DataType::Int32, 3, calm, validity).unwrap()
     };
-    let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+    let allowed = EVENT.with_unknown_null_counts();
     let exported = both.export_array(&allowed).unwrap();
     drop(both);
     assert_eq!(drops.load(Ordering::Acquire), 0);

@@ -9,7 +9,7 @@ use arrow_array::{Array, RecordBatch, make_array};
 use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    NullCounts, SyncPolicy, TransferStats, Validation,
+    SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::DataType;
 
@@ -86,7 +86,7 @@ fn out_and_in(array: &DeviceArray, place: &Place, n: usize) -> DeviceArray {
     let export = [
         EVENT,
         ExportOptions::new(SyncPolicy::Wait),
-        EVENT.with_null_counts(NullCounts::AllowUnknown),
+        EVENT.with_unknown_null_counts(),
     ][n / 3 % 3];
     let full = [Validation::default(), Validation::Full][n / 9 % 2];
     let once = import(

@@ -11,7 +11,7 @@ use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, NullCounts, ReleasePolicy, SyncPolicy,
+    FFI_ArrowDeviceArrayStream, ReleasePolicy, SyncPolicy,
 };
 use arrow_schema::{DataType, Field};
 
@@ -51,7 +51,7 @@ fn import(array: FFI_ArrowDeviceArray, data_type: &DataType) -> DeviceArray {
 fn out_and_in() {
     let exports = [
         options(),
-        options().with_null_counts(NullCounts::AllowUnknown),
+        options().with_unknown_null_counts(),
         options().with_release(ReleasePolicy::Synchronize),
     ];
     // Under Miri, which takes seconds for each, they take turns.

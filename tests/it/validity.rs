@@ -10,7 +10,7 @@ use arrow_buffer::NullBuffer;
 use arrow_device::device::sim::{SimMemory, SimMode};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error,
-    ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation, Validity,
+    ExportOptions, ImportOptions, SyncPolicy, Validation, Validity,
 };
 use arrow_schema::{DataType, Field, Fields, Schema};
 use proptest::prelude::*;
@@ -91,7 +91,7 @@ fn check(expected: &dyn Array, array: &DeviceArray, options: &ImportOptions, con
     for export in [
         EXACT,
         ExportOptions::new(SyncPolicy::Wait),
-        EXACT.with_null_counts(NullCounts::AllowUnknown),
+        EXACT.with_unknown_null_counts(),
     ] {
         let context = format!("{context}, {export:?}");
         let again = through(array, &export, &full);
@@ -223,7 +223,7 @@ fn what_an_export_copies() {
             .with_values(DataType::Int64, values_on(&sim, 64))
             .unwrap()
     };
-    let allowed = EXACT.with_null_counts(NullCounts::AllowUnknown);
+    let allowed = EXACT.with_unknown_null_counts();
     for offset in [0, 8, 16] {
         let out = of(offset);
         let before = sim.stats();
@@ -349,7 +349,7 @@ fn page_locked_memory_without_a_backend() {
     for export in [
         EXACT,
         ExportOptions::new(SyncPolicy::Wait),
-        EXACT.with_null_counts(NullCounts::AllowUnknown),
+        EXACT.with_unknown_null_counts(),
     ] {
         let exported = out.export_array(&export).unwrap();
         let device = (exported.device_type(), exported.device_id());
@@ -460,7 +460,7 @@ fn any_order_of_steps() {
                         up = up.with_values(DataType::Int64, values).unwrap();
                     }
                     Step::Through(exact) => {
-                        let allowed = EXACT.with_null_counts(NullCounts::AllowUnknown);
+                        let allowed = EXACT.with_unknown_null_counts();
                         up = through(&up, if exact { &EXACT } else { &allowed }, options);
                     }
                     Step::Compact => up = up.compact().unwrap(),

@@ -7,7 +7,6 @@ use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use arrow_device::abi::FFI_ArrowAsyncTask;
 use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use libc::EPIPE;
 
@@ -277,7 +276,7 @@ fn a_producer_and_a_reader_that_do_anything_at_any_time() {
                     0 => _ = producer.end(),
                     1 => producer.error(9, None, None),
                     2 => _ = producer.schema(),
-                    3 => _ = producer.raw_task(&mut FFI_ArrowAsyncTask::empty(), None),
+                    3 => _ = producer.raw_task(&mut no_task(), None),
                     _ => {}
                 }
                 producer.release();

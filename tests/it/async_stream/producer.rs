@@ -320,9 +320,9 @@ fn a_refusal_is_followed_by_the_release_alone() {
 #[test]
 fn handlers_that_are_none() {
     let batches = || adapted(stream::iter([Ok(batch(0))]));
-    let e = block_on(produce(batches(), Handler::empty(), options())).unwrap_err();
+    let e = block_on(produce(batches(), released_handler(), options())).unwrap_err();
     assert!(matches!(e, Error::Released(_)), "{e:?}");
-    let mut released = Handler::empty();
+    let mut released = released_handler();
     // SAFETY: the pointer is to a released handler that stays there.
     let at = unsafe { produce_at(batches(), &raw mut released, options()) };
     let e = block_on(at).unwrap_err();

@@ -9,7 +9,7 @@ use arrow_device::async_stream::{
 };
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, NullCounts, SyncPolicy};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, SyncPolicy};
 use arrow_schema::{DataType, Field, Schema};
 use futures::stream;
 use libc::EIO;
@@ -183,7 +183,7 @@ fn nulls_are_counted_without_a_wait() {
     ));
     let host = RecordBatch::try_from_iter([("i", values)]).unwrap();
     let up = sim.upload(&host).unwrap();
-    let unknown = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+    let unknown = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
     let array = up.slice(3, 30).unwrap().export_array(&unknown).unwrap();
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
     // is the exported one.

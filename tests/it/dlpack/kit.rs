@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow_device::dlpack::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
-    Deleter, DlpackOptions, DlpackStream, DlpackTensor,
+    DlpackOptions, DlpackStream, DlpackTensor,
 };
 use arrow_device::{ArrowDeviceType, DeviceArray, Queue, Result};
 
@@ -21,6 +21,9 @@ pub(crate) const INT32: DLDataType = DLDataType::new(DLDataType::INT, 32);
 pub(crate) fn plain() -> DlpackOptions<'static> {
     DlpackOptions::new(DlpackStream::NONE)
 }
+
+/// A deleter, which the consumer calls once.
+pub(crate) type Deleter<T> = unsafe extern "C-unwind" fn(*mut T);
 
 /// One of the two structs.
 pub(crate) trait Form: Sized + 'static {

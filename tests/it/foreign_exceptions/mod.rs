@@ -30,7 +30,7 @@ use arrow_device::dlpack::{DLManagedTensorVersioned, DlpackOptions, DlpackStream
 use arrow_device::{
     Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchIterator,
     DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, NullCounts, SyncPolicy, Validity,
+    FFI_ArrowDeviceArrayStream, SyncPolicy, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -204,7 +204,7 @@ fn owners_of_an_export() {
         DeviceArray::from_values(DataType::Int32, 3, buffer(), validity).unwrap()
     };
     // Not asked for its nulls: nothing reads the mask.
-    let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+    let allowed = EVENT.with_unknown_null_counts();
     let exported = array.export_array(&allowed).unwrap();
     drop(array);
     assert_eq!(thrown.count(), 0);

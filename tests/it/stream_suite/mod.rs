@@ -104,7 +104,7 @@ fn device_batches_are_not_copied() {
         let batches = vec![Ok(up.clone()), Ok(up.slice(3, 9).unwrap()), Ok(up)];
         let device_type = device.id().device_type;
         let batches = DeviceRecordBatchIterator::new(batches, batch.schema(), device_type);
-        let options_out = EVENT.with_null_counts(arrow_device::NullCounts::AllowUnknown);
+        let options_out = EVENT.with_unknown_null_counts();
         let stream = FFI_ArrowDeviceArrayStream::new(batches, options_out).unwrap();
         let all: Vec<_> = open(stream, options).map(|b| b.unwrap()).collect();
         let cost = device.stats().since(&before);

@@ -31,3 +31,17 @@ impl CHandler {
         unsafe { std::mem::transmute(self) }
     }
 }
+
+/// A handler that was released.
+pub(crate) fn released_handler() -> Handler {
+    // SAFETY: zero is a value of each of its members.
+    unsafe { std::mem::zeroed() }
+}
+
+/// A struct with no task in it.
+pub(crate) fn no_task() -> FFI_ArrowAsyncTask {
+    FFI_ArrowAsyncTask {
+        extract_data: None,
+        private_data: std::ptr::null_mut(),
+    }
+}

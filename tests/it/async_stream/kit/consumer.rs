@@ -14,7 +14,7 @@ use arrow_device::{ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, Imp
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
 
-use super::CHandler;
+use super::{CHandler, no_task};
 
 pub(crate) type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 type Hook = Arc<dyn Fn(&FakeConsumer) -> c_int + Send + Sync>;
@@ -127,12 +127,7 @@ unsafe extern "C-unwind" fn on_next_task(
         return 0;
     }
     // SAFETY: the producer passes a task and metadata that are null or valid for the call.
-    let (task, metadata) = unsafe {
-        (
-            task.replace(FFI_ArrowAsyncTask::empty()),
-            super::decode(metadata),
-        )
-    };
+    let (task, metadata) = unsafe { (task.replace(no_task()), super::decode(metadata)) };
     if this.0.demand.fetch_sub(1, SeqCst) < 1 {
         this.violation("a task that was not requested");
     }

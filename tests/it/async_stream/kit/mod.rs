@@ -22,7 +22,7 @@ mod producer;
 mod schema;
 mod waits;
 
-pub(crate) use c_handler::CHandler;
+pub(crate) use c_handler::{CHandler, no_task, released_handler};
 pub(crate) use consumer::{Call, FakeConsumer, Handler};
 pub(crate) use producer::FakeProducer;
 pub(crate) use schema::CountedSchema;

@@ -16,7 +16,7 @@ use arrow_device::{
 use arrow_schema::Schema;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::{CHandler, CountedSchema};
+use super::{CHandler, CountedSchema, no_task};
 
 type Extract = Box<dyn FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send>;
 type Hook = Arc<dyn Fn(&FakeProducer, i64) + Send + Sync>;
@@ -315,7 +315,7 @@ impl FakeProducer {
         let mut task = self.make_task(body);
         let code = self.raw_task(&mut task, metadata);
         // Consumers copy the bytes; what is here is poison for who did not.
-        task = FFI_ArrowAsyncTask::empty();
+        task = no_task();
         let _ = task;
         code
     }
