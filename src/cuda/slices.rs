@@ -61,7 +61,7 @@ impl DeviceBuffer {
         };
         let event = waited.and_then(|()| queue.record());
         // Other streams may still use the memory.
-        let event = event.inspect_err(|_| cuda.give_up(base))?;
+        let event = event.inspect_err(|_| cuda.context.heap.give_up(base))?;
         let ready = event.map_or(Ready::Now, Ready::Event);
         let memory = Memory::Device { queue, base, bytes };
         let owner = Owner::new(device.clone(), memory, ready);
@@ -93,7 +93,7 @@ impl DeviceBuffer {
         let device = self.device().clone();
         let (base, bytes) = self.into_raw(&queue)?;
         let slice = plain_device(&device).and_then(|cuda| {
-            cuda.forget(base);
+            cuda.context.heap.forget(base);
             let _current = cuda.context.enter()?;
             let upgrade = || {
                 let address = base.address() as CUdeviceptr;

@@ -86,7 +86,7 @@ use std::sync::Arc;
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
 use crate::device::gpu::{EventCell, GpuQueue, RawEvent, RawStream};
-use crate::device::rocm::{GivenEvent, Owned, Rocm};
+use crate::device::rocm::{GivenEvent, Rocm};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -117,7 +117,7 @@ impl Queue {
         let raw = RawStream(stream.expose_provenance());
         // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
         // `# Safety`), which the queue keeps.
-        let queue = unsafe { GpuQueue::given(rocm.context.clone(), raw, Owned(owner)) }?;
+        let queue = unsafe { GpuQueue::given(rocm.context.clone(), raw, owner) }?;
         // SAFETY: the queue is of the device's context.
         Ok(unsafe { device.wrap_queue(Arc::new(queue)) })
     }

@@ -14,7 +14,7 @@ use super::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{CopyOp, device_error};
 use crate::device::gpu::{
-    Answer, Context, Failed, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
+    Answer, Context, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
     absent_after, find,
 };
 use crate::device::{DeviceId, lock};
@@ -27,18 +27,17 @@ pub(crate) struct Cuda {
     ordinal: c_int,
     device: CUdevice,
     raw: CUcontext,
-    /// Whether this retains the context, which is the primary one.
-    is_retained: bool,
     /// cudarc's handle of the context: the one that was given, or what `handle` has made, with a
     /// stream. cudarc orders slices between streams from the first new stream on.
     handle: OnceLock<Kept<Option<Arc<CudaStream>>>>,
-    /// Primary contexts of other devices, by ordinal, retained.
-    others: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
+    /// Primary contexts that are retained: that of the device, unless another one was given, and those
+    /// of other devices, by ordinal.
+    retained: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
 }
 
 // SAFETY: the driver accepts the handles on any thread; each call makes the context current there.
 unsafe impl Send for Cuda {}
-// SAFETY: the driver accepts the handles on several threads at once, and `others` is locked.
+// SAFETY: the driver accepts the handles on several threads at once, and `retained` is locked.
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
@@ -48,22 +47,21 @@ impl Cuda {
         let (driver, ordinal) = find::<Driver>(id)?;
         let device =
             device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
-        let raw = match given.as_ref().and_then(Kept::context) {
-            Some(context) => context.cu_ctx(),
-            None => retain(driver, device).map_err(|Failed { call, code }| {
-                // The failure may pass, so it does not say that there is no such device.
-                device_error(id, call, code, driver.text(code))
-            })?,
-        };
-        // From here on `drop` releases the context.
-        let cuda = Self {
+        // What it retains its `drop` releases.
+        let mut cuda = Self {
             driver,
             ordinal,
             device,
-            raw,
-            is_retained: given.is_none(),
+            raw: std::ptr::null_mut(),
             handle: given.map_or_else(OnceLock::new, OnceLock::from),
-            others: Mutex::new(Vec::new()),
+            retained: Mutex::default(),
+        };
+        cuda.raw = match cuda.handle.get().and_then(Kept::context) {
+            Some(context) => context.cu_ctx(),
+            None => cuda.primary_of(ordinal).map_err(|failed| {
+                // The failure may pass, so it does not say that there is no such device.
+                device_error(id, failed.call, failed.code, driver.text(failed.code))
+            })?,
         };
         if !cuda.has(Has::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) {
             return Err(absent(id, "the device has no unified addressing"));
@@ -85,16 +83,16 @@ impl Cuda {
         asked.is_ok() && value != 0
     }
 
-    /// Returns the primary context of another device, for copies out of its memory. It is kept as
-    /// long as this one.
+    /// Retains the primary context of a device, this one or one whose memory is to be copied.
     fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
-        let mut others = lock(&self.others);
-        if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {
+        let mut retained = lock(&self.retained);
+        if let Some((_, _, raw)) = retained.iter().find(|(of, ..)| *of == ordinal) {
             return Ok(*raw);
         }
-        let device = device_of(self.driver, ordinal)?;
-        let raw = retain(self.driver, device)?;
-        others.push((ordinal, device, raw));
+        let (device, mut raw) = (device_of(self.driver, ordinal)?, std::ptr::null_mut());
+        // SAFETY: `raw` is valid for the write of a handle.
+        unsafe { self.driver.retain_primary(&raw mut raw, device) }?;
+        retained.push((ordinal, device, raw));
         Ok(raw)
     }
 }
@@ -104,14 +102,6 @@ fn device_of(driver: &Driver, ordinal: c_int) -> Answer<CUdevice> {
     // SAFETY: `device` is valid for the write of a handle.
     unsafe { driver.get_device(&raw mut device, ordinal) }?;
     Ok(device)
-}
-
-/// Retains a device's primary context, which whoever calls releases.
-fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: `raw` is valid for the write of a handle.
-    unsafe { driver.retain_primary(&raw mut raw, device) }?;
-    Ok(raw)
 }
 
 impl Context<Cuda> {
@@ -142,10 +132,8 @@ impl Drop for Cuda {
             return;
         }
         drop(self.handle.take());
-        let others = std::mem::take(&mut *lock(&self.others));
-        let others = others.into_iter().map(|(_, device, _)| device);
-        for device in others.chain(self.is_retained.then_some(self.device)) {
-            // SAFETY: the context was retained in `primary_of` or `new`, and is released once.
+        for (_, device, _) in lock(&self.retained).drain(..) {
+            // SAFETY: the context was retained in `primary_of`, and is released once.
             let _ = unsafe { self.driver.release_primary(device) };
         }
     }
@@ -232,21 +220,11 @@ unsafe impl Runtime for Cuda {
             self.driver
                 .pointer_attributes(9, names, values, address as CUdeviceptr)
         }?;
-        let [
-            memory_type,
-            managed,
-            ordinal,
-            device_pointer,
-            of,
-            start,
-            bytes,
-            is_legacy,
-            pool,
-        ] = found;
-        let kind = match memory_type {
+        let [what, managed, ordinal, at, of, start, bytes, ipc, pool] = found;
+        let kind = match what {
             _ if managed != 0 => PointerKind::Managed,
             HOST => PointerKind::Host {
-                mapped: device_pointer == address as u64,
+                mapped: at == address as u64,
             },
             DEVICE => PointerKind::Device(ordinal as c_int, (of != 0).then_some(of as usize)),
             _ => PointerKind::Unknown,
@@ -256,7 +234,7 @@ unsafe impl Runtime for Cuda {
         // Device memory that is neither of a pool nor of an ordinary allocation, whose handle other
         // processes could open, is mapped by the program itself. The driver then reports all the
         // addresses that were reserved for it, of which some may be mapped to nothing.
-        let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool == 0;
+        let is_mapped = matches!(kind, PointerKind::Device(..)) && ipc == 0 && pool == 0;
         Ok(Found {
             kind,
             range: end.filter(|_| !is_mapped).map(|end| start..end),

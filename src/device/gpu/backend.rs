@@ -2,12 +2,12 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::api::{RawStream, is_done};
 use super::context::Context;
 use super::event::{EventCell, event_of};
-use super::memory::Allocation;
 use super::queue::GpuQueue;
 use super::runtime::{Found, Library, Memory, PointerKind, Runtime};
 use crate::device::DeviceId;
@@ -41,30 +41,14 @@ impl<R: Runtime> Gpu<R> {
         Some(other.context.runtime.ordinal())
     }
 
-    /// Forgets memory that does not belong to the device any more.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn forget(&self, base: DevicePtr) {
-        self.context.heap.forget(base);
-    }
-
-    /// Frees memory of the device's that queued work may still use, once all work has ended.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn give_up(&self, base: DevicePtr) {
-        self.context.heap.give_up(base);
-    }
-
-    fn allocation_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<Allocation>> {
-        let current = self.context.enter()?;
-        self.context.check(current.allocation_of(address, bytes))
-    }
-
-    /// Returns the class of memory of a kind, and why it is not accepted.
-    fn judge(&self, kind: PointerKind) -> (AddressClass, Option<String>) {
+    /// Returns the class of memory, and why it is not accepted.
+    fn judge(&self, kind: PointerKind, range: Range<usize>) -> PointerInfo {
         use PointerKind as P;
         let (context, memory) = (&self.context, self.context.memory);
         let (vendor, advice) = (R::Library::VENDOR, R::Library::ADVICE);
         let reaches = |of: Option<usize>| of.is_none_or(|of| context.runtime.reaches_context(of));
-        let inaccessible = |why: String| (AddressClass::Inaccessible, Some(why));
+        let of_class = |class| PointerInfo::new(class, range.clone());
+        let inaccessible = |why: String| of_class(AddressClass::Inaccessible).with_reason(why);
         match kind {
             P::Device(of, _) if memory != Memory::Device => inaccessible(format!(
                 "it is memory of {vendor} device {of}, which the host cannot read"
@@ -72,21 +56,21 @@ impl<R: Runtime> Gpu<R> {
             P::Device(of, _) if of != context.runtime.ordinal() => {
                 inaccessible(format!("it is memory of {vendor} device {of}"))
             }
-            P::Device(_, of) if reaches(of) => (AddressClass::Device, None),
+            P::Device(_, of) if reaches(of) => of_class(AddressClass::Device),
             // Kernels of this context cannot reach the memory.
             P::Device(..) => inaccessible(format!("it is memory of another context{advice}")),
             P::Managed if memory == Memory::Host && !context.reads_managed => inaccessible(
                 "it is managed memory, which the host must not read while the device works".into(),
             ),
-            P::Managed | P::Host { mapped: true } => (AddressClass::HostAccessible, None),
-            P::Host { .. } if memory == Memory::Host => (AddressClass::HostAccessible, None),
+            P::Managed | P::Host { mapped: true } => of_class(AddressClass::HostAccessible),
+            P::Host { .. } if memory == Memory::Host => of_class(AddressClass::HostAccessible),
             P::Host { .. } => {
                 let why = "the device does not reach it at this address";
-                (AddressClass::Host, Some(why.into()))
+                of_class(AddressClass::Host).with_reason(why)
             }
             P::Unknown => {
                 let why = "the driver does not know it: it is ordinary host memory, or none";
-                (AddressClass::Host, Some(why.into()))
+                of_class(AddressClass::Host).with_reason(why)
             }
         }
     }
@@ -123,15 +107,11 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
     /// Checks that there is a handle. Whether it is an event's cannot be seen.
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let ptr = event.as_ptr().cast::<*mut ()>();
-        if !ptr.is_aligned() {
-            return Err(Error::argument(format!(
-                "{ptr:p} is not the address of an event"
-            )));
-        }
-        // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be
-        // read there (contract of `check_event`); any bits are a `RawEvent`, which is not followed.
-        if unsafe { event_of(event) }.0 == 0 {
-            return Err(Error::argument("the event is a null handle"));
+        // SAFETY: the caller guarantees that a handle's bytes may be read there if the pointer is
+        // aligned (contract of `check_event`); any bits are a `RawEvent`, which is not followed.
+        if !ptr.is_aligned() || unsafe { event_of(event) }.0 == 0 {
+            let why = "is not the address of an event, or that of a null handle";
+            return Err(Error::argument(format!("{ptr:p} {why}")));
         }
         Ok(())
     }
@@ -158,21 +138,13 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        let (class, range, reason) = match self.allocation_of(address, bytes) {
-            Ok(Some(found)) => {
-                let (class, reason) = self.judge(found.kind);
-                (class, found.range, reason)
-            }
-            // Memory that the library cannot identify must not be touched.
-            unknown => {
-                let reason = unknown.err().map(|e| e.to_string());
-                (AddressClass::Inaccessible, address.range(bytes), reason)
-            }
-        };
-        let info = PointerInfo::new(class, range);
-        match reason {
-            Some(reason) => info.with_reason(reason),
-            None => info,
+        // Memory that the library cannot identify must not be touched.
+        let unknown = PointerInfo::new(AddressClass::Inaccessible, address.range(bytes));
+        let current = self.context.enter();
+        match current.and_then(|current| self.context.check(current.allocation_of(address, bytes)))
+        {
+            Ok(found) => found.map_or(unknown, |(kind, range)| self.judge(kind, range)),
+            Err(e) => unknown.with_reason(e.to_string()),
         }
     }
 
@@ -195,26 +167,17 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let Some(end) = address
-            .address()
-            .checked_add(bytes)
-            .filter(|_| !address.is_null())
-        else {
-            return false;
-        };
         // The library itself copies to page-locked memory with the host.
-        if self.context.memory == Memory::Host {
-            return true;
+        if address.is_null() || self.context.memory == Memory::Host {
+            return !address.is_null();
         }
         // A wrong answer costs only time: the library stages what is not page-locked by itself.
-        let found = self
-            .context
-            .enter()
-            .map(|current| current.look_up(address.address()));
-        let Ok(Ok(Found { kind, range })) = found else {
-            return false;
-        };
-        matches!(kind, PointerKind::Host { .. }) && range.is_none_or(|range| end <= range.end)
+        let current = self.context.enter().ok();
+        let found = current.and_then(|current| current.look_up(address.address()).ok());
+        let end = address.range(bytes).end;
+        found.is_some_and(|Found { kind, range }| {
+            matches!(kind, PointerKind::Host { .. }) && range.is_none_or(|range| end <= range.end)
+        })
     }
 
     fn relation(&self, other: &dyn Backend) -> Relation {
@@ -232,9 +195,13 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
     }
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
-        let current = self.context.enter()?;
-        // SAFETY: the caller of `stream_wait` guarantees that stream and event are live.
-        unsafe { current.wait_on_stream(RawStream(stream), event) }?;
+        let (current, stream) = (self.context.enter()?, RawStream(stream));
+        // SAFETY: the caller of `stream_wait` guarantees that stream and event are live. The event may be of any context.
+        let waited = unsafe {
+            current.check_stream(stream)?;
+            current.calls().wait(stream, event_of(event), 0)
+        };
+        self.context.check(waited)?;
         Ok(true)
     }
 

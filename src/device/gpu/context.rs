@@ -31,7 +31,7 @@ pub(crate) struct Context<R: Runtime> {
     /// `None` if the device has no pools, or other memory than its own.
     pub(super) pool: Option<RawPool>,
     /// What the device allocates without a pool, and page-locked memory for staging.
-    pub(super) heap: Heap,
+    pub(crate) heap: Heap,
     pub(super) failure: Failure,
     /// Our own streams whose queues were dropped while they had work: HIP would wait for it to
     /// destroy them.

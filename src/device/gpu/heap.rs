@@ -8,7 +8,6 @@
 //! dropped, but where the device is waited for anyway
 //! ([`Backend::synchronize`](crate::device::Backend::synchronize)).
 
-use std::mem::take;
 use std::sync::Mutex;
 
 use super::event::EventCell;
@@ -21,14 +20,14 @@ pub(super) type After = Box<EventCell>;
 
 /// What a device has allocated without a pool of the library's.
 #[derive(Default)]
-pub(super) struct Heap {
+pub(crate) struct Heap {
     /// The device's own memory in use.
     pub(super) live: Ranges<()>,
     /// Idle memory of the device's, with an event after its last use.
     pub(super) idle: Pool<After>,
     /// The device's memory that could not be freed in a queue's order: freed once all work has
     /// ended.
-    given_up: Mutex<Vec<DevicePtr>>,
+    pub(super) given_up: Mutex<Vec<DevicePtr>>,
     pub(super) staging: Mutex<Staging>,
 }
 
@@ -63,24 +62,15 @@ impl Heap {
 
     /// Forgets memory that does not belong to the device any more.
     #[cfg(feature = "cuda")]
-    pub(super) fn forget(&self, base: DevicePtr) {
+    pub(crate) fn forget(&self, base: DevicePtr) {
         self.live.remove(base);
     }
 
     /// Frees memory of the device's that could not be freed in a queue's order, and that queued work
     /// may still use, once all work has ended.
-    pub(super) fn give_up(&self, base: DevicePtr) {
+    pub(crate) fn give_up(&self, base: DevicePtr) {
         self.live.remove(base);
         lock(&self.given_up).push(base);
-    }
-
-    pub(super) fn take_given_up(&self) -> Vec<DevicePtr> {
-        take(&mut *lock(&self.given_up))
-    }
-
-    /// Puts back what [`take_given_up`](Self::take_given_up) returned.
-    pub(super) fn give_up_all(&self, given_up: Vec<DevicePtr>) {
-        lock(&self.given_up).extend(given_up);
     }
 
     /// Takes staging memory back, which no work uses.

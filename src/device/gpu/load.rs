@@ -16,8 +16,10 @@ fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     if !library.process().is_this() {
         return Err(absent(id, FORKED));
     }
-    let count = library.device_count();
-    let count = count.map_err(|failed| absent_after(library, id, failed))?;
+    let mut count = 0;
+    // SAFETY: `count` is valid for the write of an int.
+    let counted = library.quietly(|| unsafe { library.calls().count_devices(&raw mut count) });
+    counted.map_err(|failed| absent_after(library, id, failed))?;
     Ok((library, count))
 }
 

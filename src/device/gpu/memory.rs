@@ -3,10 +3,10 @@
 
 use std::ffi::c_uint;
 use std::mem::take;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::{Duration, Instant};
 
-use super::api::Answer;
+use super::api::{Answer, Code};
 use super::context::{Context, Current};
 use super::heap::{After, Staging};
 use super::runtime::{Found, Library, Memory, PointerKind, Runtime, to_ptr};
@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 const STAGING_LIMIT: usize = 2 << 30;
 /// A context whose calls fail for this long is taken for lost.
 const LOST: Duration = Duration::from_secs(5);
+/// What calls answer that a stream capture forbids.
+const CAPTURE: RangeInclusive<Code> = 900..=908;
 /// From this multiple of the pool's limits on, a new block is allocated only after a wait for the
 /// device.
 const FAR: usize = 4;
@@ -59,12 +61,12 @@ impl<R: Runtime> Context<R> {
     /// nothing uses any more and is not kept for reuse.
     pub(super) fn synchronize(&self) -> Result<()> {
         let current = self.enter_even_if_failed()?;
-        let given_up = self.heap.take_given_up();
+        let given_up = take(&mut *lock(&self.heap.given_up));
         // SAFETY: the call has no arguments, and the context is current.
         let done = self.check(unsafe { self.calls().synchronize() });
         let done = done.and_then(|()| self.failure.check());
         if done.is_err() && !self.has_failed() {
-            self.heap.give_up_all(given_up);
+            lock(&self.heap.given_up).extend(given_up);
             return done;
         }
         for base in given_up {
@@ -82,24 +84,19 @@ impl<R: Runtime> Context<R> {
     pub(super) fn settle(&self) -> Result<()> {
         let start = Instant::now();
         loop {
-            match self.synchronize() {
-                Err(e) if !self.has_failed() => {
-                    // What another library's stream capture forbids now can be done later. That a
-                    // context is lost whose calls fail otherwise for so long is an assumption: no
-                    // library says so.
-                    let forbidden = matches!(
-                        e,
-                        Error::Device {
-                            code: 900..=908,
-                            ..
-                        }
-                    );
-                    if !forbidden && start.elapsed() > LOST {
-                        return Err(self.fail(e));
-                    }
-                }
-                Err(_) if self.is_gone() => return Ok(()),
+            let done = self.synchronize();
+            if done.is_ok() || self.is_gone() {
+                return Ok(());
+            }
+            let e = match done {
+                Err(e) if !self.has_failed() => e,
                 done => return done,
+            };
+            // What another library's stream capture forbids now can be done later. That a context is
+            // lost whose calls fail otherwise for so long is an assumption: no library says so.
+            let is_forbidden = matches!(&e, Error::Device { code, .. } if CAPTURE.contains(code));
+            if !is_forbidden && start.elapsed() > LOST {
+                return Err(self.fail(e));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -118,15 +115,6 @@ impl<R: Runtime> Context<R> {
             let _ = self.check(unsafe { self.calls().trim(pool, 0) });
         }
     }
-}
-
-/// What is known about some bytes.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    pub(super) kind: PointerKind,
-    /// The addresses of that kind: the allocation's, or only those of the bytes, of which the first
-    /// and the last one were asked about.
-    pub(super) range: Range<usize>,
 }
 
 impl<R: Runtime> Current<'_, R> {
@@ -204,8 +192,9 @@ impl<R: Runtime> Current<'_, R> {
         };
     }
 
-    /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,
-    /// or there is no such range.
+    /// Returns what `bytes` bytes at `address` are, and the addresses of that kind: those of the
+    /// allocation, or only those of the bytes, of which the first and the last one were asked about.
+    /// `None` if these are not the same, or there is no such range.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
@@ -213,7 +202,7 @@ impl<R: Runtime> Current<'_, R> {
         &self,
         address: DevicePtr,
         bytes: usize,
-    ) -> Answer<Option<Allocation>> {
+    ) -> Answer<Option<(PointerKind, Range<usize>)>> {
         let first = address.address();
         let last = first.checked_add(bytes.saturating_sub(1));
         let Some(last) = last.filter(|_| first != 0) else {
@@ -225,7 +214,6 @@ impl<R: Runtime> Current<'_, R> {
         if whole.is_none() && bytes > 1 && kind != self.look_up(last)?.kind {
             return Ok(None);
         }
-        let range = whole.unwrap_or(address.range(bytes));
-        Ok(Some(Allocation { kind, range }))
+        Ok(Some((kind, whole.unwrap_or(address.range(bytes)))))
     }
 }

@@ -1,14 +1,14 @@
 //! Queues: streams, our own and those of others.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::api::{NOT_CAPTURED, RawStream, code};
 use super::context::{Context, Current};
 use super::event::{EventCell, event_of};
-use super::memory::Allocation;
-use super::runtime::{Memory, Runtime, to_ptr};
+use super::runtime::{Memory, PointerKind, Runtime, to_ptr};
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::parts::queue_number;
 use crate::error::{Error, Result};
@@ -161,10 +161,8 @@ impl<R: Runtime> GpuQueue<R> {
     /// As [`RawQueue::copy`].
     unsafe fn queue_copies(&self, copies: &[CopyOp], current: &Current<'_, R>) -> Result<()> {
         let peers = current.peers(copies)?;
-        let all = copies.iter().zip(peers);
         let fits = |(copy, peer): &(&CopyOp, Option<usize>)| copy.bytes < LARGE && peer.is_none();
-        let (small, mut alone): (Vec<_>, Vec<_>) = all.partition(fits);
-        let mut queued = Ok(());
+        let (mut small, mut alone): (Vec<_>, Vec<_>) = copies.iter().zip(peers).partition(fits);
         let mut is_queued = false;
         if small.len() >= LIST && !self.stream.is_default() {
             let list: Vec<&CopyOp> = small.iter().map(|(copy, _)| *copy).collect();
@@ -172,25 +170,21 @@ impl<R: Runtime> GpuQueue<R> {
             // (see `# Safety`); the queue keeps its stream alive, which is no default stream.
             let taken = unsafe { current.copy_list(&list, self.stream) };
             is_queued = taken.is_some();
-            if taken != Some(Ok(())) {
-                // The library does not take this list. To queue a copy again changes nothing.
-                alone.extend(small);
+            if taken == Some(Ok(())) {
+                small.clear();
             }
-        } else {
-            alone.extend(small);
         }
-        for (copy, from) in alone {
+        // A list that the library does not take goes one by one. To queue a copy again changes nothing.
+        alone.append(&mut small);
+        let queued = alone.into_iter().try_for_each(|(copy, from)| {
             // SAFETY: the caller guarantees that the memory is live until the copies have completed
             // (see `# Safety`); `from` is what `peer_of` returned for the source; the queue keeps its
             // stream alive.
-            queued = self
-                .context
-                .check(unsafe { current.copy(copy, from, self.stream) });
-            if queued.is_err() {
-                break;
-            }
+            let answer = unsafe { current.copy(copy, from, self.stream) };
+            self.context.check(answer)?;
             is_queued = true;
-        }
+            Ok(())
+        });
         if queued.is_err() && is_queued {
             // The caller may free what half of the copies use, so they must be done.
             // SAFETY: the queue keeps its stream alive.
@@ -205,27 +199,12 @@ impl<R: Runtime> GpuQueue<R> {
 }
 
 impl<R: Runtime> Current<'_, R> {
-    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for
-    /// an event.
-    ///
-    /// # Safety
-    /// `stream` is a live stream, or stands for a default stream; the event is live.
-    pub(super) unsafe fn wait_on_stream(&self, stream: RawStream, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see
-        // `# Safety`).
-        unsafe { self.check_stream(stream) }?;
-        // SAFETY: the caller guarantees that stream and event are live (see `# Safety`). The event
-        // may be of any context.
-        let waited = unsafe { self.calls().wait(stream, event_of(event), 0) };
-        self.context.check(waited)
-    }
-
     /// Refuses a stream of another context, and one that is being captured. Default streams belong to
     /// whichever context is current.
     ///
     /// # Safety
     /// The stream is live, or stands for a default stream.
-    unsafe fn check_stream(&self, stream: RawStream) -> Result<()> {
+    pub(super) unsafe fn check_stream(&self, stream: RawStream) -> Result<()> {
         if stream.is_default() {
             return Ok(());
         }
@@ -264,17 +243,17 @@ impl<R: Runtime> Current<'_, R> {
     fn peers(&self, copies: &[CopyOp]) -> Result<Vec<Option<usize>>> {
         let context = self.context;
         // Most sources lie in one allocation.
-        let mut last: Option<Allocation> = None;
+        let mut last: Option<(PointerKind, Range<usize>)> = None;
         let peer = |copy: &CopyOp| {
             if copy.kind != CopyKind::DeviceToDevice || context.memory != Memory::Device {
                 return Ok(None);
             }
             let src = copy.src.address();
-            if !last.as_ref().is_some_and(|last| last.range.contains(&src)) {
+            if !last.as_ref().is_some_and(|(_, range)| range.contains(&src)) {
                 last = context.check(self.allocation_of(copy.src, 1))?;
             }
             match &last {
-                Some(source) => context.check(self.peer_of(source.kind)),
+                Some((kind, _)) => context.check(self.peer_of(*kind)),
                 None => Ok(None),
             }
         };

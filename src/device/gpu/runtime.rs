@@ -82,12 +82,9 @@ pub(crate) trait Library: 'static {
     /// Whether a code means that a context, this one or another that the call named, is lost.
     fn is_lost(code: Code) -> bool;
 
-    /// Returns the number of devices.
-    fn device_count(&self) -> Answer<c_int> {
-        let mut count = 0;
-        // SAFETY: `count` is valid for the write of an int.
-        unsafe { self.calls().count_devices(&raw mut count) }?;
-        Ok(count)
+    /// Makes calls without a current device, which leave no trace on the thread.
+    fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
+        calls()
     }
 }
 
@@ -103,7 +100,7 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// What a thread had before the device became current.
     type Before: Copy;
     /// What keeps a stream that was given.
-    type Given: fmt::Debug + Send + Sync + 'static;
+    type Given: Send + Sync + 'static;
 
     fn library(&self) -> &'static Self::Library;
     /// Returns the device's number in the library.

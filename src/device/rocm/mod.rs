@@ -14,7 +14,7 @@ mod sys;
 
 use std::sync::Arc;
 
-pub(crate) use self::runtime::{Owned, Rocm};
+pub(crate) use self::runtime::Rocm;
 use self::sys::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::gpu::{self, Gpu, Library, RawEvent};

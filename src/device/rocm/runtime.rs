@@ -13,18 +13,9 @@ use super::sys::{Hip, PointerAttributes};
 use crate::device::DeviceId;
 use crate::device::backend::CopyOp;
 use crate::device::gpu::{
-    Answer, Code, Features, Found, PointerKind, RawStream, Runtime, absent, find,
+    Answer, Code, Features, Found, Library, PointerKind, RawStream, Runtime, absent, find,
 };
 use crate::error::Result;
-
-/// What keeps a stream that was given.
-pub(crate) struct Owned(#[allow(dead_code)] pub(crate) Box<dyn Any + Send + Sync>);
-
-impl fmt::Debug for Owned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Owned")
-    }
-}
 
 /// A device.
 pub(crate) struct Rocm {
@@ -103,7 +94,7 @@ unsafe impl Runtime for Rocm {
     type Library = Hip;
     /// The thread's device and last error.
     type Before = (c_int, Code);
-    type Given = Owned;
+    type Given = Box<dyn Any + Send + Sync>;
 
     fn library(&self) -> &'static Hip {
         self.hip

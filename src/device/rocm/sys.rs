@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use hip_runtime_sys as bindings;
 
 use crate::device::Process;
-use crate::device::gpu::{self, Answer, Call, Calls, Code, Library, RawStream, functions, load};
+use crate::device::gpu::{self, Call, Calls, Code, Library, RawStream, functions, load};
 
 /// `hipPointerAttribute_t`, with its memory type as an integer.
 #[repr(C)]
@@ -126,11 +126,11 @@ impl Library for Hip {
         matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
     }
 
-    fn device_count(&self) -> Answer<c_int> {
-        let mut count = 0;
-        // SAFETY: `count` is valid for the write of an int.
-        self.quietly(|| unsafe { self.calls.count_devices(&raw mut count) })?;
-        Ok(count)
+    fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
+        let before = self.last_error();
+        let done = calls();
+        self.forget_error(before);
+        done
     }
 }
 
@@ -171,14 +171,6 @@ impl Hip {
     pub(super) fn last_error(&self) -> Code {
         // SAFETY: the function has no arguments.
         unsafe { (self.peek_at_last_error.function)() }
-    }
-
-    /// Makes calls without a current device, which leave no last error.
-    pub(super) fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
-        let before = self.last_error();
-        let done = calls();
-        self.forget_error(before);
-        done
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::fault::FaultOp;
@@ -194,11 +195,15 @@ unsafe impl RawQueue for SimQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
+        static NEXT: AtomicUsize = AtomicUsize::new(64);
         let core = &self.core;
         let state = core.alive()?;
         core.count(FaultOp::Record, "record", 0)?;
         let point = core.enqueue(state, self.id, Op::Mark)?;
-        let event = core.state().record(point);
+        // No other event of this process has or had the address.
+        let address = NEXT.fetch_add(64, Ordering::Relaxed);
+        core.state().events.insert(address, point);
+        let event = EventPtr::new(std::ptr::without_provenance_mut(address));
         event.ok_or_else(|| core.error("record", MISUSE, "null event"))
     }
 

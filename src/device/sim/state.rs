@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -176,15 +175,6 @@ impl State {
     /// Returns the error of a device that has failed.
     pub(super) fn alive(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
-    }
-
-    /// Returns a new live event at `point`; never `None`. Its address is one that no other event of this process has or had.
-    pub(super) fn record(&mut self, point: Point) -> Option<EventPtr> {
-        const STEP: usize = 64;
-        static NEXT: AtomicUsize = AtomicUsize::new(STEP);
-        let address = NEXT.fetch_add(STEP, Ordering::Relaxed);
-        self.events.insert(address, point);
-        EventPtr::new(std::ptr::without_provenance_mut(address))
     }
 
     /// Whether a queue has reached a position. Queues are forgotten only when all of their work is
