@@ -58,6 +58,14 @@ impl SimQueue {
         Ok(())
     }
 
+    /// Returns how many operations have not completed. Unlike recording an event, this queues no
+    /// further operation.
+    pub fn pending_operations(&self) -> usize {
+        let state = self.core.here();
+        let queue = state.as_ref().and_then(|s| s.queues.get(&self.id));
+        queue.map_or(0, |queue| queue.pending.len())
+    }
+
     /// Returns when copies may run that are queued now, if they are slowed down.
     fn due(&self, state: &mut State, copies: &[CopyOp]) -> Option<Instant> {
         let rate = self.core.config.bytes_per_second? as f64;
