@@ -189,7 +189,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
                     let up = if thread % 2 == 0 {
                         device.upload_data(rows.to_data())
                     } else {
-                        device.upload_data_on(rows.to_data(), &queue(device))
+                        device.upload_array_on(&rows, &queue(device))
                     };
                     let down = up.expect("upload").to_host().expect("to_host");
                     assert_same(&rows, &down, format_args!("thread {thread}, round {round}"));

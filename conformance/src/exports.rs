@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::{scope, sleep};
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 
 use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
 use super::watch::note;
@@ -35,7 +35,7 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     let (queue, array) = (queue(device), values());
     let mut hold = subject.hold(&queue);
     let pending = hold.holds();
-    let up = device.upload_data_on(array.to_data(), &queue);
+    let up = device.upload_array_on(&array, &queue);
     let up = up.expect("upload");
     let exports = backend.capabilities().exports;
     let waits = match exports {

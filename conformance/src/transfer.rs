@@ -97,9 +97,7 @@ pub(super) fn source(subject: &Subject) -> Verdict {
     let (array, watch) = watched();
     let expected = array.values().to_vec();
     let mut hold = subject.hold(&queue);
-    let up = device
-        .upload_data_on(array.to_data(), &queue)
-        .expect("upload");
+    let up = device.upload_array_on(&array, &queue).expect("upload");
     // A device that copies straight from the memory must still find it there.
     drop(array);
     if hold.holds() {
@@ -189,9 +187,7 @@ pub(super) fn drop_order(subject: &Subject) -> Verdict {
     let device = make();
     let queue = queue(&device);
     let mut hold = subject.hold(&queue);
-    let up = device
-        .upload_data_on(array.to_data(), &queue)
-        .expect("upload");
+    let up = device.upload_array_on(&array, &queue).expect("upload");
     let slab = device.host_slab(100).expect("host_slab");
     drop((device, array));
     hold.open();

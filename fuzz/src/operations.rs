@@ -186,9 +186,9 @@ fn step(
         4 => {
             let to = to(input);
             let queue = to.new_queue().expect("the device is alive");
-            let host = device.to_host_data().expect("valid");
-            let up = to.upload_data_on(host, &queue).expect("valid");
-            ("upload_data_on", up, rows.clone())
+            let host = device.to_host().expect("valid");
+            let up = to.upload_array_on(&host, &queue).expect("valid");
+            ("upload_array_on", up, rows.clone())
         }
         5 => {
             device.resolve_sizes().expect("valid");
@@ -420,7 +420,7 @@ fn downloads(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) {
     let queue = device.device().new_queue().expect("the device is alive");
     let start = || device.start_to_host_on(&queue).expect("valid");
     let host = match input.choice(5) {
-        0 => device.to_host_on(&queue),
+        0 => device.start_to_host_on(&queue).and_then(|down| down.wait()),
         1 => start().wait(),
         2 => {
             let mut download = start();

@@ -75,7 +75,9 @@ pub(crate) unsafe extern "C" fn peers_array(
         // SAFETY: the caller guarantees that `name` is null-terminated (see `# Safety`).
         let queue = queue(&unsafe { device(name) }?)?;
         let data = counted(&case.whole.to_data());
-        let array = queue.device().upload_data_on(data, &queue)?;
+        let array = queue
+            .device()
+            .upload_array_on(&arrow_array::make_array(data), &queue)?;
         let array = array.with_field(Arc::new(of.field()))?;
         let array = match case.cut {
             Some((offset, rows)) => array.slice(offset, rows)?,
@@ -109,7 +111,7 @@ pub(crate) unsafe extern "C" fn peers_batch(
             let batch = columns.value(variant)?;
             let parts = batch.columns().iter().map(|column| {
                 let queue = queue(&device)?;
-                Ok(device.upload_data_on(column.to_data(), &queue)?)
+                Ok(device.upload_array_on(column, &queue)?)
             });
             let parts: Vec<DeviceArray> = parts.collect::<Outcome<_>>()?;
             DeviceRecordBatch::try_new(batch.schema(), &parts)?

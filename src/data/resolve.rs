@@ -152,7 +152,7 @@ pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
 /// Where the sizes of a node's buffers from number 2 on are stored.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    request: Request,
+    pub(crate) request: Request,
     node: Arc<Node>,
     /// Bytes of each integer.
     width: usize,
@@ -161,7 +161,7 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Returns `None` if the node has no unknown sizes. The request lies in the node's memory: the import checked
     /// that there are `offset + length + 1` offsets, and one size for each data buffer.
-    fn of(device: &Device, node: &Arc<Node>) -> Option<Self> {
+    pub(crate) fn of(device: &Device, node: &Arc<Node>) -> Option<Self> {
         let buffers = &node.buffers[..];
         let (address, width, count) = match (node.layout.buffers(), buffers) {
             ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
@@ -196,7 +196,7 @@ impl Sizes {
     }
 
     /// Keeps the sizes, from the bytes that were asked for. The node is one of `array`.
-    fn set(&self, array: &DeviceArray, stored: &[u8]) -> Result<()> {
+    pub(crate) fn set(&self, array: &DeviceArray, stored: &[u8]) -> Result<()> {
         let buffers = self.node.buffers[2..].iter();
         for (k, (buffer, bytes)) in buffers.zip(stored.chunks(self.width)).enumerate() {
             let at = || array.node().buffer_path(&self.node, 2 + k);

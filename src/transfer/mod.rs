@@ -103,7 +103,8 @@ impl Device {
     /// # Errors
     /// As [`upload_on`](Self::upload_on).
     pub fn upload_array_on(&self, array: &dyn Array, queue: &Queue) -> Result<DeviceArray> {
-        self.upload_data_on(array.to_data(), queue)
+        check_queue(queue, self)?;
+        DeviceArray::from_host(array.to_data())?.host_to_device(queue)
     }
 
     /// Copies `ArrayData` of any type to this device, as [`upload`](Self::upload) does a batch.
@@ -112,16 +113,7 @@ impl Device {
     /// As [`upload`](Self::upload). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a child
     /// has fewer rows than its parent's offset and length require.
     pub fn upload_data(&self, data: ArrayData) -> Result<DeviceArray> {
-        self.upload_data_on(data, &self.default_queue())
-    }
-
-    /// As [`upload_data`](Self::upload_data), on a queue of this device.
-    ///
-    /// # Errors
-    /// As [`upload_on`](Self::upload_on) and [`upload_data`](Self::upload_data).
-    pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        check_queue(queue, self)?;
-        DeviceArray::from_host(data)?.host_to_device(queue)
+        DeviceArray::from_host(data)?.host_to_device(&self.default_queue())
     }
 }
 
@@ -135,32 +127,7 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory is
     /// impossible, and the errors that the device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        self.to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`to_host`](Self::to_host), with all reads and copies on a queue of the array's device.
-    ///
-    /// # Errors
-    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
-    /// belongs to another device.
-    pub fn to_host_on(&self, queue: &Queue) -> Result<ArrayRef> {
-        self.start_to_host_on(queue)?.wait()
-    }
-
-    /// As [`to_host`](Self::to_host), but returns [`ArrayData`].
-    ///
-    /// # Errors
-    /// As [`to_host`](Self::to_host).
-    pub fn to_host_data(&self) -> Result<ArrayData> {
-        self.to_host_data_on(&self.device().default_queue())
-    }
-
-    /// As [`to_host_on`](Self::to_host_on), but returns [`ArrayData`].
-    ///
-    /// # Errors
-    /// As [`to_host_on`](Self::to_host_on).
-    pub fn to_host_data_on(&self, queue: &Queue) -> Result<ArrayData> {
-        unwrap(&self.arrived(Scope::Rows, queue)?)
+        self.start_to_host()?.wait()
     }
 
     /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
@@ -192,13 +159,14 @@ impl DeviceArray {
     /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the array's device.
     ///
     /// # Errors
-    /// As [`to_host_on`](Self::to_host_on).
+    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
+    /// belongs to another device.
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
         check_queue(queue, self.device())?;
         Download::of_array(self, queue).started()
     }
 
-    /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array. Each buffer is copied
+    /// As [`to_host`](Self::to_host), but returns `ArrayData`, with all that safe calls can reach from the array. Each buffer is copied
     /// at most once.
     pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
         let queue = self.device().default_queue();
@@ -299,9 +267,7 @@ impl DeviceArray {
         check_queue(queue, self.device())?;
         self.copied(queue, Scope::Compact)
     }
-}
 
-impl DeviceArray {
     /// Returns the bytes of these rows, without padding: those that [`to_host`](Self::to_host) copies if the host cannot
     /// read the memory. Nothing is copied or allocated on the device.
     ///
@@ -337,15 +303,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
-        self.to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`to_host`](Self::to_host), with all reads and copies on a queue of the batch's device.
-    ///
-    /// # Errors
-    /// As [`DeviceArray::to_host_on`].
-    pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
-        self.start_to_host_on(queue)?.wait()
+        self.start_to_host()?.wait()
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
@@ -359,7 +317,7 @@ impl DeviceRecordBatch {
     /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the batch's device.
     ///
     /// # Errors
-    /// As [`DeviceArray::to_host_on`].
+    /// As [`DeviceArray::start_to_host_on`].
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
         check_queue(queue, self.device())?;
         Download::lazy(self, queue.clone()).started()

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use arrow_data::ArrayData;
@@ -14,8 +13,8 @@ use crate::data::DeviceArray;
 use crate::data::gather::{int, push_int};
 use crate::data::host::unwrap;
 use crate::data::layout::BufferKind;
-use crate::data::node::{Buffers, Node, NodeBuffer, View};
-use crate::device::{AddressClass, DevicePtr};
+use crate::data::node::{Node, NodeBuffer, View};
+use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large, unchanged};
 use crate::transfer::region::Rewrite;
@@ -31,12 +30,7 @@ struct Kept<'a> {
 
 impl<'a> Planner<'a> {
     /// Adds the runs that hold the rows of each part, for which all its run ends are read.
-    pub(super) fn runs(
-        &mut self,
-        of: &DataType,
-        parts: &[View<'a>],
-        children: &mut Vec<Arc<Node>>,
-    ) -> Result<()> {
+    pub(super) fn runs(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let ends_of = parts[0].child(0);
         let width = int_width(&ends_of.node.data_type);
         let mut all = Vec::with_capacity(parts.len());
@@ -85,7 +79,7 @@ impl<'a> Planner<'a> {
         }
         let (n, cut) = (cut.len() / width, self.known(cut));
         let buffers = [NodeBuffer::absent(), self.buffer(self.to_device, [cut])?];
-        children.push(Arc::new(Node {
+        node.children.push(Arc::new(Node {
             padded: true,
             ..Node::new(
                 ends_of.node.data_type.clone(),
@@ -94,18 +88,11 @@ impl<'a> Planner<'a> {
                 Vec::new(),
             )
         }));
-        children.push(self.child(of, 1, &values)?);
-        Ok(())
+        self.child(&values, node)
     }
 
     /// Adds the keys of a dictionary array, and its values.
-    pub(super) fn dictionary(
-        &mut self,
-        of: &DataType,
-        parts: &[View<'a>],
-        buffers: &mut Buffers,
-        children: &mut Vec<Arc<Node>>,
-    ) -> Result<()> {
+    pub(super) fn dictionary(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let values = self.kept(parts, true, |view| view.child(0))?;
         if let (DataType::Dictionary(key, _), 2..) = (&parts[0].node.data_type, values.rows.len()) {
             let bits = 8 * int_width(key) - usize::from(key.is_signed_integer());
@@ -113,19 +100,13 @@ impl<'a> Planner<'a> {
             let instead = "give the arrays one dictionary, or cast them to wider keys";
             self.check_most(parts[0], values.n, most, "dictionary values", instead)?;
         }
-        buffers.push(self.values(parts, 1, |k| later(parts, 1, values.starts[k]))?);
-        children.push(self.child(of, 0, &values.rows)?);
-        Ok(())
+        node.buffers
+            .push(self.values(parts, 1, |k| later(parts, 1, values.starts[k]))?);
+        self.child(&values.rows, node)
     }
 
     /// Adds the buffers of a list view or a dense union, and the children.
-    pub(super) fn anywhere(
-        &mut self,
-        of: &DataType,
-        parts: &[View<'a>],
-        buffers: &mut Buffers,
-        children: &mut Vec<Arc<Node>>,
-    ) -> Result<()> {
+    pub(super) fn anywhere(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let data_type = &parts[0].node.data_type;
         let none = parts[0].length == 0 && self.scope != Scope::Reachable;
         let mut all = Vec::new();
@@ -142,9 +123,9 @@ impl<'a> Planner<'a> {
             all.push(kept);
         }
         if let DataType::Union(fields, UnionMode::Dense) = data_type {
-            buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
+            node.buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
             match all.iter().all(|kept| kept.rows.len() == 1) {
-                true => buffers.push(self.values(parts, 1, |_| Rewrite::None)?),
+                true => node.buffers.push(self.values(parts, 1, |_| Rewrite::None)?),
                 false => {
                     let starts = |k: usize| {
                         let mut starts = [0; 256];
@@ -153,17 +134,15 @@ impl<'a> Planner<'a> {
                         }
                         starts
                     };
-                    buffers.push(self.union_offsets(parts, starts)?);
+                    node.buffers.push(self.union_offsets(parts, starts)?);
                 }
             }
         } else {
-            buffers.push(self.values(parts, 1, |k| later(parts, 1, all[0].starts[k]))?);
-            buffers.push(self.values(parts, 2, |_| Rewrite::None)?);
+            node.buffers
+                .push(self.values(parts, 1, |k| later(parts, 1, all[0].starts[k]))?);
+            node.buffers.push(self.values(parts, 2, |_| Rewrite::None)?);
         }
-        for (i, kept) in all.iter().enumerate() {
-            children.push(self.child(of, i, &kept.rows)?);
-        }
-        Ok(())
+        all.iter().try_for_each(|kept| self.child(&kept.rows, node))
     }
 
     /// The offsets of several dense unions: to each is added what `starts` says of the part and of the row's type id. The host reads both.
@@ -189,7 +168,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the views, and the data buffers: those that the rows refer to if the host can read the views, otherwise all.
-    pub(super) fn views(&mut self, parts: &[View<'a>], buffers: &mut Buffers) -> Result<()> {
+    pub(super) fn views(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let mut known = true;
         for view in parts {
             known &= self.know_sizes(*view)?;
@@ -211,42 +190,26 @@ impl<'a> Planner<'a> {
                 mark(views.unwrap_or_default(), table, &mut used);
             }
         }
-        let first = self.tables.len();
-        let same = |table: &[u32]| table.iter().enumerate().all(|(i, to)| *to == i as u32);
-        let views = self.values(parts, 1, |k| match same(&tables[k]) {
-            true => Rewrite::None,
-            false => Rewrite::Views((first + k) as u32),
-        })?;
-        buffers.push(views);
+        let mut rewrites = SmallVec::<[Rewrite; 1]>::new();
+        for table in tables {
+            let is_same = table.iter().enumerate().all(|(i, to)| *to == i as u32);
+            rewrites.push(match is_same {
+                true => Rewrite::None,
+                false => Rewrite::Views(self.table(table)),
+            });
+        }
+        node.buffers.push(self.values(parts, 1, |k| rewrites[k])?);
         let one = parts.len() == 1;
         for ((view, buffer), used) in data.into_iter().zip(used) {
             let bytes = buffer.bytes().unwrap_or(0);
             let region = unchanged(buffer, 0, bytes, one && is_whole(view));
             let wanted = used && view.length > 0;
-            buffers.push(self.buffer(self.to_device, wanted.then_some(region))?);
+            node.buffers
+                .push(self.buffer(self.to_device, wanted.then_some(region))?);
         }
-        self.tables.extend(tables);
         // Their sizes.
-        buffers.push(self.buffer(self.to_device, [])?);
+        node.buffers.push(self.buffer(self.to_device, [])?);
         Ok(())
-    }
-
-    /// Reads the sizes of a view array's data buffers that are not known yet. Returns whether they are known now.
-    fn know_sizes(&mut self, view: View<'a>) -> Result<bool> {
-        let data = data_of(view);
-        let sizes = view.node.buffers.last();
-        let Some(sizes) = sizes.filter(|_| data.iter().any(|data| data.bytes().is_none())) else {
-            return Ok(true);
-        };
-        let (at, bytes) = (sizes.address(), data.len() * 8);
-        let class = self.device().backend().classify(at, bytes).class;
-        let Some(sizes) = self.read(at, bytes, class == AddressClass::Host) else {
-            return Ok(false);
-        };
-        for (i, size) in sizes.chunks_exact(8).enumerate() {
-            self.keep_size(view, 2 + i, int(size, 8))?;
-        }
-        Ok(true)
     }
 
     /// What the parts refer to, each to the rows that `of` says. The same rows of the same memory are kept once, and with `merges` and
@@ -268,12 +231,13 @@ impl<'a> Planner<'a> {
             kept.n = kept.rows[0].length;
             return Ok(kept);
         }
-        #[allow(clippy::mutable_key_type, reason = "rows and addresses do not change")]
-        let mut seen = HashMap::new();
+        let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
         // The values that were kept last, and where they start.
         let mut last: Option<(ArrayData, usize)> = None;
         for view in parts.iter().map(|view| of(*view)) {
-            let start = match seen.entry(Same(view)) {
+            let mut place = Vec::new();
+            places(view, &mut place);
+            let start = match seen.entry(place) {
                 Entry::Occupied(seen) => *seen.get(),
                 Entry::Vacant(new) => {
                     let values = match merges && self.readable && view.node.children.is_empty() {
@@ -326,25 +290,18 @@ fn data_of(view: View<'_>) -> &[NodeBuffer] {
 
 /// The data buffers that the result of some view arrays has, and for each array which of them its own become. One keeps its own.
 fn data_buffers<'a>(parts: &[View<'a>]) -> (Vec<(View<'a>, &'a NodeBuffer)>, Vec<Vec<u32>>) {
-    let (mut buffers, mut tables) = (Vec::new(), Vec::new());
+    let (mut buffers, mut tables) = (Vec::new(), vec![Vec::new(); parts.len()]);
     let mut seen: HashMap<DevicePtr, u32> = HashMap::new();
     for (k, view) in parts.iter().enumerate() {
-        let own = data_of(*view).iter().map(|buffer| {
+        for buffer in data_of(*view) {
             let next = buffers.len() as u32;
-            let known = match buffer.is_null() {
-                // No view of a later array refers to it.
-                true => (k > 0).then_some(0),
-                false => Some(*seen.entry(buffer.address()).or_insert(next)),
-            };
-            match known {
-                Some(index) if k > 0 && index != next => index,
-                _ => {
-                    buffers.push((*view, buffer));
-                    next
-                }
+            let mut index = *seen.entry(buffer.address()).or_insert(next);
+            if k == 0 || index == next {
+                buffers.push((*view, buffer));
+                index = next;
             }
-        });
-        tables.push(own.collect());
+            tables[k].push(index);
+        }
     }
     (buffers, tables)
 }
@@ -363,44 +320,19 @@ fn mark(views: &[u8], table: &[u32], used: &mut [bool]) {
     }
 }
 
-/// Rows that are the same if they are those of the same memory.
-struct Same<'a>(View<'a>);
-
-impl Same<'_> {
-    fn rows(&self) -> (usize, usize, usize) {
-        (self.0.offset, self.0.length, self.0.validity_offset)
-    }
-
-    fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
-        self.0.node.buffers.iter().map(NodeBuffer::address)
-    }
-
-    fn children(&self) -> impl Iterator<Item = Same<'_>> {
-        self.0
-            .node
-            .children
+/// Adds what is the same for the same rows of the same memory, and only for those.
+fn places(view: View<'_>, all: &mut Vec<usize>) {
+    let buffers = view.node.buffers.len();
+    all.extend([buffers, view.offset, view.length, view.validity_offset]);
+    all.extend(
+        view.node
+            .buffers
             .iter()
-            .map(|child| Same(View::whole(child)))
-    }
+            .map(|buffer| buffer.address().address()),
+    );
+    let children = view.node.children.iter();
+    children.for_each(|child| places(View::whole(child), all));
 }
-
-impl Hash for Same<'_> {
-    fn hash<H: Hasher>(&self, to: &mut H) {
-        self.rows().hash(to);
-        self.addresses().for_each(|address| address.hash(to));
-        self.children().for_each(|child| child.hash(to));
-    }
-}
-
-impl PartialEq for Same<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.rows() == other.rows()
-            && self.addresses().eq(other.addresses())
-            && self.children().eq(other.children())
-    }
-}
-
-impl Eq for Same<'_> {}
 
 #[cfg(test)]
 mod tests {

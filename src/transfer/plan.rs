@@ -12,9 +12,9 @@ use arrow_schema::DataType;
 use smallvec::SmallVec;
 
 use crate::data::DeviceArray;
-use crate::data::gather::{Answers, Gathering, Request, int};
+use crate::data::gather::{Answers, Gathering, Request};
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::data::resolve::check_size;
+use crate::data::resolve::Sizes;
 use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
@@ -46,7 +46,7 @@ pub(crate) struct Plan {
     /// Some buffer has an address, if without bytes.
     has_buffers: bool,
     /// The sources of [`Rewrite::Made`].
-    _made: Vec<Vec<u8>>,
+    made: Vec<Vec<u8>>,
     /// Of [`Rewrite::Views`].
     pub(super) tables: Vec<Vec<u32>>,
     /// The nulls of the nodes of which a copy counts them, in the order of the walk.
@@ -211,14 +211,10 @@ pub(super) struct Planner<'a> {
     grain: usize,
     numbers: &'a Numbers,
     lacks: Vec<Request>,
-    regions: Vec<CopyRegion>,
-    bytes: usize,
+    /// What was planned so far. The root is not its own yet.
+    plan: Plan,
     /// The allocation of the last region's source.
     last: DevicePtr,
-    has_buffers: bool,
-    made: Vec<Vec<u8>>,
-    pub(super) tables: Vec<Vec<u32>>,
-    pub(super) counts: Vec<usize>,
     /// Where regions went that may be asked for again.
     places: HashMap<(DevicePtr, usize, Rewrite), usize>,
 }
@@ -271,31 +267,39 @@ impl<'a> Planner<'a> {
             grain: to.map_or(ALIGNMENT, Device::alignment),
             numbers,
             lacks: Vec::new(),
-            regions: Vec::new(),
-            bytes: 0,
+            plan: Plan {
+                root: arrays[0].node().clone(),
+                regions: Vec::new(),
+                bytes: 0,
+                has_buffers: false,
+                made: Vec::new(),
+                tables: Vec::new(),
+                counts: Vec::new(),
+            },
             last: DevicePtr::NULL,
-            has_buffers: false,
-            made: Vec::new(),
-            tables: Vec::new(),
-            counts: Vec::new(),
             places: HashMap::new(),
         }
     }
 
     /// What the walk came to, with the node of the root.
-    pub(super) fn end(self, root: Arc<Node>) -> Walk {
-        if !self.lacks.is_empty() {
-            return Walk::Lacks(self.lacks);
+    pub(super) fn end(mut self, root: Arc<Node>) -> Walk {
+        self.plan.root = root;
+        match self.lacks.is_empty() {
+            true => Walk::Plan(self.plan),
+            false => Walk::Lacks(self.lacks),
         }
-        Walk::Plan(Plan {
-            root,
-            regions: self.regions,
-            bytes: self.bytes,
-            has_buffers: self.has_buffers,
-            _made: self.made,
-            tables: self.tables,
-            counts: self.counts,
-        })
+    }
+
+    /// Adds a node whose nulls are counted when its bitmap is copied, except for `known` ones. Returns its number.
+    pub(super) fn count(&mut self, known: usize) -> u32 {
+        self.plan.counts.push(known);
+        self.plan.counts.len() as u32 - 1
+    }
+
+    /// Adds a table, of which it returns the number.
+    pub(super) fn table(&mut self, table: Vec<u32>) -> u32 {
+        self.plan.tables.push(table);
+        self.plan.tables.len() as u32 - 1
     }
 
     /// Whether offsets must start at 0 and null counts must be known.
@@ -309,7 +313,7 @@ impl<'a> Planner<'a> {
         present: bool,
         regions: impl IntoIterator<Item = From>,
     ) -> Result<NodeBuffer> {
-        let start = self.bytes;
+        let start = self.plan.bytes;
         let (mut end, mut room, mut n) = (start, start, 0);
         for (base, mut region) in regions {
             if region.room() == 0 {
@@ -340,18 +344,18 @@ impl<'a> Planner<'a> {
         let padded = room
             .checked_next_multiple_of(ALIGNMENT)
             .ok_or_else(too_large)?;
-        if let Some(last) = self.regions.last_mut() {
+        if let Some(last) = self.plan.regions.last_mut() {
             last.pad = padded - end;
         }
         let next = padded.checked_next_multiple_of(self.grain);
-        self.bytes = add(next.ok_or_else(too_large)?, 0)?;
+        self.plan.bytes = add(next.ok_or_else(too_large)?, 0)?;
         Ok(self.placed(start, end - start))
     }
 
     /// Adds a region, or to the last one if it continues that on both sides of the copy: buffers that an earlier transfer put next to
     /// each other stay so.
     fn add_region(&mut self, base: DevicePtr, region: CopyRegion) {
-        match self.regions.last_mut() {
+        match self.plan.regions.last_mut() {
             Some(last)
                 if last.padded
                     && region.padded
@@ -361,14 +365,14 @@ impl<'a> Planner<'a> {
             {
                 last.len = region.dst + region.len - last.dst;
             }
-            _ => self.regions.push(region),
+            _ => self.plan.regions.push(region),
         }
         self.last = base;
     }
 
     /// A buffer of the result, which has no memory yet.
     fn placed(&mut self, offset: usize, bytes: usize) -> NodeBuffer {
-        self.has_buffers = true;
+        self.plan.has_buffers = true;
         let mut buffer = NodeBuffer::absent();
         (buffer.base, buffer.offset) = (DevicePtr::new(std::ptr::dangling_mut()), offset);
         buffer.set_bytes(bytes);
@@ -379,7 +383,7 @@ impl<'a> Planner<'a> {
     pub(super) fn known(&mut self, bytes: Vec<u8>) -> From {
         let src = DevicePtr::new(bytes.as_ptr().cast_mut().cast());
         let region = CopyRegion::new(src, bytes.len()).rewritten(Rewrite::Made);
-        self.made.push(bytes);
+        self.plan.made.push(bytes);
         (DevicePtr::NULL, region)
     }
 
@@ -405,18 +409,23 @@ impl<'a> Planner<'a> {
         known
     }
 
-    /// As [`read`](Self::read), an integer of `width` bytes.
-    pub(super) fn read_int(&mut self, at: DevicePtr, width: usize) -> Option<i64> {
-        self.read(at, width, false).map(|bytes| int(bytes, width))
-    }
-
-    /// Keeps the size of buffer `i`, which was read.
-    pub(super) fn keep_size(&self, view: View<'_>, i: usize, bytes: i64) -> Result<usize> {
-        let buffer = &view.node.buffers[i];
-        let at = || self.path(view, i);
-        let bytes = check_size(self.device, buffer.address(), bytes, at)?;
-        buffer.set_bytes(bytes);
-        Ok(bytes)
+    /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.
+    pub(super) fn know_sizes(&mut self, view: View<'a>) -> Result<bool> {
+        let Some(sizes) = Sizes::of(self.device, view.node) else {
+            return Ok(true);
+        };
+        let Request {
+            address,
+            bytes,
+            on_host,
+        } = sizes.request;
+        let Some(stored) = self.read(address, bytes, on_host) else {
+            return Ok(false);
+        };
+        let mut arrays = self.arrays.iter();
+        let array = arrays.find(|array| array.node().path(view.node).is_some());
+        sizes.set(array.unwrap_or(&self.arrays[0]), stored)?;
+        Ok(true)
     }
 
     pub(super) fn device(&self) -> &'a Device {

@@ -2,6 +2,7 @@
 
 use arrow_buffer::bit_mask::set_bits;
 
+use crate::data::gather::int;
 use crate::data::resolve::count_bits;
 use crate::device::DevicePtr;
 use crate::transfer::staging;
@@ -159,25 +160,24 @@ impl CopyRegion {
     /// As [`write`](Self::write).
     #[inline(never)]
     unsafe fn change(&self, tables: &[Vec<u32>], src: *const u8, out: *mut u8) {
-        if let Rewrite::Bits {
-            skip, at: 0, bits, ..
-        } = self.rewrite
-        {
-            if !src.is_null() {
-                // SAFETY: the caller guarantees the source's and the result's bits, which are the same bytes or do not overlap.
-                return unsafe { shift_bits(src, out, skip, bits) };
+        let mut moved = Vec::new();
+        let source = match self.rewrite {
+            Rewrite::Bits { .. } if !src.is_null() => {
+                // SAFETY: the caller guarantees the source's bytes.
+                let source = unsafe { std::slice::from_raw_parts(src, self.source()) };
+                if std::ptr::eq(src, out) {
+                    moved.extend_from_slice(source);
+                }
+                Some(if moved.is_empty() { source } else { &moved[..] })
             }
-        }
-        // SAFETY: the caller guarantees so many bytes, which nothing else uses: bits that do not start at the first one have
-        // another place than their source.
+            _ => None,
+        };
+        // SAFETY: the caller guarantees so many bytes, and that nothing else uses them: bits that were there have moved.
         let result = unsafe { std::slice::from_raw_parts_mut(out, self.len) };
         match self.rewrite {
             Rewrite::None | Rewrite::Made => {}
             Rewrite::Bits { skip, at, bits, .. } => {
-                // SAFETY: the caller guarantees the source's bytes, if there is a source.
-                let source = (!src.is_null())
-                    .then(|| unsafe { std::slice::from_raw_parts(src, self.source()) });
-                join_bits(source, result, skip.into(), at.into(), bits);
+                put_bits(source, result, skip.into(), at.into(), bits);
             }
             Rewrite::Add { width, n } => add(result, width, n),
             Rewrite::Views(table) => renumber(result, &tables[table as usize]),
@@ -198,60 +198,10 @@ impl CopyRegion {
     }
 }
 
-/// Copies the `bits` bits from bit `skip` (0 to 7) of `src` to the start of `dst`, and zeroes the rest of the last
-/// byte. Goes upwards, so that `dst` may be `src`.
-///
-/// # Safety
-/// `src` is readable for `(skip + bits)` bits, `dst` writable for `bits` bits, both rounded up to
-/// bytes; they do not overlap unless `dst <= src`.
-unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
-    let bytes = bits.div_ceil(8);
-    let source_bytes = (usize::from(skip) + bits).div_ceil(8);
-    if skip == 0 {
-        // SAFETY: the caller guarantees `bits` bits, which is `bytes` bytes, of either; `copy` permits overlap.
-        unsafe { std::ptr::copy(src, dst, bytes) };
-    } else {
-        let mut i = 0;
-        // Words, as long as the byte that follows in the source is there.
-        while i + 8 < source_bytes {
-            // SAFETY: `i + 9 <= source_bytes`, which the caller guarantees; the result has at least one byte less, so
-            // `i + 8` of its bytes are writable.
-            unsafe {
-                let low = u64::from_le(src.add(i).cast::<u64>().read_unaligned()) >> skip;
-                let high = u64::from(*src.add(i + 8)) << (64 - u32::from(skip));
-                let word = (low | high).to_le();
-                dst.add(i).cast::<u64>().write_unaligned(word);
-            }
-            i += 8;
-        }
-        while i < bytes {
-            // SAFETY: `i < bytes <= source_bytes`, and byte `i + 1` is read only if it is below `source_bytes`: the caller
-            // guarantees so many bytes of either.
-            unsafe {
-                let low = *src.add(i) >> skip;
-                let high = if i + 1 < source_bytes {
-                    *src.add(i + 1) << (8 - skip)
-                } else {
-                    0
-                };
-                *dst.add(i) = low | high;
-            }
-            i += 1;
-        }
-    }
-    if bits % 8 != 0 {
-        // SAFETY: `bits` is not 0, so byte `bits / 8` is one of the result's, which the caller guarantees.
-        unsafe { *dst.add(bits / 8) &= (1 << (bits % 8)) - 1 };
-    }
-}
-
 /// Writes `bits` bits from bit `skip` of `source`, or set bits, from bit `at` (0 to 7) of `out` on, and zeroes the rest of it. The bits
 /// before stay.
-fn join_bits(source: Option<&[u8]>, out: &mut [u8], skip: usize, at: usize, bits: usize) {
-    let before = match out.first() {
-        Some(first) if at > 0 => first & ((1 << at) - 1),
-        _ => 0,
-    };
+fn put_bits(source: Option<&[u8]>, out: &mut [u8], skip: usize, at: usize, bits: usize) {
+    let before = out.first().map_or(0, |first| first & ((1 << at) - 1));
     match source {
         Some(source) => {
             out.fill(0);
@@ -259,35 +209,24 @@ fn join_bits(source: Option<&[u8]>, out: &mut [u8], skip: usize, at: usize, bits
         }
         None => {
             out.fill(0xff);
-            let end = at + bits;
-            if let Some(last) = out.get_mut(end / 8) {
-                *last = (1 << (end % 8)) - 1;
-            }
-            if let Some(first) = out.first_mut() {
-                *first &= 0xff << at;
+            if let Some(last) = out.get_mut((at + bits) / 8) {
+                *last = (1 << ((at + bits) % 8)) - 1;
             }
         }
     }
     if let Some(first) = out.first_mut() {
-        *first |= before;
+        *first = *first & (0xff << at) | before;
     }
 }
 
-/// Adds `n` to every integer of `width` bytes.
+/// Adds `n` to every integer of `width` bytes. They need not be aligned.
 fn add(values: &mut [u8], width: u8, n: i64) {
-    // As arrays of bytes, since they need not be aligned; the compiler vectorises this.
-    fn each<const N: usize>(values: &mut [u8], add: impl Fn([u8; N]) -> [u8; N]) {
-        for bytes in values.chunks_exact_mut(N) {
-            let mut value = [0; N];
-            value.copy_from_slice(bytes);
-            bytes.copy_from_slice(&add(value));
-        }
-    }
     macro_rules! each {
         ($t:ty) => {
-            each(values, |v| {
-                <$t>::from_ne_bytes(v).wrapping_add(n as $t).to_ne_bytes()
-            })
+            for bytes in values.chunks_exact_mut(size_of::<$t>()) {
+                let old = <$t>::from_ne_bytes((&*bytes).try_into().unwrap_or_default());
+                bytes.copy_from_slice(&old.wrapping_add(n as $t).to_ne_bytes());
+            }
         };
     }
     match width {
@@ -302,8 +241,7 @@ fn add(values: &mut [u8], width: u8, n: i64) {
 fn renumber(views: &mut [u8], table: &[u32]) {
     for view in views.chunks_exact_mut(16) {
         // Length, prefix, index and offset; at most 12 bytes are in the view itself.
-        let word =
-            |at: usize| u32::from_ne_bytes([view[at], view[at + 1], view[at + 2], view[at + 3]]);
+        let word = |at: usize| int(&view[at..], 4) as u32;
         if let (13.., Some(new)) = (word(0), table.get(word(8) as usize)) {
             view[8..12].copy_from_slice(&new.to_ne_bytes());
         }
@@ -313,7 +251,7 @@ fn renumber(views: &mut [u8], table: &[u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::gather::{int, push_int};
+    use crate::data::gather::push_int;
 
     fn source(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()

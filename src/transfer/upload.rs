@@ -1,7 +1,6 @@
 //! Host memory to device memory: one allocation, and copies that are queued as staging memory fills. Nothing waits, unless more
 //! than [`RING`] bytes of it are being copied: then for the oldest, which bounds the staging memory.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -61,26 +60,21 @@ pub(super) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Arc<Node>> {
 unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<HostSlab>) {
     // A region of all bytes is the only one: its copy takes the place of the packed one.
     let least = DIRECT.min(plan.bytes);
-    let (mut straight, mut packed) = (Vec::new(), Cow::Borrowed(&plan.regions[..]));
-    if plan
-        .regions
-        .iter()
-        .any(|region| direct(queue, region, least) > 0)
-    {
-        packed.to_mut().clear();
-        for region in &plan.regions {
-            let done = direct(queue, region, least);
-            if done > 0 {
-                straight.push(CopyOp {
-                    src: region.src,
-                    dst: base.offset(region.dst),
-                    bytes: done,
-                    kind: CopyKind::HostToDevice,
-                });
-            }
-            if done < region.room() {
-                packed.to_mut().push(region.part(done, region.room()));
-            }
+    let (mut straight, mut packed) = (Vec::new(), Vec::with_capacity(plan.regions.len()));
+    for region in &plan.regions {
+        let done = direct(queue, region, least);
+        if done > 0 {
+            straight.push(CopyOp {
+                src: region.src,
+                dst: base.offset(region.dst),
+                bytes: done,
+                kind: CopyKind::HostToDevice,
+            });
+        }
+        match done {
+            0 => packed.push(*region),
+            done if done < region.room() => packed.push(region.part(done, region.room())),
+            _ => {}
         }
     }
     let left = packed.iter().map(CopyRegion::room).sum::<usize>();
@@ -105,10 +99,6 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
             bytes: left,
         }),
     };
-    if threads == 1 {
-        // SAFETY: the caller guarantees what `run` asks for (see `# Safety`).
-        return unsafe { packing.run(straight) };
-    }
     std::thread::scope(|scope| {
         // SAFETY: the caller guarantees what `run` asks for (see `# Safety`); the scope ends after this thread.
         let help = || TransferStats::scope(|| unsafe { packing.run(Vec::new()) });

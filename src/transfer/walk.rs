@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow_schema::DataType;
 use smallvec::SmallVec;
 
+use crate::data::gather::int;
 use crate::data::layout::{BufferKind, Nesting, check_rows, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::data::resolve::{check_size, count_bits};
@@ -58,73 +59,60 @@ impl<'a> Planner<'a> {
             .try_fold(0usize, |all, view| all.checked_add(view.length));
         let length = rows.ok_or_else(too_large)?;
         check_rows(length)?;
-        let mut offset = 0;
-        let (mut buffers, mut children) = (Buffers::new(), Vec::new());
-        let nulls = match layout.has_validity() {
-            true => {
-                let (bitmap, nulls) = self.validity(parts, nulls)?;
-                buffers.push(bitmap);
-                nulls
-            }
-            false => Some(if layout.is_null_type() { length } else { 0 }),
-        };
-        match layout.nesting {
-            Nesting::Leaf if layout.variadic => self.views(parts, &mut buffers)?,
-            Nesting::Leaf => match layout.buffers() {
-                [_, BufferKind::Bits] => buffers.push(self.bit_values(parts)?),
-                [_, BufferKind::Fixed { .. }] => {
-                    buffers.push(self.values(parts, 1, |_| Rewrite::None)?);
-                }
-                [_, BufferKind::Offsets { .. }, _] => {
-                    self.ranges(of, parts, &mut buffers, &mut children)?;
-                }
-                _ => {}
-            },
-            Nesting::Ranges => self.ranges(of, parts, &mut buffers, &mut children)?,
-            Nesting::Dictionary => self.dictionary(of, parts, &mut buffers, &mut children)?,
-            Nesting::Anywhere => self.anywhere(of, parts, &mut buffers, &mut children)?,
-            Nesting::Runs if !self.takes_all_runs(parts) => {
-                self.runs(of, parts, &mut children)?;
-            }
-            Nesting::RowByRow | Nesting::Times(_) | Nesting::Runs => {
-                if let Some(BufferKind::Fixed { .. }) = layout.buffers().first() {
-                    // The type ids of a sparse union.
-                    buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
-                }
-                for i in 0..layout.n_children() {
-                    let rows: Parts<'a> = parts.iter().map(|view| view.child(i)).collect();
-                    children.push(self.child(of, i, &rows)?);
-                }
-                if layout.nesting == Nesting::Runs {
-                    // All runs are copied, so the array keeps its offset.
-                    offset = view.offset;
-                }
-            }
-        }
-        Ok(Arc::new(Node {
+        let mut node = Node {
             data_type: of.clone(),
             layout: *layout,
             length,
             cut: false,
             // True once the transfer has completed.
             padded: true,
-            offset,
-            validity_offset: offset,
-            nulls: NullCount::from(nulls),
-            buffers,
-            children,
-        }))
+            offset: 0,
+            validity_offset: 0,
+            nulls: NullCount::known(if layout.is_null_type() { length } else { 0 }),
+            buffers: Buffers::new(),
+            children: Vec::with_capacity(layout.n_children()),
+        };
+        if layout.has_validity() {
+            self.validity(parts, nulls, &mut node)?;
+        }
+        match layout.nesting {
+            Nesting::Leaf if layout.variadic => self.views(parts, &mut node)?,
+            Nesting::Leaf => match layout.buffers() {
+                [_, BufferKind::Bits] => node.buffers.push(self.bit_values(parts)?),
+                [_, BufferKind::Fixed { .. }] => {
+                    node.buffers.push(self.values(parts, 1, |_| Rewrite::None)?);
+                }
+                [_, BufferKind::Offsets { .. }, _] => self.ranges(parts, &mut node)?,
+                _ => {}
+            },
+            Nesting::Ranges => self.ranges(parts, &mut node)?,
+            Nesting::Dictionary => self.dictionary(parts, &mut node)?,
+            Nesting::Anywhere => self.anywhere(parts, &mut node)?,
+            Nesting::Runs if !self.takes_all_runs(parts) => self.runs(parts, &mut node)?,
+            Nesting::RowByRow | Nesting::Times(_) | Nesting::Runs => {
+                if let Some(BufferKind::Fixed { .. }) = layout.buffers().first() {
+                    // The type ids of a sparse union.
+                    node.buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
+                }
+                for i in 0..layout.n_children() {
+                    let rows: Parts<'a> = parts.iter().map(|view| view.child(i)).collect();
+                    self.child(&rows, &mut node)?;
+                }
+                if layout.nesting == Nesting::Runs {
+                    // All runs are copied, so the array keeps its offset.
+                    (node.offset, node.validity_offset) = (view.offset, view.offset);
+                }
+            }
+        }
+        Ok(Arc::new(node))
     }
 
-    /// Returns child `i` of a node of type `of`.
-    pub(super) fn child(
-        &mut self,
-        of: &DataType,
-        i: usize,
-        parts: &[View<'a>],
-    ) -> Result<Arc<Node>> {
-        let of = child_type(of, i).unwrap_or(&DataType::Null);
-        self.node(of, parts, None)
+    /// Adds the next child of a node.
+    pub(super) fn child(&mut self, rows: &[View<'a>], node: &mut Node) -> Result<()> {
+        let of = child_type(&node.data_type, node.children.len()).unwrap_or(&DataType::Null);
+        let child = self.node(of, rows, None)?;
+        node.children.push(child);
+        Ok(())
     }
 
     /// Whether all runs are copied, with rows that the parts do not refer to.
@@ -168,31 +156,35 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns the validity bitmap of a node and its null count, which is `nulls` if the caller knows it.
+    /// Adds the validity bitmap of a node, and its null count, which is `nulls` if the caller knows it.
     fn validity(
         &mut self,
         parts: &[View<'a>],
         nulls: Option<usize>,
-    ) -> Result<(NodeBuffer, Option<usize>)> {
+        node: &mut Node,
+    ) -> Result<()> {
         let (mut known, mut unknown, mut runs) = (0, false, Runs::new());
         for view in parts {
             let nulls = self.nulls(*view, nulls);
-            let counts = (nulls.is_none() && self.is_exact()).then_some(self.counts.len() as u32);
             unknown |= nulls.is_none();
             known += nulls.unwrap_or(0);
             runs.push(Run {
                 view: *view,
                 first: (nulls != Some(0)).then_some(view.validity_offset),
-                counts,
+                counts: nulls.is_none().then_some(0),
             });
         }
         if !unknown && known == 0 {
-            return Ok((NodeBuffer::absent(), Some(0)));
+            node.buffers.push(NodeBuffer::absent());
+            return Ok(());
         }
-        if unknown && self.is_exact() {
-            self.counts.push(known);
+        let counts = (unknown && self.is_exact()).then(|| self.count(known));
+        for run in &mut runs {
+            run.counts = run.counts.and(counts);
         }
-        Ok((self.bits(0, &runs)?, (!unknown).then_some(known)))
+        node.nulls = NullCount::from((!unknown).then_some(known));
+        node.buffers.push(self.bits(0, &runs)?);
+        Ok(())
     }
 
     /// The nulls of rows, which are counted if the host can read the bitmap.
@@ -280,162 +272,118 @@ impl<'a> Planner<'a> {
         self.buffer(true, regions)
     }
 
-    /// Adds the offsets, and what they refer to, where the first and the last one must be known.
-    fn ranges(
-        &mut self,
-        of: &DataType,
-        parts: &[View<'a>],
-        buffers: &mut Buffers,
-        children: &mut Vec<Arc<Node>>,
-    ) -> Result<()> {
-        let (view, width) = (parts[0], offset_width(parts[0]));
-        let nested = !view.node.children.is_empty();
-        let reachable = nested && self.scope == Scope::Reachable;
+    /// Adds the offsets, and what they refer to.
+    fn ranges(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         self.check_present(parts, 1)?;
-        if let [_] = parts {
-            // Buffers of arrow-rs arrays may be longer than their rows need, so that the offsets of host memory are always read.
-            let whole = view.is_uncut() && !self.is_exact() && !self.readable;
-            if view.length > 0 && (reachable || whole) {
-                return self.whole_range(of, view, buffers, children);
-            }
-        }
+        let (view, one) = (parts[0], parts.len() == 1);
+        let nested = !view.node.children.is_empty();
+        let width = match view.layout().buffers().get(1) {
+            Some(BufferKind::Offsets { width }) => usize::from(*width),
+            _ => return Ok(()),
+        };
+        // Offsets that are copied as they are, with everything that they can refer to. Buffers of arrow-rs arrays may be longer than
+        // their rows need, so that the offsets of host memory are always read.
+        let uncut = one && view.is_uncut() && !self.is_exact() && !self.readable;
+        let whole = one && nested && self.scope == Scope::Reachable || uncut && view.length > 0;
         // Of each part the first and the last offset.
         let mut ends = SmallVec::<[(i64, i64); 1]>::new();
-        for view in parts.iter().filter(|view| view.length > 0) {
-            let offsets = view.node.buffers[1].address();
-            let at = |row: usize| offsets.offset((view.offset + row) * width);
-            let (first, last) = (
-                self.read_int(at(0), width),
-                self.read_int(at(view.length), width),
-            );
-            ends.extend(first.zip(last));
+        for view in parts {
+            let offsets = view.node.buffers[1].address().offset(view.offset * width);
+            if whole && nested {
+                ends.push((0, view.child(0).length as i64));
+            } else if whole {
+                let known = self.know_sizes(*view)?;
+                let bytes = view.node.buffers[2].bytes().filter(|_| known);
+                ends.extend(bytes.map(|bytes| (0, bytes as i64)));
+            } else if view.length == 0 {
+                ends.push((0, 0));
+            } else {
+                let last = offsets.offset(view.length * width);
+                let (first, last) = (
+                    self.read(offsets, width, false),
+                    self.read(last, width, false),
+                );
+                ends.extend(first.zip(last).map(|(a, b)| (int(a, width), int(b, width))));
+            }
         }
-        if view.length == 0 {
-            ends.push((0, 0));
-        } else if ends.len() < parts.len() {
+        if ends.len() < parts.len() {
             return Ok(());
         }
-        let mut items = 0usize;
-        let mut offsets = SmallVec::<[From; 1]>::new();
+        let (mut offsets, mut items) = (SmallVec::<[From; 1]>::new(), 0usize);
         for (view, (first, last)) in parts.iter().zip(ends.iter().copied()) {
-            self.check_ends(*view, first, last, nested)?;
+            self.check_ends(*view, first, last)?;
             // The first offset of a part is the last one of the part before.
             let skip = usize::from(!offsets.is_empty());
             let (from, n) = (view.offset + skip, view.length + 1 - skip);
-            if view.length > 0 {
-                let whole = parts.len() == 1 && is_whole(*view);
-                let (base, region) =
-                    unchanged(&view.node.buffers[1], from * width, n * width, whole);
-                offsets.push(match (items as i64).wrapping_sub(first) {
-                    0 => (base, region),
-                    n => (
-                        base,
-                        region.rewritten(Rewrite::Add {
-                            width: width as u8,
-                            n,
-                        }),
-                    ),
-                });
-            }
+            let (base, region) = unchanged(
+                &view.node.buffers[1],
+                from * width,
+                n * width,
+                one && is_whole(*view),
+            );
+            let rewrite = match (items as i64).wrapping_sub(first) {
+                0 => Rewrite::None,
+                n => Rewrite::Add {
+                    width: width as u8,
+                    n,
+                },
+            };
+            offsets.push(match view.length {
+                0 => self.known(vec![0; width]),
+                _ => (base, region.rewritten(rewrite)),
+            });
             items = items.saturating_add((last - first) as usize);
         }
-        if width == 4 && parts.len() > 1 {
+        if width == 4 && !one {
             let what = if nested { "items" } else { "bytes" };
             let instead = "concatenate fewer arrays, or cast them to the large type";
             self.check_most(view, items, i32::MAX as u64, what, instead)?;
         }
-        if offsets.is_empty() {
-            let zero = self.known(vec![0; width]);
-            offsets.push(zero);
-        }
-        buffers.push(self.buffer(true, offsets)?);
-        let targets = parts
-            .iter()
-            .zip(ends)
-            .map(|(view, (first, last))| (*view, first as usize, (last - first) as usize));
+        node.buffers.push(self.buffer(true, offsets)?);
+        let targets = parts.iter().zip(ends);
+        let targets = targets.map(|(view, (a, b))| (*view, a as usize, (b - a) as usize));
         if nested {
-            let rows: Parts<'a> = match reachable {
-                true => parts.iter().map(|view| view.child(0)).collect(),
-                false => targets
-                    .map(|(view, first, rows)| view.child(0).slice(first, rows))
-                    .collect(),
-            };
-            children.push(self.child(of, 0, &rows)?);
-            return Ok(());
-        }
-        // They are present even if they are empty, because some consumers reject a null pointer.
-        let one = parts.len() == 1;
-        let regions = targets.map(|(view, first, bytes)| {
-            let buffer = &view.node.buffers[2];
-            let whole = one && buffer.bytes() == Some(bytes) && is_whole(view);
-            unchanged(buffer, first, bytes, whole)
-        });
-        buffers.push(self.buffer(true, regions)?);
-        Ok(())
-    }
-
-    /// Adds the offsets of one array unchanged, and everything that they can refer to.
-    fn whole_range(
-        &mut self,
-        of: &DataType,
-        view: View<'a>,
-        buffers: &mut Buffers,
-        children: &mut Vec<Arc<Node>>,
-    ) -> Result<()> {
-        let (sources, width, whole) = (&view.node.buffers, offset_width(view), is_whole(view));
-        let mut bytes = None;
-        if view.node.children.is_empty() {
-            bytes = sources[2].bytes();
-            if bytes.is_none() {
-                let last = sources[1]
-                    .address()
-                    .offset((view.offset + view.length) * width);
-                let Some(last) = self.read_int(last, width) else {
-                    return Ok(());
-                };
-                bytes = Some(self.keep_size(view, 2, last)?);
-            }
-        }
-        let offsets = (view.offset * width, (view.length + 1) * width);
-        let offsets = unchanged(&sources[1], offsets.0, offsets.1, whole);
-        buffers.push(self.buffer(true, [offsets])?);
-        match bytes {
-            Some(bytes) => {
-                let values = unchanged(&sources[2], 0, bytes, whole);
-                buffers.push(self.buffer(true, [values])?);
-            }
-            None => children.push(self.child(of, 0, &[view.child(0)])?),
+            let rows = targets.map(|(view, first, rows)| view.child(0).slice(first, rows));
+            let rows: Parts<'a> = rows.collect();
+            self.child(&rows, node)?;
+        } else {
+            // They are present even if they are empty, because some consumers reject a null pointer.
+            let bytes = targets.map(|(view, first, bytes)| {
+                let values = &view.node.buffers[2];
+                let whole = one && values.bytes() == Some(bytes) && is_whole(view);
+                unchanged(values, first, bytes, whole)
+            });
+            node.buffers.push(self.buffer(true, bytes)?);
         }
         Ok(())
     }
 
     /// Refuses offsets that are not in order, and one beyond what it refers to.
-    fn check_ends(&self, view: View<'_>, first: i64, last: i64, nested: bool) -> Result<()> {
+    fn check_ends(&self, view: View<'_>, first: i64, last: i64) -> Result<()> {
+        let refuse = |i, what| Err(Error::invalid(self.path(view, i), what));
         if first < 0 || last < first {
-            return Err(Error::invalid(
-                self.path(view, 1),
-                format!("offsets go from {first} to {last}"),
-            ));
+            return refuse(1, format!("offsets go from {first} to {last}"));
         }
-        if nested {
-            let rows = view.child(0).length;
+        if let Some(child) = view.node.children.first() {
+            let rows = child.length;
             return match last as u64 > rows as u64 {
-                true => Err(Error::invalid(
-                    self.path(view, 1),
+                true => refuse(
+                    1,
                     format!("offsets reach row {last} of a child of {rows} rows"),
-                )),
+                ),
                 false => Ok(()),
             };
         }
-        let buffer = &view.node.buffers[2];
-        let at = || self.path(view, 2);
-        match buffer.bytes() {
-            None => check_size(self.device(), buffer.address(), last, at).map(drop),
-            Some(bytes) if last as usize > bytes => {
-                let what = format!("offsets reach byte {last} of {bytes}");
-                Err(Error::invalid(at(), what))
+        let values = &view.node.buffers[2];
+        match values.bytes() {
+            Some(bytes) if last as u64 > bytes as u64 => {
+                refuse(2, format!("offsets reach byte {last} of {bytes}"))
             }
             Some(_) => Ok(()),
+            None => {
+                let at = || self.path(view, 2);
+                check_size(self.device(), values.address(), last, at).map(drop)
+            }
         }
     }
 
@@ -468,13 +416,5 @@ impl<'a> Run<'a> {
             first: Some(view.offset),
             counts: None,
         }
-    }
-}
-
-/// The bytes of one offset.
-fn offset_width(view: View<'_>) -> usize {
-    match view.layout().buffers().get(1) {
-        Some(BufferKind::Offsets { width }) => usize::from(*width),
-        _ => 8,
     }
 }

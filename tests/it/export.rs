@@ -6,7 +6,7 @@ use crate::support_c::export::{import, ints, join};
 use crate::support_c::sim::{Place, places, simulated};
 use crate::support_c::{Foreign, Moved, c, take};
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch, make_array};
 use arrow_device::device::sim::SimMode;
 use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, SyncPolicy};
 use arrow_schema::DataType;
@@ -106,7 +106,11 @@ fn events() {
         let queues: Vec<_> = (0..3).map(|_| device.new_queue().unwrap()).collect();
         let columns: Vec<_> = queues
             .iter()
-            .map(|q| device.upload_data_on(data.clone(), q).unwrap())
+            .map(|q| {
+                device
+                    .upload_array_on(&make_array(data.clone()), q)
+                    .unwrap()
+            })
             .collect();
         let batch = join(&columns);
         if mode == SimMode::Deferred {
@@ -134,7 +138,11 @@ fn events() {
             // One pending among completed ones is handed on; if all have completed there is none.
             let columns: Vec<_> = queues
                 .iter()
-                .map(|q| device.upload_data_on(data.clone(), q).unwrap())
+                .map(|q| {
+                    device
+                        .upload_array_on(&make_array(data.clone()), q)
+                        .unwrap()
+                })
                 .collect();
             let batch = join(&columns);
             columns[0].wait().unwrap();

@@ -145,7 +145,7 @@ fn many_buffers_cost_what_they_are() {
         allocated <= 32 * n + 4096,
         "{allocated} bytes for {n} buffers"
     );
-    let (host, allocated, _) = bytes(|| imported.to_host_data().unwrap());
+    let (host, allocated, _) = bytes(|| imported.to_host().unwrap().to_data());
     assert!(allocated <= 256 * n, "{allocated} bytes for {n} buffers");
     assert_eq!(host.buffers().len(), n + 1);
     drop((imported, host));

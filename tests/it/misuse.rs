@@ -252,7 +252,7 @@ fn null_counts_are_those_of_the_bitmap() {
         assert!(matches!(array.null_count(), None | Some(1)), "{context}");
         let down = array.to_host().unwrap();
         assert_eq!(down.null_count(), 1, "{context}");
-        assert_eq!(array.to_host_data().unwrap().null_count(), 1, "{context}");
+        assert_eq!(array.to_host().unwrap().null_count(), 1, "{context}");
         let bits = down.nulls().unwrap().inner();
         assert_eq!(bits.count_set_bits(), down.len() - 1, "{context}");
     };

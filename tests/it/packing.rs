@@ -94,7 +94,7 @@ fn several_threads_pack_what_one_packs() {
         let (up, stats) = TransferStats::scope(|| sim.upload_array(&batch).unwrap());
         let packed = stats.host_copied_bytes;
         assert!(packed > 16 << 20, "{packed} bytes are packed");
-        let (down, mut all) = (up.to_host_data().unwrap(), vec![]);
+        let (down, mut all) = (up.to_host().unwrap().to_data(), vec![]);
         bytes(&down, &mut all);
         let alone = alone.get_or_insert_with(|| all.clone());
         assert!(all == *alone, "{threads} threads");

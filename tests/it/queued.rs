@@ -224,7 +224,11 @@ fn copies_run_while_the_rest_is_packed() {
     let device = device();
     let values = Int64Array::from_iter_values(0..(3 << 20) / 8);
     let up = device.upload_array(&values).unwrap();
-    let back = up.to_host_on(&device.new_queue().unwrap()).unwrap();
+    let back = up
+        .start_to_host_on(&device.new_queue().unwrap())
+        .unwrap()
+        .wait()
+        .unwrap();
     assert_eq!(&back as &dyn Array, &values as &dyn Array);
 }
 

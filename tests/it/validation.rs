@@ -91,8 +91,8 @@ fn reachable(array: &DeviceArray, visit: &mut impl FnMut(&DeviceArray) -> bool) 
 /// Whether arrow-rs takes the array's rows, strings included.
 fn is_valid(array: &DeviceArray) -> bool {
     // arrow-rs panics on some values.
-    let valid = catch_unwind(AssertUnwindSafe(|| match array.to_host_data() {
-        Ok(data) => data.validate_full().is_ok() && texts_are_utf8(data),
+    let valid = catch_unwind(AssertUnwindSafe(|| match array.to_host() {
+        Ok(array) => array.to_data().validate_full().is_ok() && texts_are_utf8(array.to_data()),
         Err(_) => false,
     }));
     valid.unwrap_or(false)

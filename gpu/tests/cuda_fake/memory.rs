@@ -223,7 +223,7 @@ fn uploads_do_not_wait() {
         let before = rig.stats();
         let up = rig.upload_on(&batch, &queue).unwrap();
         let column: ArrayRef = Arc::new(longs(1 << 20));
-        let large = rig.upload_data_on(column.to_data(), &queue).unwrap();
+        let large = rig.upload_array_on(&column, &queue).unwrap();
         assert!(!up.is_ready().unwrap());
         assert_eq!(rig.stats().since(&before).host_waits, 0);
         drop(held);

@@ -186,8 +186,7 @@ fn upload_kernel_download_again_and_again() {
             for round in 0..ROUNDS {
                 let rows = place.rows - round;
                 let [a, b] = inputs(round, rows);
-                let [a, b] =
-                    [a, b].map(|array| device.upload_data_on(array.to_data(), &up).unwrap());
+                let [a, b] = [a, b].map(|array| device.upload_array_on(&array, &up).unwrap());
                 let total = example::product(&kernel, &a, &b, &work).unwrap();
                 // Freed while the kernel has yet to read them; the next round may get their memory.
                 drop((a, b));

@@ -242,7 +242,7 @@ fn without_rows_and_buffers() {
             let imported = foreign.import(&place.options).expect(&context);
             assert_same(&empty, &imported.to_host().expect(&context), &context);
             // What is made of it, too.
-            let host = Devices::cpu().upload_data(imported.to_host_data().unwrap());
+            let host = Devices::cpu().upload_array(&imported.to_host().unwrap());
             let compact = match pinned {
                 // It has no memory to give.
                 true => Ok(imported.clone()),

@@ -157,7 +157,10 @@ fn events_of_other_contexts_on_many_threads() {
                     let queue = device.new_queue().unwrap();
                     drop(array.values_on::<i64>(&queue).unwrap());
                     gate.open();
-                    assert_eq!(values(&array.to_host_on(&queue).unwrap()), expected(3));
+                    assert_eq!(
+                        values(&array.start_to_host_on(&queue).unwrap().wait().unwrap()),
+                        expected(3)
+                    );
                 }
             });
         }
@@ -283,7 +286,10 @@ fn a_program_lends_its_queue() {
         let up = others
             .upload_array_on(&Int64Array::from(expected(7)), &adopted)
             .unwrap();
-        assert_eq!(values(&up.to_host_on(&adopted).unwrap()), expected(7));
+        assert_eq!(
+            values(&up.start_to_host_on(&adopted).unwrap().wait().unwrap()),
+            expected(7)
+        );
         drop((up, adopted, device, others));
         for queue in [theirs, out_of_order, in_order] {
             (programs().queue_delete)(queue);

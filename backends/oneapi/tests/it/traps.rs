@@ -314,7 +314,14 @@ fn waits_for_foreign_events_do_not_block() {
         let waits = queue.record().unwrap().unwrap();
         other.synchronize().unwrap();
         let up = device.upload_array_on(&numbers(), &other).unwrap();
-        assert_eq!(up.to_host_on(&other).unwrap().as_ref(), numbers().as_ref());
+        assert_eq!(
+            up.start_to_host_on(&other)
+                .unwrap()
+                .wait()
+                .unwrap()
+                .as_ref(),
+            numbers().as_ref()
+        );
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_complete().unwrap());
         gate.open();

@@ -41,7 +41,7 @@ const OPERATIONS: &[Operation] = &[
         if let Some(event) = one.record()? {
             two.wait(&event)?;
         }
-        let back = up.to_host_on(&two)?;
+        let back = up.start_to_host_on(&two)?.wait()?;
         assert_eq!(back, batch());
         one.synchronize()?;
         device.synchronize()

@@ -48,7 +48,7 @@ const OPERATIONS: &[Operation] = &[
         if let Some(event) = one.record()? {
             two.wait(&event)?;
         }
-        assert_eq!(up.to_host_on(&two)?, batch());
+        assert_eq!(up.start_to_host_on(&two)?.wait()?, batch());
         one.synchronize()?;
         device.synchronize()
     }),
