@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use arrow_device::device::{CopyKind, CopyOp};
-use arrow_device::{DeviceBufferMut, Error, HostSlab};
+use arrow_device::{DeviceBufferMut, Error};
 
 use crate::fake::{FREE_BLOCKS, Group, LAZY, MODES, NO_BATCH, NO_POOLS, in_mode};
 use crate::gpu_suite::soon;
@@ -37,16 +37,19 @@ fn a_host_function_waits_for_a_thread_that_frees() {
     for (flags, memory) in [(0, DEVICE), (NO_POOLS, DEVICE), (0, HOST), (0, MANAGED)] {
         watched(move || {
             let rig = Rig::with(flags | FREE_BLOCKS, memory);
-            rig.set_idle_slab_limit(0);
             let (queue, other) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
-            let slab = rig.host_slab(1 << 20).unwrap();
+            let staging = rig.backend().allocate_host(1 << 20).unwrap();
             // More than are kept for reuse.
             let buffer = |_| DeviceBufferMut::allocate(&other, 1000).unwrap();
             let buffers: Vec<_> = (0..1100).map(buffer).collect();
             let held = hold(&queue);
             let device = rig.device.clone();
             let thread = thread::spawn(move || {
-                drop((slab, buffers));
+                if let Some(staging) = staging {
+                    // SAFETY: the memory was allocated above with this length, and no copy uses it.
+                    unsafe { device.backend().free_host(staging, 1 << 20) };
+                }
+                drop(buffers);
                 // Long enough for a free on another thread to begin.
                 thread::sleep(Duration::from_millis(100));
                 let other = device.new_queue().unwrap();
@@ -68,25 +71,27 @@ fn a_host_function_waits_for_a_thread_that_frees() {
 #[test]
 fn page_locked_memory_is_freed_by_a_wait() {
     let rig = Rig::new(0);
-    rig.set_idle_slab_limit(0);
-    let slab = |mib: usize| rig.host_slab(mib << 20).unwrap();
+    let allocate = |mib: usize| rig.backend().allocate_host(mib << 20).unwrap().unwrap();
+    // SAFETY: the memory is from `allocate` with this length, and no copy uses it.
+    let free = |base, mib: usize| unsafe { rig.backend().free_host(base, mib << 20) };
     let pinned = || rig.group.live("pinned");
-    let address = |slab: &HostSlab| slab.as_device_ptr().address();
-    let first = slab(2);
-    let (queue, at) = (rig.new_queue().unwrap(), address(&first));
+    let first = allocate(2);
+    let queue = rig.new_queue().unwrap();
     let held = hold(&queue);
-    drop(first);
+    free(first, 2);
     assert_eq!(pinned(), 1, "work is pending");
-    let again = slab(2);
-    assert_eq!((pinned(), address(&again)), (1, at), "it serves again");
-    drop((again, held));
+    let again = allocate(2);
+    assert_eq!((pinned(), again), (1, first), "it serves again");
+    free(again, 2);
+    drop(held);
     rig.synchronize().unwrap();
     assert_eq!(pinned(), 0);
-    drop((slab(1), queue));
+    free(allocate(1), 1);
+    drop(queue);
     assert_eq!(pinned(), 1);
     rig.trim();
     assert_eq!(pinned(), 0);
-    drop(slab(1));
+    free(allocate(1), 1);
     let group = rig.group;
     drop(rig);
     // The device's end.

@@ -94,7 +94,7 @@ fn page_locked_sources() {
                 up = Some(rig.upload_array(column).unwrap());
             });
             let cost = rig.stats().since(&before);
-            assert_eq!(asked, 1);
+            assert!((1..=2).contains(&asked), "{asked} questions");
             // All but what does not fill a block.
             assert!(cost.host_copied_bytes <= 64, "{cost:?}");
             assert_eq!(
