@@ -4,6 +4,7 @@ mod c_array;
 mod export;
 mod foreign;
 mod import;
+#[cfg(feature = "async")]
 pub(crate) mod metadata;
 mod options;
 mod path;

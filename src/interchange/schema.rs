@@ -2,7 +2,7 @@
 //!
 //! **Import** is a walk that checks each member before it reads it, and builds the field as it
 //! goes: arrow-rs's getters assert, unwrap, and index by a negative count. arrow-rs parses the
-//! formats without children. **Export** uses arrow-rs after a check for what it panics on, and then
+//! formats without children, and metadata. **Export** uses arrow-rs after a check for what it panics on, and then
 //! sets flags that it leaves out.
 //!
 //! Lost, because arrow-rs's types have no place for it: name, metadata (an extension type) and flags
@@ -24,7 +24,6 @@ use crate::data::layout::{
     Layout, MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, check_type, child_field, child_type, fault,
 };
 use crate::error::{Error, Result};
-use crate::interchange::metadata::{MAX_BYTES, TOO_LARGE, decode_within};
 use crate::interchange::path::Path;
 
 /// Checks a schema and builds its root as a field.
@@ -67,9 +66,13 @@ pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
     }
 }
 
-/// What a field takes, without its text. So no schema has more than [`MAX_NODES`] fields.
+/// The most bytes that a schema may become. Structs may share children, names and metadata, which are built anew for each use: a
+/// few could stand for any number.
+const MAX_BYTES: usize = MAX_NODES * FIELD;
+const TOO_LARGE: &str = "more than 2^27 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
+/// What a field and a pair of metadata take, without their text.
 const FIELD: usize = 512;
-const _: () = assert!(MAX_BYTES == MAX_NODES * FIELD);
+const PAIR: usize = 128;
 
 struct Walk {
     /// How many more bytes there may be.
@@ -97,12 +100,12 @@ impl Walk {
             return path.error("format", "is null");
         };
         let name = self.text(schema, schema.name, path, "name")?.unwrap_or("");
-        // SAFETY: the C data interface demands that the metadata of a schema that is not released
-        // is null or encoded as it says, and lives as long as the schema, which is borrowed here.
-        let metadata = match unsafe { decode_within(schema.metadata, &mut self.left) } {
-            Ok(metadata) => metadata,
-            Err(message) => return path.error("metadata", message),
-        };
+        let metadata = schema.as_ref().metadata();
+        let metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
+        let pairs = metadata
+            .iter()
+            .map(|(key, value)| PAIR + key.len() + value.len());
+        self.spend(pairs.sum(), path, "metadata")?;
         let children = self.children(schema, path, depth)?;
         let mut data_type = data_type(schema, format, children, path)?;
         if !schema.dictionary.is_null() {
@@ -254,7 +257,7 @@ fn leaf(schema: &ForeignSchema, format: &str, path: &Path<'_>) -> Result<DataTyp
 }
 
 /// Returns the text of an arrow-rs error without the prefix that names its kind.
-fn text_of(e: ArrowError) -> String {
+pub(super) fn text_of(e: ArrowError) -> String {
     match e {
         ArrowError::CDataInterface(text) | ArrowError::InvalidArgumentError(text) => text,
         e => e.to_string(),
