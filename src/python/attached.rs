@@ -152,9 +152,8 @@ fn releaser() -> Releaser {
     static RELEASER: Mutex<Option<(u32, Releaser)>> = Mutex::new(None);
     let mut releaser = RELEASER.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    if let Some((of, sender)) = &*releaser
-        && *of == process
-    {
+    let here = releaser.as_ref().filter(|(of, _)| *of == process);
+    if let Some((_, sender)) = here {
         return sender.clone();
     }
     let (sender, values) = channel::<Box<dyn Send>>();

@@ -1,6 +1,5 @@
 //! [`OpenClDevice`]: the backend.
 
-use std::any::Any;
 use std::fmt;
 use std::ptr::null;
 use std::sync::Arc;
