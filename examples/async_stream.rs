@@ -6,7 +6,7 @@ use arrow_array::{RecordBatch, record_batch};
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
-    ProduceOptions, produce_at,
+    produce_at,
 };
 use arrow_device::{Device, Devices, Error, ExportOptions, ImportOptions, SyncPolicy};
 use futures::{StreamExt, stream};
@@ -44,10 +44,12 @@ fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<
     let batch: RecordBatch = record_batch!(("id", Int64, [1, 2, 3]))?;
     let (schema, on, device_type) = (batch.schema(), device.clone(), device.id().device_type);
     let batches = stream::iter(0..10).map(move |_| on.upload(&batch));
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
     let metadata = [("batches".to_owned(), "10".to_owned())].into();
-    let options =
-        ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)).with_metadata(metadata);
+    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let (batches, options) = (
+        batches.with_metadata(metadata),
+        ExportOptions::new(SyncPolicy::Event),
+    );
     // SAFETY: `produce_at` requires a live handler that stays at its address until it is released. `to` comes from
     // `into_raw`, which leaves the handler on the heap until then.
     let producing = unsafe { produce_at(batches, to, options) };

@@ -11,7 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
 };
 use arrow_device::{ArrowDeviceType, ExportOptions, SyncPolicy};
 use futures::stream;
@@ -145,8 +145,8 @@ fn producers() {
             ArrowDeviceType::CPU,
             stream::iter(items),
         );
-        let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event))
-            .with_metadata(kit::map(&[("k", "v")]));
+        let batches = batches.with_metadata(kit::map(&[("k", "v")]));
+        let options = ExportOptions::new(SyncPolicy::Event);
         Box::pin(produce(batches, consumer.handler(), options))
     };
     leaves_nothing("a produce that is never polled", || {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
-    Outcome, Produce, ProduceOptions, produce,
+    Outcome, produce,
 };
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, ImportOptions, SyncPolicy};
 use futures::StreamExt;
@@ -28,25 +28,21 @@ type Counted = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 pub(crate) const QUEUE: usize = 5;
 
 type Opened = (AsyncStreamHandler, Opening);
-type Produced = Produce<Adapter>;
-type Adapter = DeviceRecordBatchStreamAdapter<futures::stream::Iter<Batches>>;
-type Batches = Box<dyn Iterator<Item = arrow_device::Result<DeviceRecordBatch>> + Send>;
 
 fn handler(queue: usize) -> Opened {
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     unsafe { AsyncDeviceRecordBatchStream::handler(queue, ImportOptions::default()) }
 }
 
-fn produced(batch: &DeviceRecordBatch, n: usize, handler: AsyncStreamHandler) -> Produced {
+fn produced(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    handler: AsyncStreamHandler,
+) -> impl Future<Output = arrow_device::Result<Outcome>> + Unpin + Send + use<> {
     let (batch, schema) = (batch.clone(), batch.schema());
-    let batches: Batches = Box::new((0..n).map(move |_| Ok(batch.clone())));
-    let batches = futures::stream::iter(batches);
+    let batches = futures::stream::iter((0..n).map(move |_| Ok(batch.clone())));
     let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches);
-    produce(
-        stream,
-        handler.into_ffi(),
-        ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)),
-    )
+    produce(stream, handler, ExportOptions::new(SyncPolicy::Event))
 }
 
 /// Counts the batches as they arrive.

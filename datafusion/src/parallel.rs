@@ -157,8 +157,6 @@ impl Stream for Merged {
 }
 
 impl DeviceRecordBatchStream for Merged {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

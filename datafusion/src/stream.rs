@@ -13,14 +13,8 @@ use super::memory::DeviceReservation;
 use super::metrics::{DeviceMetrics, from_datafusion};
 
 /// The stream of an operator: batches on a device. Polling it does not block.
-pub type SendableDeviceStream = Pin<
-    Box<
-        dyn DeviceRecordBatchStream<
-                Batch = DeviceRecordBatch,
-                Item = arrow_device::Result<DeviceRecordBatch>,
-            > + Send,
-    >,
->;
+pub type SendableDeviceStream =
+    Pin<Box<dyn DeviceRecordBatchStream<Item = arrow_device::Result<DeviceRecordBatch>> + Send>>;
 
 /// An operator's stream with its metrics. It ends after an error, and is as cooperative as
 /// DataFusion's own streams.
@@ -84,8 +78,6 @@ impl Stream for Measured {
 }
 
 impl DeviceRecordBatchStream for Measured {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

@@ -89,8 +89,6 @@ impl Stream for Moved {
 }
 
 impl DeviceRecordBatchStream for Moved {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

@@ -125,8 +125,6 @@ impl Stream for Uploaded {
 }
 
 impl DeviceRecordBatchStream for Uploaded {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

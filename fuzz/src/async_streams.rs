@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
-    ProduceOptions, produce,
+    produce,
 };
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Error, ExportOptions, FFI_ArrowDeviceArray, Result,
@@ -71,7 +71,7 @@ impl Side {
         }
         if let Some(stream) = &mut self.stream {
             match poll_next(stream) {
-                Poll::Ready(Some(Ok(item))) => read_batch(&item.batch),
+                Poll::Ready(Some(Ok(item))) => read_batch(&item),
                 Poll::Ready(end) => {
                     end.iter().for_each(|item| _ = item.as_ref().map_err(told));
                     let after = poll_next(stream);
@@ -283,7 +283,8 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
         items: script.into(),
         batches,
     };
-    let stream = DeviceRecordBatchStreamAdapter::new(schema, place.device.id().device_type, script);
+    let mut stream =
+        DeviceRecordBatchStreamAdapter::new(schema, place.device.id().device_type, script);
 
     let consumer = FakeConsumer::with_options(place.validating(Validation::Structure));
     let answers = Arc::new((AtomicU8::new(input.u8()), AtomicU8::new(input.u8())));
@@ -291,11 +292,14 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
     consumer.on_schema(move |this| answer(this, on_schema.0.load(SeqCst)));
     consumer.on_task(move |this| answer(this, on_task.1.load(SeqCst)));
     let sync = [SyncPolicy::Event, SyncPolicy::Wait][input.choice(2)];
-    let mut options = ProduceOptions::new(ExportOptions::new(sync));
     if input.bool() {
-        options = options.with_metadata([("k".to_owned(), "v".to_owned())].into());
+        stream = stream.with_metadata([("k".to_owned(), "v".to_owned())].into());
     }
-    let mut future = Some(produce(stream, consumer.handler(), options));
+    let mut future = Some(produce(
+        stream,
+        consumer.handler(),
+        ExportOptions::new(sync),
+    ));
     let mut over = false;
     for _ in 0..STEPS {
         let (op, n) = (input.choice(10), input.i8());

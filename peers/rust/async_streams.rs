@@ -1,21 +1,26 @@
 //! Async streams: ours for a handler of the other side's, and handlers of ours for its producers.
 
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
+use std::pin::Pin;
 use std::sync::mpsc::{Receiver, channel};
+use std::task::{Context, Poll, ready};
 use std::thread;
 use std::time::Duration;
 
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome,
-    ProduceOptions, produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, Outcome, produce, produce_at,
 };
-use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, ImportOptions, Result};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, ExportOptions, FFI_ArrowDeviceArray, ImportOptions, Result,
+};
+use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::{Either, select};
-use futures::stream::{self, StreamExt};
+use futures::stream::{self, Stream, StreamExt};
 
 use crate::answer::{self, Failure, answer, device, policy};
 use crate::cases::{COMMON, Columns};
@@ -76,18 +81,16 @@ pub(crate) unsafe extern "C" fn peers_async_give(
                 return Err(failure(errno, k));
             }
             let batch = upload(&columns, k % COMMON as u64, &queue).map_err(Failure::into_error)?;
-            Ok(AsyncBatch {
-                batch,
-                metadata: of(k),
-            })
+            Ok((batch, of(k)))
         });
-        let batches = DeviceRecordBatchStreamAdapter::new(
+        let batches = Described {
+            batches: stream::iter(batches),
             schema,
-            device.id().device_type,
-            stream::iter(batches),
-        );
-        let options = ProduceOptions::new(ExportOptions::new(policy(wait)));
-        let options = options.with_metadata(of(count));
+            device_type: device.id().device_type,
+            metadata: of(count),
+            batch_metadata: HashMap::new(),
+        };
+        let options = ExportOptions::new(policy(wait));
         let (stop, stopped) = oneshot::channel::<()>();
         let (ended, end) = channel();
         let place = match in_place {
@@ -112,6 +115,48 @@ pub(crate) unsafe extern "C" fn peers_async_give(
         unsafe { out.write(Box::into_raw(Box::new(Giving { stop, end }))) };
         Ok(())
     })
+}
+
+/// Batches with metadata.
+struct Described<S> {
+    batches: S,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+    metadata: HashMap<String, String>,
+    batch_metadata: HashMap<String, String>,
+}
+
+type DescribedBatch = (DeviceRecordBatch, HashMap<String, String>);
+
+impl<S: Stream<Item = Result<DescribedBatch>> + Unpin> Stream for Described<S> {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(self.batches.poll_next_unpin(cx));
+        Poll::Ready(next.map(|item| {
+            let (batch, metadata) = item?;
+            self.batch_metadata = metadata;
+            Ok(batch)
+        }))
+    }
+}
+
+impl<S: Stream<Item = Result<DescribedBatch>> + Unpin> DeviceRecordBatchStream for Described<S> {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        Some(&self.metadata)
+    }
+
+    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
+        Some(&self.batch_metadata)
+    }
 }
 
 /// Drives a producer to its end, or drops it when it is told to.
@@ -244,18 +289,16 @@ pub(crate) unsafe extern "C" fn peers_async_next(
                 return Err("is not open".into());
             };
             *device_type = stream.device_type().value();
-            *metadata = stream.metadata().len();
+            *metadata = stream.metadata().map_or(0, HashMap::len);
             let next = stream.next().await;
             if matches!(next, Some(Err(_))) && stream.next().await.is_some() {
                 return Err(Failure::differs("goes on after an error"));
             }
+            *metadata += stream.batch_metadata().map_or(0, HashMap::len);
             Ok((stream.schema(), next.transpose()?))
         })?;
         let pair = match batch {
-            Some(batch) => {
-                *metadata += batch.metadata.len();
-                batch.batch.export(policy(false))?
-            }
+            Some(batch) => batch.export(policy(false))?,
             None => (
                 FFI_ArrowDeviceArray::empty(),
                 FFI_ArrowSchema::try_from(schema.as_ref())?,

@@ -5,8 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, ProduceOptions, ReaderStream,
-    produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, ReaderStream, produce,
 };
 use arrow_device::{
     Device, Error, ExportOptions, HostRecordBatchReader, ImportOptions, Result, SyncPolicy,
@@ -30,7 +29,7 @@ pub(crate) fn host_reader(
     // `produce` below does, and sends record batches that were just uploaded.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
-    let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
+    let options = ExportOptions::new(SyncPolicy::Event);
     let producing = produce(batches, handler, options);
     let producer = thread::spawn(move || block_on(producing));
     let stream = block_on(opening)?.into_host_stream();

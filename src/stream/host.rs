@@ -16,8 +16,6 @@ use futures_core::Stream;
 use crate::data::DeviceRecordBatch;
 use crate::device::Device;
 use crate::error::{Error, Result};
-#[cfg(feature = "async")]
-use crate::stream::async_stream::AsyncBatch;
 use crate::transfer::{Download, DownloadQueues};
 
 /// Reads a device stream as host batches. Of a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader) it is a
@@ -151,7 +149,7 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRe
 }
 
 #[cfg(feature = "async")]
-impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> Stream for HostRecordBatchReader<S> {
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for HostRecordBatchReader<S> {
     type Item = Result<RecordBatch, ArrowError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -170,7 +168,6 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> Stream for HostRe
                 let Poll::Ready(next) = Pin::new(reader).poll_next(cx) else {
                     break;
                 };
-                let next = next.map(|batch| batch.map(|batch| batch.into().batch));
                 this.take(next, |batch, queues| Ok(Download::lazy(batch, queues)));
             }
             if this.coming.len() == before {
@@ -190,7 +187,7 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> Stream for HostRe
 }
 
 #[cfg(feature = "async")]
-impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>> + Unpin> RecordBatchStream
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> RecordBatchStream
     for HostRecordBatchReader<S>
 {
     fn schema(&self) -> &SchemaRef {

@@ -238,8 +238,6 @@ where
     S: Stream<Item = Result<RecordBatch, E>> + Unpin,
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

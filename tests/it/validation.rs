@@ -14,7 +14,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, StringArray, StructArray, make_ar
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -73,11 +73,11 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
             let device_type = batch.device().id().device_type;
             let batches = futures::stream::iter([Ok(batch)]);
             let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-            let sync = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
-            let producing = produce(batches, handler.into_ffi(), sync);
+            let sync = ExportOptions::new(SyncPolicy::Event);
+            let producing = produce(batches, handler, sync);
             let consuming = async { opening.await?.next().await.expect("a batch") };
             let (_, batch) = block_on(futures::future::join(producing, consuming));
-            batch.map(|batch| rows(batch.batch))
+            batch.map(rows)
         }
     }
 }

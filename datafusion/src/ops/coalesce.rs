@@ -299,8 +299,6 @@ impl Stream for Joined {
 }
 
 impl DeviceRecordBatchStream for Joined {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

@@ -361,8 +361,6 @@ impl Stream for Output {
 }
 
 impl DeviceRecordBatchStream for Output {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

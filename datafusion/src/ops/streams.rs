@@ -44,8 +44,6 @@ impl Stream for Columns {
 }
 
 impl DeviceRecordBatchStream for Columns {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
@@ -119,8 +117,6 @@ impl Stream for Limited {
 }
 
 impl DeviceRecordBatchStream for Limited {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

@@ -126,8 +126,6 @@ impl Stream for Scanned {
 }
 
 impl DeviceRecordBatchStream for Scanned {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.request.schema()
     }

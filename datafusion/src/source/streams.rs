@@ -40,10 +40,7 @@ impl ScanRequest {
         opening: impl Future<Output = Result<S>> + Send + 'static,
     ) -> SendableDeviceStream
     where
-        S: DeviceRecordBatchStream<Batch = DeviceRecordBatch>
-            + Stream<Item = Result<DeviceRecordBatch>>
-            + Send
-            + 'static,
+        S: DeviceRecordBatchStream + Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     {
         let request = self.clone();
         let opening = async move {
@@ -97,8 +94,6 @@ impl Stream for Later {
 }
 
 impl DeviceRecordBatchStream for Later {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
@@ -128,10 +123,7 @@ impl StreamSource {
     ) -> Self
     where
         F: Future<Output = Result<S>> + Send + 'static,
-        S: DeviceRecordBatchStream<Batch = DeviceRecordBatch>
-            + Stream<Item = Result<DeviceRecordBatch>>
-            + Send
-            + 'static,
+        S: DeviceRecordBatchStream + Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     {
         let open = move |request: ScanRequest| Ok(request.stream_later(open(request.clone())));
         Self {

@@ -106,7 +106,7 @@ impl DeviceTable {
     ) -> Self
     where
         F: Future<Output = arrow_device::Result<S>> + Send + 'static,
-        S: DeviceRecordBatchStream<Batch = DeviceRecordBatch>
+        S: DeviceRecordBatchStream
             + Stream<Item = arrow_device::Result<DeviceRecordBatch>>
             + Send
             + 'static,

@@ -205,8 +205,6 @@ impl Stream for Running {
 }
 
 impl DeviceRecordBatchStream for Running {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.0.schema.clone()
     }

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::thread;
 
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, ProduceOptions, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, produce,
 };
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, Error, ExportOptions,
@@ -281,9 +281,9 @@ async fn errors_come_after_the_batches_before_them_with_their_text() {
         let stream = execute_on_device(failing(&sim, error).await, context(), &sim).unwrap();
         // SAFETY: the producer is this crate's.
         let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, imports(&sim)) };
-        let produced = produce(stream, handler.into_ffi(), ProduceOptions::new(options()));
+        let produced = produce(stream, handler, options());
         let producer = tokio::spawn(produced);
-        let over_async: Vec<_> = opening.await.unwrap().map_ok(|b| b.batch).collect().await;
+        let over_async: Vec<_> = opening.await.unwrap().collect().await;
         let _ = producer.await.unwrap();
         let stream = execute_on_device(failing(&sim, error).await, context(), &sim).unwrap();
         for (i, mut found) in [stream.collect().await, over_c, over_async]
@@ -382,13 +382,11 @@ async fn the_async_device_stream_of_a_plan() {
     let stream = execute_on_device(plan, ctx.task_ctx(), &sim).unwrap();
     // SAFETY: the producer is this crate's.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, imports(&sim)) };
-    let handler = handler.into_ffi();
-    let producer = tokio::spawn(produce(stream, handler, ProduceOptions::new(options())));
+    let producer = tokio::spawn(produce(stream, handler, options()));
     let batches: Vec<_> = opening.await.unwrap().try_collect().await.unwrap();
     let outcome = producer.await.unwrap().unwrap();
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
     assert_eq!(sim.stats().since(&before).copies, 0);
-    let batches: Vec<_> = batches.into_iter().map(|batch| batch.batch).collect();
     assert_eq!(sorted(found(&batches, &sim)), multiples(96, 4));
     drop((batches, ctx));
     sim.assert_done();

@@ -2,10 +2,10 @@
 //! model checker loom: in every order of events.
 #![cfg(test)]
 
-#[path = "../../../src/stream/async_stream/producer/demand.rs"]
+#[path = "../../../src/stream/async_stream/demand.rs"]
 mod demand;
 #[allow(dead_code)]
-#[path = "../../../src/stream/async_stream/consumer/inbox.rs"]
+#[path = "../../../src/stream/async_stream/inbox.rs"]
 mod inbox;
 mod models;
 mod sync;

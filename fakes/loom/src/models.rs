@@ -7,21 +7,36 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use loom::thread;
 
 use crate::demand::{Demand, Turn};
-use crate::inbox::{Inbox, Next, Opening, Reception, Violation};
+use crate::inbox::{Inbox, Kind, Refused};
 
+/// What a producer sends.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Fault {
-    Broken(Violation),
-    Told,
+enum Item {
+    Schema,
+    Task(u32),
+    End,
+    Failed,
 }
 
-impl From<Violation> for Fault {
-    fn from(violation: Violation) -> Self {
-        Self::Broken(violation)
+type Stream = Inbox<Item, ()>;
+
+impl Stream {
+    fn task(&self, i: u32) -> Result<(), Refused> {
+        self.push(Kind::Task, Item::Task(i))
+    }
+
+    fn end(&self) -> Result<(), Refused> {
+        self.push(Kind::End, Item::End)
+    }
+
+    fn fail(&self) -> Result<(), Refused> {
+        self.push(Kind::Error, Item::Failed)
+    }
+
+    fn opened(&self, wanted: u64) -> Result<(), Refused> {
+        self.open(Item::Schema, wanted, (), |()| ())
     }
 }
-
-type Stream = Inbox<(), u32, Fault, ()>;
 
 /// Checks all orders with at most three preemptions; all orders would take minutes.
 fn check(model: impl Fn() + Send + Sync + 'static) {
@@ -33,14 +48,14 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 /// Returns an opened stream that requested so many items, and whose schema was taken.
 fn opened(wanted: u64) -> Arc<Stream> {
     let inbox = Arc::new(Stream::new());
-    assert_eq!(inbox.open(wanted), Opening::Request);
-    assert!(inbox.opened((), ()));
-    assert!(inbox.poll_schema(Waker::noop()).is_ready());
+    assert_eq!(inbox.opened(wanted), Ok(()));
+    let schema = inbox.poll(Waker::noop());
+    assert_eq!(schema, Poll::Ready(Some(Item::Schema)));
     inbox
 }
 
-async fn next(inbox: &Stream) -> Next<u32, Fault> {
-    poll_fn(|cx| inbox.poll_next(cx.waker())).await
+async fn next(inbox: &Stream) -> Option<Item> {
+    poll_fn(|cx| inbox.poll(cx.waker())).await
 }
 
 #[test]
@@ -49,14 +64,13 @@ fn no_item_and_no_wake_is_lost() {
         let inbox = opened(2);
         let producer = inbox.clone();
         let calls = thread::spawn(move || {
-            assert_eq!(producer.task(Some(1)), Reception::Taken);
-            assert_eq!(producer.task(None), Reception::Taken);
+            assert_eq!((producer.task(1), producer.end()), (Ok(()), Ok(())));
             producer.release();
         });
         block_on(async {
-            assert_eq!(next(&inbox).await, Next::Task(1));
-            assert_eq!(next(&inbox).await, Next::Ended);
-            assert_eq!(next(&inbox).await, Next::Ended);
+            assert_eq!(next(&inbox).await, Some(Item::Task(1)));
+            assert_eq!(next(&inbox).await, Some(Item::End));
+            assert_eq!(next(&inbox).await, None);
         });
         calls.join().unwrap();
     });
@@ -68,14 +82,13 @@ fn an_error_comes_after_the_items_before_it() {
         let inbox = opened(1);
         let producer = inbox.clone();
         let calls = thread::spawn(move || {
-            assert_eq!(producer.task(Some(1)), Reception::Taken);
-            producer.reported(Fault::Told);
+            assert_eq!((producer.task(1), producer.fail()), (Ok(()), Ok(())));
             producer.release();
         });
         block_on(async {
-            assert_eq!(next(&inbox).await, Next::Task(1));
-            assert_eq!(next(&inbox).await, Next::Failed(Fault::Told));
-            assert_eq!(next(&inbox).await, Next::Ended);
+            assert_eq!(next(&inbox).await, Some(Item::Task(1)));
+            assert_eq!(next(&inbox).await, Some(Item::Failed));
+            assert_eq!(next(&inbox).await, None);
         });
         calls.join().unwrap();
     });
@@ -87,33 +100,25 @@ fn a_schema_wakes() {
     loom::model(|| {
         let inbox = Arc::new(Stream::new());
         let producer = inbox.clone();
-        let calls = thread::spawn(move || {
-            assert_eq!(producer.open(1), Opening::Request);
-            assert!(producer.opened((), ()));
-        });
-        let schema = block_on(poll_fn(|cx| inbox.poll_schema(cx.waker())));
-        assert_eq!(schema, Ok(()));
+        let calls = thread::spawn(move || assert_eq!(producer.opened(1), Ok(())));
+        assert_eq!(block_on(next(&inbox)), Some(Item::Schema));
         calls.join().unwrap();
     });
 }
 
-/// The waiting task is woken by an error instead of the schema, and by a release.
+/// The waiting task is woken by an error instead of the schema.
 #[test]
 fn an_error_instead_of_the_schema_wakes() {
-    for told in [true, false] {
-        loom::model(move || {
-            let inbox = Arc::new(Stream::new());
-            let producer = inbox.clone();
-            let calls = thread::spawn(move || match told {
-                true => producer.reported(Fault::Told),
-                false => producer.release(),
-            });
-            let schema = block_on(poll_fn(|cx| inbox.poll_schema(cx.waker())));
-            let released = Fault::Broken(Violation::Released);
-            assert_eq!(schema, Err(if told { Fault::Told } else { released }));
-            calls.join().unwrap();
+    loom::model(move || {
+        let inbox = Arc::new(Stream::new());
+        let producer = inbox.clone();
+        let calls = thread::spawn(move || {
+            assert_eq!(producer.fail(), Ok(()));
+            producer.release();
         });
-    }
+        assert_eq!(block_on(next(&inbox)), Some(Item::Failed));
+        calls.join().unwrap();
+    });
 }
 
 /// The producer is not called while its release returns, or later.
@@ -149,9 +154,9 @@ fn an_abandoned_stream_gives_everything_back() {
         let calls = thread::spawn(move || {
             let mut back = 0;
             for task in [1, 2] {
-                back += match producer.task(Some(task)) {
-                    Reception::Unwanted(Some(_)) => 1,
-                    Reception::Taken => 0,
+                back += match producer.task(task) {
+                    Err(Refused::Unwanted) => 1,
+                    Ok(()) => 0,
                     other => panic!("{other:?}"),
                 };
             }
@@ -159,7 +164,7 @@ fn an_abandoned_stream_gives_everything_back() {
             back
         });
         let rest = inbox.abandon(|()| _ = seen.fetch_add(1, SeqCst));
-        let queued = rest.tasks.len();
+        let queued = rest.len();
         let back = calls.join().unwrap();
         assert_eq!(queued + back, 2);
         // A stream that was abandoned before the last task came was not released yet.
@@ -175,10 +180,10 @@ fn an_opening_is_refused_or_cancelled() {
         let inbox = Arc::new(Stream::new());
         let producer = inbox.clone();
         let cancelled = Arc::new(AtomicUsize::new(0));
-        let calls = thread::spawn(move || match producer.open(1) {
-            Opening::Request => !producer.opened((), ()),
-            Opening::Abandoned => true,
-            Opening::Refused => panic!("refused"),
+        let calls = thread::spawn(move || match producer.opened(1) {
+            Ok(()) => false,
+            Err(Refused::Unwanted) => true,
+            other => panic!("{other:?}"),
         });
         drop(inbox.abandon(|()| _ = cancelled.fetch_add(1, SeqCst)));
         let refused = calls.join().unwrap();
@@ -225,19 +230,19 @@ fn both_sides_keep_each_other_going() {
                     })
                     .await;
                     asked.take_one();
-                    assert_eq!(to.task(Some(item)), Reception::Taken);
+                    assert_eq!(to.task(item), Ok(()));
                 }
-                assert_eq!(to.task(None), Reception::Taken);
+                assert_eq!(to.end(), Ok(()));
                 asked.close();
                 to.release();
             });
         });
         block_on(async {
             for item in [1, 2] {
-                assert_eq!(next(&inbox).await, Next::Task(item));
+                assert_eq!(next(&inbox).await, Some(Item::Task(item)));
                 inbox.request(1, |()| demand.request(1));
             }
-            assert_eq!(next(&inbox).await, Next::Ended);
+            assert_eq!(next(&inbox).await, Some(Item::End));
         });
         producer.join().unwrap();
     });

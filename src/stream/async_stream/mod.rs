@@ -3,7 +3,7 @@
 //! ```
 //! use arrow_array::record_batch;
 //! use arrow_device::async_stream::{
-//!     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+//!     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
 //! };
 //! use arrow_device::{Devices, ExportOptions, SyncPolicy};
 //! use futures::StreamExt;
@@ -27,7 +27,7 @@
 //! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 //! let batches = futures::stream::iter([Ok(batch)]);
 //! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-//! let producing = produce(batches, handler, ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
+//! let producing = produce(batches, handler, ExportOptions::new(SyncPolicy::Event));
 //!
 //! let (produced, rows): (_, arrow_device::Result<usize>) = futures::join!(producing, consuming);
 //! produced?;
@@ -47,7 +47,7 @@
 //! | | gives the handler to a producer of this crate, or its C struct to any other | [`produce`], [`AsyncStreamHandler::into_raw`] |
 //! | | awaits the schema, then batches with their metadata | [`Opening`], [`AsyncDeviceRecordBatchStream`] |
 //! | producer | is given a handler and has a stream of device batches | [`produce`], [`produce_at`] |
-//! | | polls the future on any executor | [`Produce`] |
+//! | | polls the future that they return on any executor | |
 //!
 //! # Streams and readers
 //!
@@ -65,15 +65,18 @@
 //! Polling never blocks, except to upload a single batch of more than 128 MiB. A device that has finished wakes the task. A
 //! batch may be returned before the device has filled it; it carries the event to wait for. All streams end after an error.
 
-mod batch;
 mod consumer;
+mod demand;
+mod foreign;
+mod handler;
+mod inbox;
 mod items;
 mod producer;
 mod reader;
 mod sync;
 
-pub use batch::AsyncBatch;
-pub use consumer::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Batches, Opening};
+pub use consumer::{AsyncDeviceRecordBatchStream, Opening};
+pub use handler::AsyncStreamHandler;
 pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
-pub use producer::{Outcome, Produce, ProduceOptions, produce, produce_at};
+pub use producer::{Outcome, produce, produce_at};
 pub use reader::ReaderStream;

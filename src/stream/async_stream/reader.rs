@@ -99,8 +99,6 @@ impl Stream for ReaderStream {
 }
 
 impl DeviceRecordBatchStream for ReaderStream {
-    type Batch = DeviceRecordBatch;
-
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

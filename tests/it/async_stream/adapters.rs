@@ -28,7 +28,7 @@ pub(crate) fn given(
     schema: SchemaRef,
     items: Vec<Result<DeviceRecordBatch>>,
 ) -> (
-    impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Unpin + Send + 'static,
+    impl DeviceRecordBatchStream + Unpin + Send + 'static,
     Arc<AtomicUsize>,
 ) {
     let asked = Arc::new(AtomicUsize::new(0));
@@ -273,7 +273,7 @@ fn a_stream_dropped_in_the_middle_leaves_nothing() {
 fn uploads(
     items: Vec<Result<RecordBatch, ArrowError>>,
     sim: &Sim,
-) -> impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Unpin + 'static {
+) -> impl DeviceRecordBatchStream + Unpin + 'static {
     let schema = items.iter().flatten().next().unwrap().schema();
     UploadingReader::from_stream(schema, stream::iter(items), sim.default_queue())
 }
@@ -429,7 +429,7 @@ fn memory_of_the_host_is_given_out_at_once() {
 /// Up, across the C structs and down again, without one wait; where batches go out only once they are ready, too.
 #[test]
 fn the_whole_way_on_one_thread() {
-    use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, ProduceOptions, produce};
+    use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
     for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
         let sim = Sim::new(SimMode::Async);
         let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
@@ -437,10 +437,10 @@ fn the_whole_way_on_one_thread() {
         let import = options_of(&sim);
         // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, import) };
-        let options = ProduceOptions::new(arrow_device::ExportOptions::new(sync));
-        let produce = produce(up, handler.into_ffi(), options);
+        let options = arrow_device::ExportOptions::new(sync);
+        let produce = produce(up, handler, options);
         let read = async {
-            let down = opening.await.unwrap().into_batches().into_host_stream();
+            let down = opening.await.unwrap().into_host_stream();
             down.map(|batch| batch.unwrap()).collect::<Vec<_>>().await
         };
         let (outcome, back) = futures::executor::block_on(futures::future::join(produce, read));

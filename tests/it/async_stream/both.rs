@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, ProduceOptions, produce,
-    produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
+    produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -50,18 +50,15 @@ fn pipe_on(
     let (up, device_type) = (device.clone(), device.id().device_type);
     let batches = stream::iter(sent).map(move |batch| up.upload(&batch));
     let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-    let options = ProduceOptions::new(ExportOptions::new(sync));
-    (
-        Box::pin(produce(batches, handler.into_ffi(), options)),
-        opening,
-    )
+    let options = ExportOptions::new(sync);
+    (Box::pin(produce(batches, handler, options)), opening)
 }
 
 async fn numbers_of(opening: Opening) -> Vec<i64> {
     let mut stream = opening.await.unwrap();
     let mut found = Vec::new();
     while let Some(item) = stream.next().await {
-        found.push(number_of(&item.unwrap().batch));
+        found.push(number_of(&item.unwrap()));
     }
     found
 }
@@ -96,7 +93,7 @@ fn every_type_comes_through() {
                 assert_eq!(stream.schema(), sent[0].schema());
                 let mut n = 0;
                 while let Some(item) = stream.next().await {
-                    let back = item.unwrap().batch.to_host().unwrap();
+                    let back = item.unwrap().to_host().unwrap();
                     assert_same_batch(&sent[n], &back, format!("{name} on {device}, {n}"));
                     n += 1;
                 }
@@ -129,13 +126,13 @@ fn batches_may_be_on_several_devices() {
         .map(|(i, sim)| sim.upload(&numbers(i * 100, 5)));
     let (up, schema) = (stream::iter(up.collect::<Vec<_>>()), numbers(0, 5).schema());
     let batches = DeviceRecordBatchStreamAdapter::new(schema, sims[0].id().device_type, up);
-    let produce = produce(batches, handler.into_ffi(), options());
+    let produce = produce(batches, handler, options());
     let read = async { opening.await.unwrap().collect::<Vec<_>>().await };
     let (outcome, found) = block_on(join(produce, read));
     completed(outcome);
     assert_eq!(found.len(), 6);
     for ((i, sim), item) in (0..).zip(sims.iter().cycle()).zip(found) {
-        let batch = item.unwrap().batch;
+        let batch = item.unwrap();
         assert_eq!((batch.device().id(), number_of(&batch)), (sim.id(), i));
     }
     sims.iter().for_each(Sim::assert_done);
@@ -148,7 +145,7 @@ fn batches_without_columns_come_through() {
     let (produce, opening) = pipe_on(&cpu, sent[0].schema(), sent, SyncPolicy::Event);
     let read = async {
         let stream = opening.await.unwrap();
-        let rows = stream.map(|item| item.unwrap().batch.num_rows());
+        let rows = stream.map(|item| item.unwrap().num_rows());
         rows.collect::<Vec<_>>().await
     };
     let (outcome, rows) = block_on(join(produce, read));
@@ -225,7 +222,7 @@ fn a_relay_of_two_streams() {
         // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
-        let second = produce(stream.into_batches(), handler.into_ffi(), options());
+        let second = produce(stream, handler, options());
         join(second, numbers_of(opening)).await
     };
     let (outcome, (relayed, found)) = block_on(join(first, relay));
@@ -262,7 +259,7 @@ fn ends_go_away_at_any_time() {
                 let mut stream = opening.await?;
                 let mut i = 0;
                 while let Some(item) = stream.next().await {
-                    assert_eq!(number_of(&item?.batch), i as i64);
+                    assert_eq!(number_of(&item?), i as i64);
                     i += 1;
                     if i == stop {
                         break;

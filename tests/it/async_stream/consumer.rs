@@ -7,8 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
-use arrow_device::async_stream::{AsyncBatch, AsyncDeviceRecordBatchStream};
-use arrow_device::{ArrowDeviceType, Devices, Error, FFI_ArrowDeviceArray, ImportOptions, Result};
+use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, Devices, Error, FFI_ArrowDeviceArray, ImportOptions, Result,
+};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 use libc::{ECANCELED, EINVAL, EIO, EPIPE};
@@ -25,8 +28,8 @@ pub(crate) fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStrea
 }
 
 #[track_caller]
-pub(crate) fn good(item: Option<Result<AsyncBatch>>) -> i64 {
-    number_of(&item.expect("ended").unwrap().batch)
+pub(crate) fn good(item: Option<Result<DeviceRecordBatch>>) -> i64 {
+    number_of(&item.expect("ended").unwrap())
 }
 
 /// Good batches up to the one error that must be the last item.
@@ -44,7 +47,6 @@ fn streams_move_between_threads() {
     send::<AsyncDeviceRecordBatchStream>();
     send::<arrow_device::async_stream::Opening>();
     send::<arrow_device::async_stream::AsyncStreamHandler>();
-    send::<arrow_device::async_stream::Batches>();
 }
 
 #[test]
@@ -52,7 +54,7 @@ fn a_good_stream_comes_as_it_was_sent() {
     let (producer, mut stream) = opened(3);
     assert_eq!(stream.schema(), numbers(0, 1).schema());
     assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
-    assert!(stream.metadata().is_empty());
+    assert!(stream.metadata().unwrap().is_empty());
     for i in 0..10 {
         assert!(poll_next(&mut stream).is_pending());
         assert_eq!(producer.task(&batch(i)), 0);
@@ -96,7 +98,7 @@ fn a_handler_that_is_never_given_away_ends_the_opening() {
             unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
         match how {
             0 => drop(handler),
-            _ => drop(handler.into_ffi()),
+            _ => drop(FFI_ArrowAsyncDeviceStreamHandler::from(handler)),
         }
         let e = block_on(opening).map(|_| ()).unwrap_err();
         assert_ne!(e.errno(), 0, "{e}");
@@ -109,14 +111,16 @@ fn metadata_of_the_stream_and_of_batches_is_copied() {
     producer.set_metadata(encode(&[(b"rows", b"7"), (b"", b"")]));
     assert_eq!(producer.schema(), 0);
     let mut stream = block_on(opening).unwrap();
-    assert_eq!(*stream.metadata(), map(&[("rows", "7"), ("", "")]));
+    assert_eq!(*stream.metadata().unwrap(), map(&[("rows", "7"), ("", "")]));
     let mut metadata = encode(&[(b"part", "äöü".as_bytes())]);
     assert_eq!(producer.task_with(&batch(1), Some(&metadata)), 0);
     metadata.fill(0xff);
     assert_eq!(producer.task_with(&batch(2), Some(&encode(&[]))), 0);
     assert_eq!(producer.task(&batch(3)), 0);
-    let items = [(); 3].map(|()| next(&mut stream).unwrap().unwrap());
-    let found = items.map(|item| (number_of(&item.batch), item.metadata));
+    let found = [(); 3].map(|()| {
+        let batch = next(&mut stream).unwrap().unwrap();
+        (number_of(&batch), stream.batch_metadata().unwrap().clone())
+    });
     let expected = [(1, map(&[("part", "äöü")])), (2, map(&[])), (3, map(&[]))];
     assert_eq!(found, expected);
 }
@@ -267,7 +271,7 @@ fn what_ends_a_stream() {
         let (mut good, mut errors) = (vec![], vec![]);
         for item in all(stream) {
             match item {
-                Ok(item) => good.push(number_of(&item.batch)),
+                Ok(item) => good.push(number_of(&item)),
                 Err(e) => errors.push(e.errno()),
             }
         }
@@ -410,7 +414,7 @@ fn null_self_is_refused() {
     // SAFETY: no producer gets the handler, so nothing calls it.
     let (handler, _opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
-    let handler = handler.into_ffi();
+    let handler = FFI_ArrowAsyncDeviceStreamHandler::from(handler);
     let callbacks = CHandler::of(&handler);
     let mut schema = CountedSchema::of(schema());
     let null = ptr::null_mut();

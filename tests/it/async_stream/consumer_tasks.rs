@@ -145,7 +145,7 @@ fn batches_outlive_their_stream_and_their_producer() {
     producer.release();
     producer.assert_balanced_but_tasks();
     drop(producer);
-    let kept = next(&mut stream).unwrap().unwrap().batch;
+    let kept = next(&mut stream).unwrap().unwrap();
     assert_eq!(good(next(&mut stream)), 4);
     assert!(next(&mut stream).is_none());
     drop(stream);
@@ -166,7 +166,7 @@ fn batches_of_a_device() {
     let before = sim.stats();
     producer.task(&sim.upload(&numbers(700, 5)).unwrap());
     producer.task(&other.upload(&numbers(0, 3)).unwrap());
-    let first = ready(poll_next(&mut stream)).unwrap().unwrap().batch;
+    let first = ready(poll_next(&mut stream)).unwrap().unwrap();
     assert!(!first.is_ready().unwrap());
     assert_eq!(sim.stats().since(&before).host_waits, 0);
     assert_eq!(number_of(&first), 7);

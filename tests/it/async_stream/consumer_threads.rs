@@ -44,7 +44,7 @@ fn a_stream_may_be_read_on_another_thread_than_it_is_fed() {
         let mut stream = block_on(opening).unwrap();
         let mut n = 0;
         while let Some(item) = next(&mut stream) {
-            assert_eq!(number_of(&item.unwrap().batch), n);
+            assert_eq!(number_of(&item.unwrap()), n);
             n += 1;
         }
         n
@@ -287,7 +287,7 @@ fn a_producer_and_a_reader_that_do_anything_at_any_time() {
             if let Ok(mut stream) = block_on(opening) {
                 while found < reads as i64 {
                     match next(&mut stream) {
-                        Some(Ok(item)) => assert_eq!(number_of(&item.batch), found),
+                        Some(Ok(item)) => assert_eq!(number_of(&item), found),
                         Some(Err(_)) => {
                             assert!(next(&mut stream).is_none(), "an error is the last item");
                             break;

@@ -9,8 +9,7 @@ use std::thread;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_device::async_stream::{
-    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Outcome,
-    ProduceOptions, produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Outcome, produce, produce_at,
 };
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions, Result,
@@ -25,8 +24,8 @@ use crate::async_stream::kit::*;
 
 pub(crate) type Running = Pin<Box<dyn Future<Output = Result<Outcome>> + Send>>;
 
-pub(crate) fn options() -> ProduceOptions {
-    ProduceOptions::new(ExportOptions::new(SyncPolicy::Event))
+pub(crate) fn options() -> ExportOptions {
+    ExportOptions::new(SyncPolicy::Event)
 }
 
 /// Batches as a stream, in memory of the host.
@@ -84,17 +83,25 @@ fn a_good_stream_goes_out_as_it_is() {
 #[test]
 fn metadata_of_the_stream_and_of_batches_goes_out() {
     let consumer = FakeConsumer::requesting(9);
-    let batches = stream::iter((0..2).map(|i| {
-        let metadata = map(&[("part", &i.to_string())]);
-        Ok(AsyncBatch {
-            batch: batch(i),
-            metadata,
-        })
-    }));
-    let batches =
-        DeviceRecordBatchStreamAdapter::new(numbers(0, 1).schema(), ArrowDeviceType::CPU, batches);
-    let options = options().with_metadata(map(&[("rows", "10")]));
-    completed(block_on(produce(batches, consumer.handler(), options)));
+    let batches = adapted(stream::iter([Ok(batch(0))])).with_metadata(map(&[("k", "v")]));
+    completed(block_on(produce(batches, consumer.handler(), options())));
+    assert_eq!(consumer.metadata(), Some(map(&[("k", "v")])));
+    assert_eq!(consumer.calls()[1], Call::Task(None));
+    consumer.assert_done();
+
+    let consumer = FakeConsumer::requesting(9);
+    // Of another stream, and passed on as it came.
+    let (producer, first) = FakeProducer::open(2);
+    producer.set_metadata(encode(&[(b"rows", b"10")]));
+    assert_eq!(producer.schema(), 0);
+    for part in [b"0", b"1"] {
+        let metadata = encode(&[(b"part", part)]);
+        assert_eq!(producer.task_with(&batch(0), Some(&metadata)), 0);
+    }
+    producer.end();
+    producer.release();
+    let batches = block_on(first).unwrap();
+    completed(block_on(produce(batches, consumer.handler(), options())));
     assert_eq!(consumer.metadata(), Some(map(&[("rows", "10")])));
     let parts = ["0", "1"].map(|i| Call::Task(Some(map(&[("part", i)]))));
     assert_eq!(consumer.calls()[1..3], parts);

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
-use arrow_device::async_stream::{
-    DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
-};
+use arrow_device::async_stream::{DeviceRecordBatchStreamAdapter, Outcome, produce};
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, SyncPolicy};
@@ -32,7 +30,7 @@ pub(crate) fn on_sim(
     let schema = batches[0].schema();
     let batches = stream::iter(batches.into_iter().map(Ok));
     let batches = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, batches);
-    let options = ProduceOptions::new(ExportOptions::new(sync));
+    let options = ExportOptions::new(sync);
     let produce = Box::pin(produce(batches, consumer.handler(), options));
     (consumer, produce)
 }
@@ -274,7 +272,7 @@ fn full_validation_waits_for_the_batch_outside_the_poll() {
         };
         assert_eq!(waited, waits);
         assert_eq!(sim.stats().since(&before).host_waits, 0);
-        let back = item.unwrap().unwrap().batch;
+        let back = item.unwrap().unwrap();
         assert_eq!(back.to_host().unwrap(), sent);
         assert!(next(&mut stream).is_none());
         drop((back, stream));

@@ -227,7 +227,7 @@ fn a_release_does_not_wait_for_who_wakes_the_task() {
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
-    let mut produce = produce(adapted(batches), handler.into_ffi(), options());
+    let mut produce = produce(adapted(batches), handler, options());
     let reader = thread::spawn(move || {
         let mut stream = block_on(opening).unwrap();
         ended.recv().unwrap();

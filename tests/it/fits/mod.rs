@@ -9,8 +9,8 @@ use arrow_array::{
 };
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
-    ProduceOptions, produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
+    produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -91,16 +91,16 @@ const WAYS: [(&str, Way); 9] = [
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
         let sent = adapted(&place.device, schema, &batches);
-        consumed(produce(sent, handler, ProduceOptions::new(EVENT)), opening)
+        consumed(produce(sent, handler, EVENT), opening)
     }),
     ("produce_at", |place, schema, batches| {
         // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
-        let mut handler = handler.into_ffi();
+        let mut handler = handler.into();
         let sent = adapted(&place.device, schema, &batches);
         // SAFETY: the handler stays on this stack until the producer is done with it.
-        let producing = unsafe { produce_at(sent, &mut handler, ProduceOptions::new(EVENT)) };
+        let producing = unsafe { produce_at(sent, &mut handler, EVENT) };
         consumed(producing, opening)
     }),
 ];
@@ -137,7 +137,7 @@ fn adapted(
     device: &Device,
     schema: SchemaRef,
     batches: &[RecordBatch],
-) -> impl DeviceRecordBatchStream<Batch = DeviceRecordBatch> + 'static {
+) -> impl DeviceRecordBatchStream + 'static {
     let batches = stream::iter(uploaded(device, batches));
     DeviceRecordBatchStreamAdapter::new(schema, device.id().device_type, batches)
 }
@@ -148,7 +148,7 @@ fn consumed(
     opening: arrow_device::async_stream::Opening,
 ) -> Came {
     let consuming = async {
-        let items = opening.await.unwrap().into_batches();
+        let items = opening.await.unwrap();
         to_host(items.collect::<Vec<_>>().await.into_iter())
     };
     let (produced, (came, told)) = block_on(join(producing, consuming));

@@ -9,7 +9,7 @@ use arrow_array::{Array, StringArray, make_array};
 use arrow_data::ArrayData;
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
 };
 use arrow_device::device::Backend;
 use arrow_device::device::sim::SimMode;
@@ -361,7 +361,7 @@ fn sent(batch: DeviceRecordBatch, place: &Place) -> DeviceRecordBatch {
     let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
     let batches = futures::stream::iter([Ok(batch)]);
     let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-    let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
+    let options = ExportOptions::new(SyncPolicy::Event);
     let producing = std::pin::pin!(produce(batches, handler, options));
     let consuming = std::pin::pin!(async { opening.await.unwrap().next().await.unwrap() });
     let mut both = futures::future::join(producing, consuming);
@@ -370,7 +370,7 @@ fn sent(batch: DeviceRecordBatch, place: &Place) -> DeviceRecordBatch {
         match Pin::new(&mut both).poll(&mut cx) {
             Poll::Ready((produced, consumed)) => {
                 produced.unwrap();
-                return consumed.unwrap().batch;
+                return consumed.unwrap();
             }
             // A deferred device works when it is told to.
             Poll::Pending => _ = place.sim.as_ref().map(|sim| sim.synchronize()),

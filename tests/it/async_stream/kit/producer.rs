@@ -189,7 +189,7 @@ impl FakeProducer {
     }
 
     pub(crate) fn new(handler: AsyncStreamHandler, device_type: ArrowDeviceType) -> Self {
-        let handler = Box::into_raw(Box::new(handler.into_ffi()));
+        let handler = Box::into_raw(Box::new(handler.into()));
         Self::with_pointer(handler, true, device_type)
     }
 

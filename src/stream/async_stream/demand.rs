@@ -24,8 +24,6 @@ struct State {
     wanted: i64,
     invalid: Option<i64>,
     cancelled: bool,
-    /// The handler is released, or is about to be.
-    closed: bool,
     waker: Option<Waker>,
     /// How many calls of the consumer are waking the task.
     waking: usize,
@@ -37,7 +35,6 @@ impl Demand {
             wanted: 0,
             invalid: None,
             cancelled: false,
-            closed: false,
             waker: None,
             waking: 0,
         }))
@@ -58,8 +55,14 @@ impl Demand {
 
     /// Nothing changes after a cancellation or the end.
     fn change(&self, change: impl FnOnce(&mut State)) {
+        struct Woken<'a>(&'a Demand);
+        impl Drop for Woken<'_> {
+            fn drop(&mut self) {
+                self.0.0.lock().waking -= 1;
+            }
+        }
         let mut state = self.0.lock();
-        if state.cancelled || state.closed {
+        if state.cancelled {
             return;
         }
         change(&mut state);
@@ -69,9 +72,8 @@ impl Demand {
         state.waking += 1;
         drop(state);
         // Dropped if the waker panics, too.
-        let woken = Woken(self);
+        let _woken = Woken(self);
         waker.wake();
-        drop(woken);
     }
 
     /// Returns what to do next. Registers no waker.
@@ -95,26 +97,20 @@ impl Demand {
         self.0.lock().wanted -= 1;
     }
 
-    /// Whether a call of the consumer is waking the task now. After [`close`](Self::close) none begins.
-    pub(crate) fn is_waking(&self) -> bool {
-        self.0.lock().waking > 0
-    }
-
-    /// From now on the consumer's calls change nothing.
-    pub(crate) fn close(&self) {
+    /// From now on the consumer's calls change nothing. Returns what was to be done next.
+    pub(crate) fn close(&self) -> Turn {
         let mut state = self.0.lock();
-        state.closed = true;
+        let turn = state.turn();
+        (state.cancelled, state.invalid) = (true, None);
         let waker = state.waker.take();
         drop(state);
         drop(waker);
+        turn
     }
-}
 
-struct Woken<'a>(&'a Demand);
-
-impl Drop for Woken<'_> {
-    fn drop(&mut self) {
-        self.0.0.lock().waking -= 1;
+    /// Whether a call of the consumer is waking the task now. After [`close`](Self::close) none begins.
+    pub(crate) fn is_waking(&self) -> bool {
+        self.0.lock().waking > 0
     }
 }
 

@@ -1,0 +1,216 @@
+//! The consumer: the stream that a handler fills.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use arrow_schema::SchemaRef;
+use futures_core::Stream;
+use futures_core::stream::FusedStream;
+
+use super::DeviceRecordBatchStream;
+use super::handler::{AsyncStreamHandler, Item, Opened, Producer, Shared, Task};
+use crate::abi::ArrowDeviceType;
+use crate::data::DeviceRecordBatch;
+use crate::error::{Error, Result};
+use crate::interchange::{ImportOptions, check_async};
+
+/// A future of a stream, which is ready once the producer has sent the schema. Dropping it cancels the stream:
+/// `on_schema` is answered with `ECANCELED`.
+#[must_use = "dropping it cancels the stream"]
+#[derive(Debug)]
+pub struct Opening {
+    /// `None` once it has ended.
+    consumer: Option<Consumer>,
+}
+
+impl Future for Opening {
+    type Output = Result<AsyncDeviceRecordBatchStream>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(consumer) = &self.consumer else {
+            return Poll::Ready(Err(Error::argument("the stream has already been opened")));
+        };
+        let first = ready!(consumer.shared.inbox.poll(cx.waker()));
+        let consumer = self.consumer.take();
+        Poll::Ready(match first {
+            Some(Item::Schema(opened)) => Ok(AsyncDeviceRecordBatchStream {
+                consumer,
+                opened,
+                arrived: None,
+                metadata: HashMap::new(),
+            }),
+            Some(Item::Failed(e)) => Err(e),
+            _ => Err(Error::invalid("on_schema", "was not called")),
+        })
+    }
+}
+
+/// A producer's async device stream: batches in order, with their [metadata](DeviceRecordBatchStream::batch_metadata). It ends after
+/// an error. Dropping it cancels it; batches may outlive it.
+///
+/// A batch carries the event after which it may be read. The stream itself waits for that event in two cases only: for
+/// [`Validation::Full`](crate::Validation::Full), and for a root array whose validity bitmap has no known null count. The
+/// task is then woken once the checked data has been copied to the host.
+pub struct AsyncDeviceRecordBatchStream {
+    /// `None` once it has ended.
+    consumer: Option<Consumer>,
+    opened: Opened,
+    /// A batch that is being checked.
+    arrived: Option<Checking>,
+    /// That of the batch that was returned last.
+    metadata: HashMap<String, String>,
+}
+
+type Batch = (DeviceRecordBatch, HashMap<String, String>);
+type Checking = Pin<Box<dyn Future<Output = Result<Batch>> + Send + Sync>>;
+
+impl fmt::Debug for AsyncDeviceRecordBatchStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncDeviceRecordBatchStream")
+            .field("consumer", &self.consumer)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsyncDeviceRecordBatchStream {
+    /// Makes a handler for a producer, and the stream that it fills. The stream first requests `queue_depth` batches (at
+    /// least 1), then half as many (rounded up) each time that so many have been taken from it. So at most `queue_depth` batches
+    /// wait in it, and a producer on another thread is woken for several at once.
+    ///
+    /// The producer is not called any more once its call of the handler's `release` has returned. So `release` waits for a
+    /// `request` or `cancel` that another thread is in. A producer must not hold a lock around `release` that those take.
+    ///
+    /// The example of [the module](crate::async_stream) reads a stream.
+    ///
+    /// # Safety
+    /// The producer that is given the handler keeps to the async device stream interface, and its arrays meet the safety
+    /// requirements of [`DeviceArray::import`](crate::DeviceArray::import).
+    pub unsafe fn handler(
+        queue_depth: usize,
+        options: ImportOptions,
+    ) -> (AsyncStreamHandler, Opening) {
+        let (handler, shared) = AsyncStreamHandler::new(queue_depth);
+        let consumer = Some(Consumer {
+            shared,
+            options,
+            taken: 0,
+        });
+        (handler, Opening { consumer })
+    }
+}
+
+impl Stream for AsyncDeviceRecordBatchStream {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(consumer) = &mut this.consumer else {
+            return Poll::Ready(None);
+        };
+        let next = loop {
+            if let Some(checking) = &mut this.arrived {
+                let checked = ready!(checking.as_mut().poll(cx));
+                this.arrived = None;
+                break Some(checked);
+            }
+            match ready!(consumer.shared.inbox.poll(cx.waker())) {
+                Some(Item::Task(task)) => match consumer.extract(task, &this.opened) {
+                    Ok(arrived) => this.arrived = Some(arrived),
+                    Err(e) => break Some(Err(e)),
+                },
+                Some(Item::Failed(e)) => break Some(Err(e)),
+                Some(Item::Schema(_) | Item::End) | None => break None,
+            }
+        };
+        Poll::Ready(match next {
+            Some(Ok((batch, metadata))) => {
+                this.metadata = metadata;
+                Some(Ok(batch))
+            }
+            end => {
+                this.consumer = None;
+                end.map(|e| e.map(|(batch, _)| batch))
+            }
+        })
+    }
+}
+
+impl FusedStream for AsyncDeviceRecordBatchStream {
+    fn is_terminated(&self) -> bool {
+        self.consumer.is_none()
+    }
+}
+
+impl DeviceRecordBatchStream for AsyncDeviceRecordBatchStream {
+    fn schema(&self) -> SchemaRef {
+        self.opened.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.opened.device_type
+    }
+
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        Some(&self.opened.metadata)
+    }
+
+    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
+        Some(&self.metadata)
+    }
+}
+
+/// The receiving end of a handler. Dropping it cancels the stream.
+#[derive(Debug)]
+struct Consumer {
+    shared: Arc<Shared>,
+    options: ImportOptions,
+    /// Tasks that were taken since the last request.
+    taken: i64,
+}
+
+impl Consumer {
+    fn extract(&mut self, task: Task, opened: &Opened) -> Result<Checking> {
+        let inbox = &self.shared.inbox;
+        let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
+            // `on_error` may have reported more.
+            Error::AsyncProducer { .. } => {
+                let reported = inbox.take_all().into_iter().find_map(|item| match item {
+                    Item::Failed(e) => Some(e),
+                    _ => None,
+                });
+                reported.unwrap_or(e)
+            }
+            e => e,
+        })?;
+        self.taken += 1;
+        // Each request may wake the producer's thread. At least as many tasks as this are still requested, so both sides go on.
+        if self.taken >= (self.shared.queue_depth + 1) / 2 {
+            let (n, mut requested) = (std::mem::take(&mut self.taken), Ok(()));
+            // SAFETY: `Inbox::request` calls this only before the handler's release has returned to the producer.
+            let request = |producer: Producer| requested = unsafe { producer.request(n) };
+            inbox.request(n as u64, request);
+            requested?;
+        }
+        let (schema, options) = (opened.schema.clone(), &self.options);
+        // SAFETY: the caller of `handler` guarantees that the producer's arrays may be imported.
+        let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
+        let validation = options.validation;
+        Ok(Box::pin(async move {
+            let batch = check_async(batch, validation).await?;
+            Ok((batch, metadata))
+        }))
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        // SAFETY: `Inbox::abandon` calls this only before the handler's release has returned to the producer.
+        let cancel = |producer: Producer| _ = unsafe { producer.cancel() };
+        // Dropping what was queued extracts it with null.
+        drop(self.shared.inbox.abandon(cancel));
+    }
+}
