@@ -66,12 +66,7 @@ pub struct UploadingReader<R> {
 impl<R: RecordBatchReader> UploadingReader<R> {
     /// Uploads on the default queue of `device`.
     pub fn new(reader: R, device: &Device) -> Self {
-        Self::new_on(reader, device.default_queue())
-    }
-
-    /// Uploads on `queue`.
-    pub fn new_on(reader: R, queue: Queue) -> Self {
-        Self::of(reader.schema(), reader, queue)
+        Self::of(reader.schema(), reader, device.default_queue())
     }
 }
 

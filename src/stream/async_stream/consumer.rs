@@ -8,10 +8,9 @@ use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
-use futures_core::stream::FusedStream;
 
 use super::DeviceRecordBatchStream;
-use super::handler::{AsyncStreamHandler, Item, Opened, Producer, Shared, Task};
+use super::handler::{AsyncStreamHandler, Item, Metadata, Opened, Producer, Shared, Task};
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
@@ -61,11 +60,10 @@ pub struct AsyncDeviceRecordBatchStream {
     /// A batch that is being checked.
     arrived: Option<Checking>,
     /// That of the batch that was returned last.
-    metadata: HashMap<String, String>,
+    metadata: Metadata,
 }
 
-type Batch = (DeviceRecordBatch, HashMap<String, String>);
-type Checking = Pin<Box<dyn Future<Output = Result<Batch>> + Send + Sync>>;
+type Checking = Pin<Box<dyn Future<Output = Result<(DeviceRecordBatch, Metadata)>> + Send + Sync>>;
 
 impl fmt::Debug for AsyncDeviceRecordBatchStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,7 +116,7 @@ impl Stream for AsyncDeviceRecordBatchStream {
                 break Some(checked);
             }
             match ready!(consumer.shared.inbox.poll(cx.waker())) {
-                Some(Item::Task(task)) => match consumer.extract(task, &this.opened) {
+                Some(Item::Task(task, of)) => match consumer.extract(task, of, &this.opened) {
                     Ok(arrived) => this.arrived = Some(arrived),
                     Err(e) => break Some(Err(e)),
                 },
@@ -136,12 +134,6 @@ impl Stream for AsyncDeviceRecordBatchStream {
                 end.map(|e| e.map(|(batch, _)| batch))
             }
         })
-    }
-}
-
-impl FusedStream for AsyncDeviceRecordBatchStream {
-    fn is_terminated(&self) -> bool {
-        self.consumer.is_none()
     }
 }
 
@@ -173,9 +165,9 @@ struct Consumer {
 }
 
 impl Consumer {
-    fn extract(&mut self, task: Task, opened: &Opened) -> Result<Checking> {
+    fn extract(&mut self, task: Task, metadata: Metadata, opened: &Opened) -> Result<Checking> {
         let inbox = &self.shared.inbox;
-        let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
+        let array = task.extract(opened.device_type).map_err(|e| match e {
             // `on_error` may have reported more.
             Error::AsyncProducer { .. } => {
                 let reported = inbox.take_all().into_iter().find_map(|item| match item {

@@ -2,9 +2,10 @@
 //!
 //! Like `Inbox`, it is free of pointers and callbacks, so that a model checker can run it.
 
+use std::sync::PoisonError;
 use std::task::Waker;
 
-use crate::stream::async_stream::sync::Mutex;
+use crate::stream::async_stream::sync::{Mutex, MutexGuard};
 
 /// What the producer's task does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +41,11 @@ impl Demand {
         }))
     }
 
+    /// Nothing panics under the lock.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The consumer's `request`, on any thread. Sums saturate.
     pub(crate) fn request(&self, n: i64) {
         self.change(|state| match n {
@@ -58,10 +64,10 @@ impl Demand {
         struct Woken<'a>(&'a Demand);
         impl Drop for Woken<'_> {
             fn drop(&mut self) {
-                self.0.0.lock().waking -= 1;
+                self.0.lock().waking -= 1;
             }
         }
-        let mut state = self.0.lock();
+        let mut state = self.lock();
         if state.cancelled {
             return;
         }
@@ -78,13 +84,13 @@ impl Demand {
 
     /// Returns what to do next. Registers no waker.
     pub(crate) fn turn(&self) -> Turn {
-        self.0.lock().turn()
+        self.lock().turn()
     }
 
     /// Registers the waker for the next change, then returns what to do next.
     pub(crate) fn turn_or_wake(&self, waker: &Waker) -> Turn {
         let new = waker.clone();
-        let mut state = self.0.lock();
+        let mut state = self.lock();
         let old = state.waker.replace(new);
         let turn = state.turn();
         drop(state);
@@ -94,12 +100,12 @@ impl Demand {
 
     /// One batch is about to be sent.
     pub(crate) fn take_one(&self) {
-        self.0.lock().wanted -= 1;
+        self.lock().wanted -= 1;
     }
 
     /// From now on the consumer's calls change nothing. Returns what was to be done next.
     pub(crate) fn close(&self) -> Turn {
-        let mut state = self.0.lock();
+        let mut state = self.lock();
         let turn = state.turn();
         (state.cancelled, state.invalid) = (true, None);
         let waker = state.waker.take();
@@ -110,7 +116,7 @@ impl Demand {
 
     /// Whether a call of the consumer is waking the task now. After [`close`](Self::close) none begins.
     pub(crate) fn is_waking(&self) -> bool {
-        self.0.lock().waking > 0
+        self.lock().waking > 0
     }
 }
 

@@ -91,17 +91,19 @@ unsafe impl Sync for Shared {}
 #[derive(Debug)]
 pub(super) enum Item {
     Schema(Opened),
-    Task(Task),
+    Task(Task, Metadata),
     End,
     Failed(Error),
 }
+
+pub(super) type Metadata = HashMap<String, String>;
 
 /// What `on_schema` reports.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) schema: SchemaRef,
     pub(super) device_type: ArrowDeviceType,
-    pub(super) metadata: HashMap<String, String>,
+    pub(super) metadata: Metadata,
 }
 
 /// The struct of a producer that has all its callbacks.
@@ -133,17 +135,11 @@ impl Producer {
 
 /// A task, which is extracted exactly once: when it is dropped, with null.
 #[derive(Debug)]
-pub(super) struct Task {
-    task: FFI_ArrowAsyncTask,
-    metadata: HashMap<String, String>,
-}
+pub(super) struct Task(FFI_ArrowAsyncTask);
 
 impl Task {
-    /// Returns the array and its metadata.
-    pub(super) fn extract(
-        mut self,
-        declared: ArrowDeviceType,
-    ) -> Result<(FFI_ArrowDeviceArray, HashMap<String, String>)> {
+    /// Returns the array.
+    pub(super) fn extract(mut self, declared: ArrowDeviceType) -> Result<FFI_ArrowDeviceArray> {
         let mut out = FFI_ArrowDeviceArray::empty();
         // What a failed call leaves in `out` is released when it is dropped.
         let errno = self.call(&raw mut out)?;
@@ -161,12 +157,12 @@ impl Task {
             let what = format!("is {} in a stream of {declared}", out.device_type);
             return Err(Error::invalid("array.device_type", what));
         }
-        Ok((out, mem::take(&mut self.metadata)))
+        Ok(out)
     }
 
     fn call(&mut self, out: *mut FFI_ArrowDeviceArray) -> Result<c_int> {
         // Taken out, so that there is no second call.
-        let mut task = mem::replace(&mut self.task, FFI_ArrowAsyncTask::empty());
+        let mut task = mem::replace(&mut self.0, FFI_ArrowAsyncTask::empty());
         match task.extract_data {
             Some(extract) => guard::call_foreign("extract_data", || {
                 // SAFETY: `on_next_task` took the task over, which is valid and was not extracted. This is its only extraction, and
@@ -277,11 +273,9 @@ unsafe extern "C-unwind" fn on_next_task(
 ) -> c_int {
     let is_misaligned = !task.is_aligned();
     // Taken first, so that it is extracted whatever happens.
-    let task = (!task.is_null() && !is_misaligned).then(|| Task {
-        // SAFETY: the interface requires the producer to pass null or a valid task, and to use no other copy of it.
-        task: unsafe { task.replace(FFI_ArrowAsyncTask::empty()) },
-        metadata: HashMap::new(),
-    });
+    // SAFETY: the interface requires the producer to pass null or a valid task, and to use no other copy of it.
+    let task = (!task.is_null() && !is_misaligned)
+        .then(|| Task(unsafe { task.replace(FFI_ArrowAsyncTask::empty()) }));
     // SAFETY: the interface requires the producer to pass the handler that this callback was read from, one call at a time,
     // and metadata that is null or encoded as the specification says.
     unsafe {
@@ -289,14 +283,13 @@ unsafe extern "C-unwind" fn on_next_task(
             let (kind, item) = match task {
                 None if is_misaligned => return Err(Error::invalid("task", "is misaligned")),
                 None => (Kind::End, Item::End),
-                Some(task) if task.task.extract_data.is_none() => {
+                Some(task) if task.0.extract_data.is_none() => {
                     return Err(Error::invalid("task.extract_data", "is null"));
                 }
-                Some(mut task) => {
-                    let metadata = decode_metadata(metadata);
-                    task.metadata =
-                        metadata.map_err(|e| Error::invalid("on_next_task.metadata", e))?;
-                    (Kind::Task, Item::Task(task))
+                Some(task) => {
+                    let metadata = decode_metadata(metadata)
+                        .map_err(|e| Error::invalid("on_next_task.metadata", e))?;
+                    (Kind::Task, Item::Task(task, metadata))
                 }
             };
             // A task that is not taken is dropped, which extracts it with null.

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::{LockResult, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::stream::async_stream::sync::{Condvar, Mutex, MutexGuard, ThreadKey, this_thread};
@@ -72,6 +73,10 @@ impl<I, P: Copy> Inbox<I, P> {
         }
     }
 
+    fn lock(&self) -> MutexGuard<'_, State<I, P>> {
+        unpoisoned(self.state.lock())
+    }
+
     // The producer's calls.
 
     /// `on_schema`, which requests the first `wanted` tasks with `request`.
@@ -82,7 +87,7 @@ impl<I, P: Copy> Inbox<I, P> {
         producer: P,
         request: impl FnOnce(P),
     ) -> Result<(), Refused> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if state.abandoned {
             return Err(Refused::Unwanted);
         }
@@ -95,7 +100,7 @@ impl<I, P: Copy> Inbox<I, P> {
         state.items.push_back(schema);
         self.call(state, || request(producer));
         // During the request anything may have happened.
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.opening = false;
         if state.abandoned {
             return Err(Refused::Unwanted);
@@ -109,7 +114,7 @@ impl<I, P: Copy> Inbox<I, P> {
 
     /// `on_next_task` and `on_error`. An item that is refused is dropped.
     pub(crate) fn push(&self, kind: Kind, item: I) -> Result<(), Refused> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let violation = |fault| Some(Refused::Violation("on_next_task", fault));
         let refused = match (kind, state.wanted) {
             _ if state.abandoned => Some(Refused::Unwanted),
@@ -136,10 +141,10 @@ impl<I, P: Copy> Inbox<I, P> {
     /// `release`: the producer is not called any more once this has returned. Waits for a call of the producer on another
     /// thread. Within such a call on this thread it returns at once.
     pub(crate) fn release(&self) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.producer = None;
         while state.calling.is_some_and(|thread| thread != this_thread()) {
-            state = self.returned.wait(state);
+            state = unpoisoned(self.returned.wait(state));
         }
     }
 
@@ -153,13 +158,13 @@ impl<I, P: Copy> Inbox<I, P> {
             return next;
         }
         let new = waker.clone();
-        let old = self.state.lock().waker.replace(new);
+        let old = self.lock().waker.replace(new);
         drop(old);
         self.next()
     }
 
     fn next(&self) -> Poll<Option<I>> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if state.opening {
             return Poll::Pending;
         }
@@ -171,12 +176,12 @@ impl<I, P: Copy> Inbox<I, P> {
 
     /// All items that have come.
     pub(crate) fn take_all(&self) -> VecDeque<I> {
-        mem::take(&mut self.state.lock().items)
+        mem::take(&mut self.lock().items)
     }
 
     /// Requests `n` more tasks with `request`, unless the stream has ended or the handler is released.
     pub(crate) fn request(&self, n: u64, request: impl FnOnce(P)) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if let (Some(producer), false) = (state.producer, state.over) {
             state.wanted = state.wanted.map(|wanted| wanted + n);
             self.call(state, || request(producer));
@@ -186,7 +191,7 @@ impl<I, P: Copy> Inbox<I, P> {
     /// The consumer drops the stream. Cancels the producer with `cancel`, unless it has reported an end or released the
     /// handler. Returns what was not taken.
     pub(crate) fn abandon(&self, cancel: impl FnOnce(P)) -> VecDeque<I> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.abandoned = true;
         let (items, waker) = (mem::take(&mut state.items), state.waker.take());
         match state.producer.take() {
@@ -199,10 +204,10 @@ impl<I, P: Copy> Inbox<I, P> {
 
     /// Runs a call of the producer, which a release waits for.
     fn call(&self, mut state: MutexGuard<'_, State<I, P>>, call: impl FnOnce()) {
-        struct Returned<'a, I, P>(&'a Inbox<I, P>);
-        impl<I, P> Drop for Returned<'_, I, P> {
+        struct Returned<'a, I, P: Copy>(&'a Inbox<I, P>);
+        impl<I, P: Copy> Drop for Returned<'_, I, P> {
             fn drop(&mut self) {
-                self.0.state.lock().calling = None;
+                self.0.lock().calling = None;
                 self.0.returned.notify_all();
             }
         }
@@ -220,4 +225,9 @@ fn wake<I, P>(mut state: MutexGuard<'_, State<I, P>>) {
     if let Some(waker) = waker {
         waker.wake();
     }
+}
+
+/// Nothing panics under the lock.
+fn unpoisoned<G>(locked: LockResult<G>) -> G {
+    locked.unwrap_or_else(PoisonError::into_inner)
 }

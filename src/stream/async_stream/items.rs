@@ -109,14 +109,6 @@ impl<S: Stream<Item = Result<DeviceRecordBatch>>> Stream for DeviceRecordBatchSt
         }
         Poll::Ready(next)
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        match &self.stream {
-            // An error may end it earlier.
-            Some(stream) => (0, stream.size_hint().1),
-            None => (0, Some(0)),
-        }
-    }
 }
 
 impl<S: Stream<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchStream

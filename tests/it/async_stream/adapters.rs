@@ -283,10 +283,8 @@ fn an_adapted_stream_ends_with_an_error() {
     let error = || Err(Error::InvalidArgument("line 7".into()));
     let items = vec![Ok(batch(0)), error(), Ok(batch(1))];
     let mut stream = Box::pin(adapted(stream::iter(items)));
-    assert_eq!(stream.size_hint(), (0, Some(3)));
     assert!(next(&mut stream).unwrap().is_ok());
     assert!(next(&mut stream).unwrap().is_err());
-    assert_eq!(stream.size_hint(), (0, Some(0)));
     assert!(next(&mut stream).is_none() && next(&mut stream).is_none());
 }
 
