@@ -1,43 +1,53 @@
 //! [`ahead`]: a thread that takes items before they are asked for.
 
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
+#[cfg(feature = "async")]
+use std::sync::mpsc::TryRecvError;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll};
 use std::thread;
 
 use arrow_schema::ArrowError;
 
 use crate::abi::guard;
-use crate::device::Process;
+use crate::device::{Process, lock};
 use crate::error::Result;
 
 /// Starts a thread that takes items until `most` of them wait, at least one, and then one more. It ends with the items, after an
-/// error, which a panic is too, or at the next item after the receiver was dropped. It calls `changed` for each item that the
-/// receiver can take, and for the end.
+/// error, which a panic is too, or at the next item after the receiver was dropped.
 ///
 /// # Errors
 /// That of the system if it starts no thread.
 pub(super) fn ahead<T: Send + 'static>(
     mut items: impl Iterator<Item = Result<T>> + Send + 'static,
     most: usize,
-    changed: impl Fn() + Send + 'static,
 ) -> Result<Ahead<T>> {
     // A channel without room would block the thread before it says that there is an item.
     let (sender, receiver) = sync_channel(most.clamp(1, 1 << 16));
+    let task = Task::default();
+    let to_wake = task.clone();
+    let wake = move || {
+        let waker = lock(&to_wake).take();
+        // A waker may panic, which must not end this thread early.
+        let _ = guard::call_foreign("waking a task", || waker.map(Waker::wake));
+    };
     let run = move || {
         while let Some(item) = guard::callback("next", || items.next().transpose()).transpose() {
             let is_last = item.is_err();
             // If the receiver was dropped, the item comes back and is dropped here.
             let taken = guard::call_foreign("drop of a batch", || sender.send(item).is_ok());
-            changed();
+            wake();
             if is_last || !matches!(taken, Ok(true)) {
                 break;
             }
         }
         let _ = guard::call_foreign("drop of a reader", || drop(items));
-        // Before `changed`, which says that the end can be seen.
         drop(sender);
-        changed();
+        // The end can be seen.
+        wake();
     };
     let thread = thread::Builder::new().name("arrow-device reader".into());
     thread.spawn(run).map_err(|e| {
@@ -49,6 +59,7 @@ pub(super) fn ahead<T: Send + 'static>(
     Ok(Ahead {
         items: ManuallyDrop::new(receiver),
         process: Process::this(),
+        task,
     })
 }
 
@@ -58,13 +69,35 @@ pub(super) struct Ahead<T> {
     items: ManuallyDrop<Receiver<Result<T>>>,
     /// That of the thread.
     pub(super) process: Process,
+    task: Task,
 }
 
-impl<T> Deref for Ahead<T> {
-    type Target = Receiver<Result<T>>;
+/// The waker of the task that waits for an item.
+type Task = Arc<Mutex<Option<Waker>>>;
 
-    fn deref(&self) -> &Self::Target {
-        &self.items
+impl<T> Ahead<T> {
+    /// Waits for the next item; `None` at the end.
+    pub(super) fn next(&self) -> Option<Result<T>> {
+        self.items.recv().ok()
+    }
+
+    /// As [`next`](Self::next), but is pending.
+    #[cfg(feature = "async")]
+    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        let next = || match self.items.try_recv() {
+            Ok(item) => Poll::Ready(Some(item)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(None),
+            Err(TryRecvError::Empty) => Poll::Pending,
+        };
+        let first = next();
+        if first.is_ready() {
+            return first;
+        }
+        let new = cx.waker().clone();
+        let old = lock(&self.task).replace(new);
+        drop(old);
+        // An item may have come before the waker was registered.
+        next()
     }
 }
 
@@ -74,6 +107,9 @@ impl<T> Drop for Ahead<T> {
         if self.process.is_this() {
             // SAFETY: nothing uses the receiver after this.
             unsafe { ManuallyDrop::drop(&mut self.items) }
+            // The thread, which may outlive this by far, must not keep the task.
+            let task = lock(&self.task).take();
+            drop(task);
         }
     }
 }

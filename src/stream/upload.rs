@@ -133,17 +133,17 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         } = self;
         let device = uploads.queue.device().id();
         let next = move || Some(reader.as_mut()?.next()?.map_err(Error::from));
-        let read = ahead(from_fn(next), batches, || ())?;
-        let read = from_fn(move || Some(read.recv().ok()?.map_err(ArrowError::from)));
+        let read = ahead(from_fn(next), batches)?;
+        let read = from_fn(move || Some(read.next()?.map_err(ArrowError::from)));
         let reader = RecordBatchIterator::new(read, schema.clone());
         let uploading = UploadingReader {
             reader: Some(reader),
             schema: schema.clone(),
             uploads,
         };
-        let uploaded = ahead(uploading, batches, || ())?;
+        let uploaded = ahead(uploading, batches)?;
         let next = move || match uploaded.process.check(device, -1) {
-            Ok(()) => uploaded.recv().ok(),
+            Ok(()) => uploaded.next(),
             Err(e) => Some(Err(e)),
         };
         let device_type = device.device_type;

@@ -4,12 +4,10 @@
 #[cfg(not(miri))]
 mod adapters;
 mod both;
-#[cfg(not(miri))]
 mod consumer;
 mod consumer_tasks;
 mod consumer_threads;
 pub(crate) mod kit;
-#[cfg(not(miri))]
 pub(crate) mod producer;
 #[cfg(not(miri))]
 mod producer_device;
