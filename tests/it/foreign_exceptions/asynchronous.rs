@@ -92,7 +92,9 @@ fn producers_throw() {
             _ => assert_eq!(opened, 0),
         }
         drop(stream);
-        assert_eq!(producer.cancels(), 1, "{throws}");
+        // Whose schema was refused stops by itself.
+        let cancels = usize::from(throws != "request");
+        assert_eq!(producer.cancels(), cancels, "{throws}");
         producer.release();
         assert_eq!(thrown.count(), 1, "{throws}");
         producer.assert_balanced();
