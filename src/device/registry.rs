@@ -1,7 +1,7 @@
 //! [`Devices`]: the devices of a program, by type and id.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -39,15 +39,7 @@ pub struct Devices(Arc<Registry>);
 struct Registry {
     factories: Mutex<HashMap<ArrowDeviceType, Factory>>,
     resolvers: Mutex<HashMap<ArrowDeviceType, Resolver>>,
-    devices: Mutex<Table>,
-}
-
-/// What is known of each id.
-#[derive(Default)]
-struct Table {
-    slots: HashMap<DeviceId, Slot>,
-    /// The ids whose slot holds the reason why there is no device.
-    absent: HashSet<DeviceId>,
+    devices: Mutex<HashMap<DeviceId, Slot>>,
 }
 
 /// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own
@@ -85,13 +77,12 @@ impl Devices {
             return (device == Self::cpu()).then_some(()).ok_or_else(taken);
         }
         let mut devices = lock(&self.0.devices);
-        let slot = devices.slots.entry(device.id()).or_default();
+        let slot = devices.entry(device.id()).or_default();
         // A device replaces a kept error.
         if slot.get().is_some_and(Result::is_err) {
             *slot = Slot::default();
         }
         let slot = slot.clone();
-        devices.absent.remove(&device.id());
         drop(devices);
         let there = slot.get_or_init(|| Ok(device.clone()));
         let added = there.as_ref().is_ok_and(|there| *there == device);
@@ -165,7 +156,7 @@ impl Devices {
             // The error is not kept: a factory or a device may be registered later.
             return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
         };
-        let slot = lock(&self.0.devices).slots.entry(id).or_default().clone();
+        let slot = lock(&self.0.devices).entry(id).or_default().clone();
         let made = slot.get_or_init(|| {
             let made = guard::call_foreign("factory", || factory(id.id));
             let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked".into())))?;
@@ -173,15 +164,15 @@ impl Devices {
         });
         if let Err(e) = made {
             let mut devices = lock(&self.0.devices);
-            let known = devices.slots.get(&id);
-            if known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
-                let is_kept = devices.absent.contains(&id) || devices.absent.len() < KEPT_REASONS;
-                if is_kept && matches!(e, Error::DeviceNotAvailable { .. }) {
-                    devices.absent.insert(id);
-                } else {
-                    // The error may be temporary, or one of too many: the next request tries again.
-                    devices.slots.remove(&id);
-                }
+            let reasons = devices
+                .values()
+                .filter(|slot| slot.get().is_some_and(Result::is_err));
+            let is_kept =
+                matches!(e, Error::DeviceNotAvailable { .. }) && reasons.count() <= KEPT_REASONS;
+            let known = devices.get(&id);
+            if !is_kept && known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
+                // The error may be temporary, or one of too many: the next request tries again.
+                devices.remove(&id);
             }
         }
         made.clone()
@@ -190,7 +181,7 @@ impl Devices {
     /// Returns the device of this type and id, or why there is none, if that is known without
     /// asking a factory.
     pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
-        let slot = lock(&self.0.devices).slots.get(&id).cloned()?;
+        let slot = lock(&self.0.devices).get(&id).cloned()?;
         slot.get().cloned()
     }
 
@@ -336,7 +327,7 @@ fn no_backend(device: DeviceId) -> Error {
 
 impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut ids: Vec<_> = lock(&self.0.devices).slots.keys().copied().collect();
+        let mut ids: Vec<_> = lock(&self.0.devices).keys().copied().collect();
         ids.sort();
         f.debug_tuple("Devices").field(&ids).finish()
     }

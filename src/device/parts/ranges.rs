@@ -114,11 +114,6 @@ impl<T> Ranges<T> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    /// Returns the number of bytes of all allocations, which it adds up.
-    pub fn bytes(&self) -> usize {
-        lock(&self.0).values().map(|entry| entry.bytes).sum()
-    }
 }
 
 impl<T: Clone> Ranges<T> {
@@ -185,13 +180,13 @@ mod tests {
         assert_eq!(found(1150), None);
         assert_eq!(found(2009), Some(("c", 9, 10)));
         assert_eq!(found(usize::MAX), None);
-        assert_eq!((ranges.len(), ranges.bytes()), (3, 160));
+        assert_eq!(ranges.len(), 3);
         assert_eq!(ranges.remove(at(1001)), None);
         assert_eq!(ranges.remove(at(1000)), Some((100, "a")));
         assert_eq!(found(1099), None);
         ranges.insert(at(1100), 60, "d");
         assert_eq!(found(1150), Some(("d", 50, 60)));
-        assert_eq!((ranges.len(), ranges.bytes()), (2, 70));
+        assert_eq!(ranges.len(), 2);
     }
 
     #[test]
