@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::layout::child_field;
-use crate::data::node::{Node, NodeBuffer, NullCount, Rows, View};
+use crate::data::node::{Node, NodeBuffer, NullCount, View};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -28,7 +28,11 @@ use crate::memory::{DeviceBuffer, Owner};
 #[derive(Clone)]
 pub struct DeviceArray {
     device: Device,
-    rows: Rows,
+    node: Arc<Node>,
+    // Which rows of the node these are, as in `View`.
+    offset: usize,
+    length: usize,
+    validity_offset: usize,
     nulls: NullCount,
     field: Option<FieldRef>,
 }
@@ -41,7 +45,10 @@ impl DeviceArray {
     pub(crate) fn from_view(device: Device, view: View<'_>) -> Self {
         Self {
             device,
-            rows: view.to_rows(),
+            node: view.node.clone(),
+            offset: view.offset,
+            length: view.length,
+            validity_offset: view.validity_offset,
             nulls: NullCount::from(view.null_count()),
             field: None,
         }
@@ -92,17 +99,17 @@ impl DeviceArray {
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.view().length
+        self.length
     }
 
     /// Returns whether the array has no rows.
     pub fn is_empty(&self) -> bool {
-        self.view().length == 0
+        self.length == 0
     }
 
     /// Returns the number of rows to skip from the start of the buffers.
     pub fn offset(&self) -> usize {
-        self.view().offset
+        self.offset
     }
 
     /// Returns the number of nulls in the array's own validity bitmap, or `None` if it is not known yet.
@@ -145,7 +152,8 @@ impl DeviceArray {
     }
 
     /// Returns child `i`: for structs, sparse unions and fixed-size lists the rows that belong to this array,
-    /// otherwise the whole child. Nothing is copied.
+    /// otherwise the whole child. What lists and maps refer to is their child 0, in which their
+    /// [offsets](Self::offsets_on) count; a dictionary's values are its child 0. Nothing is copied.
     ///
     /// The child keeps only its own memory alive: the allocations in which its buffers lie. Children that were
     /// uploaded together share one allocation; [`compact`](Self::compact) copies a child to one of its own.
@@ -156,39 +164,6 @@ impl DeviceArray {
         let child = Self::from_view(self.device.clone(), self.view().child(i));
         let field = child_field(self.data_type(), i).cloned();
         Some(Self { field, ..child })
-    }
-
-    /// Returns a dictionary's values, or `None` for any other type.
-    pub fn dictionary(&self) -> Option<Self> {
-        match self.data_type() {
-            DataType::Dictionary(_, _) => self.child(0),
-            _ => None,
-        }
-    }
-
-    /// Returns what the rows of a list, large list, fixed-size list, list view or map refer to, or `None` for any
-    /// other type. As for arrow-rs, those of a fixed-size list are its own rows' values, and those of the others are
-    /// the whole child, in which [`offsets_on`](Self::offsets_on) counts. Nothing is copied.
-    ///
-    /// ```
-    /// use arrow_array::{ListArray, types::Int32Type};
-    /// use arrow_device::Devices;
-    /// let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1), Some(2)]), None]);
-    /// let lists = Devices::cpu().upload_array(&lists)?;
-    /// assert_eq!(lists.values().map(|values| values.len()), Some(2));
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    pub fn values(&self) -> Option<Self> {
-        use DataType as D;
-        match self.data_type() {
-            D::List(_)
-            | D::LargeList(_)
-            | D::FixedSizeList(_, _)
-            | D::ListView(_)
-            | D::LargeListView(_)
-            | D::Map(_, _) => self.child(0),
-            _ => None,
-        }
     }
 
     /// Returns `length` rows from row `offset` on, without a copy.
@@ -213,10 +188,9 @@ impl DeviceArray {
             _ => view.null_count(),
         };
         Ok(Self {
-            device: self.device.clone(),
-            rows: view.to_rows(),
             nulls: NullCount::from(nulls),
             field: self.field.clone(),
+            ..Self::from_view(self.device.clone(), view)
         })
     }
 
@@ -259,31 +233,75 @@ impl DeviceArray {
     }
 
     fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {
-        let mut one: Option<SyncEvent> = None;
-        let mut queue = None;
+        let mut pending = Vec::new();
         for owner in self.owners() {
-            let Some(event) = owner.ready() else { continue };
-            if event.is_complete()? {
+            if owner
+                .ready()
+                .map_or(Ok(true), |event| event.is_complete())?
+            {
                 continue;
             }
-            match (owner.own_event(), &one) {
-                (Some(own), None) if queue.is_none() => one = Some(own.clone()),
-                (Some(own), Some(seen)) if own.as_ptr() == seen.as_ptr() => {}
-                _ => {
-                    let queue = queue.get_or_insert_with(&of);
-                    owner.wait_on(queue)?;
-                }
-            }
+            pending.push(owner);
         }
-        match (queue, one) {
-            (Some(queue), one) => {
-                if let Some(event) = one {
-                    queue.wait(&event)?;
-                }
+        // One event of this crate serves as it is; a foreign one cannot outlive its memory.
+        let event = |owner: &Arc<Owner>| owner.own_event().map(SyncEvent::as_ptr);
+        match pending.first() {
+            None => Ok(None),
+            Some(first)
+                if pending.iter().all(|owner| event(owner) == event(first))
+                    && event(first).is_some() =>
+            {
+                Ok(first.own_event().cloned())
+            }
+            Some(_) => {
+                let queue = of();
+                pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
                 queue.record()
             }
-            (None, one) => Ok(one),
         }
+    }
+
+    /// Returns the bytes of device memory that the array keeps alive, each allocation once. Never reads device memory.
+    ///
+    /// Memory that this crate allocated counts as a whole with its padding, even if the array is a slice or one of several
+    /// columns in it: [`compact`](Self::compact) makes an array that keeps only its rows. Of other memory (imported,
+    /// wrapped) the bytes that buffers lie in count, each byte once; a buffer whose size is stored in device memory counts
+    /// after [`resolve_sizes`](Self::resolve_sizes) only. For the bytes of the rows, see
+    /// [`get_slice_memory_size`](Self::get_slice_memory_size).
+    ///
+    /// ```
+    /// # #[cfg(all(target_os = "linux", not(miri)))]
+    /// # fn main() -> arrow_device::Result<()> {
+    /// use arrow_array::Int64Array;
+    /// use arrow_device::Devices;
+    /// let up = Devices::simulated()?.upload_array(&Int64Array::from(vec![7; 1000]))?;
+    /// let slice = up.slice(10, 100)?;
+    /// assert_eq!(slice.get_array_memory_size(), 8000);
+    /// assert_eq!(slice.get_slice_memory_size()?, 800);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(all(target_os = "linux", not(miri))))]
+    /// # fn main() {}
+    /// ```
+    pub fn get_array_memory_size(&self) -> usize {
+        let mut total = (self.owners().iter().filter_map(|owner| owner.allocated())).sum();
+        // The addresses of buffers that are not in memory of this crate.
+        let mut ranges = Vec::new();
+        self.view().each_part(None, false, &mut |view, _| {
+            for buffer in &view.node.buffers {
+                if matches!(&buffer.owner, Some(owner) if owner.allocated().is_none()) {
+                    let start = buffer.address().address();
+                    ranges.push((start, start.saturating_add(buffer.bytes().unwrap_or(0))));
+                }
+            }
+        });
+        ranges.sort_unstable();
+        let mut counted = 0;
+        for (start, end) in ranges {
+            total += end.saturating_sub(start.max(counted));
+            counted = end.max(counted);
+        }
+        total
     }
 
     /// The owners of the array's buffers and of its descendants', each once.
@@ -292,11 +310,16 @@ impl DeviceArray {
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {
-        self.view().node
+        &self.node
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        self.rows.view()
+        View {
+            node: &self.node,
+            offset: self.offset,
+            length: self.length,
+            validity_offset: self.validity_offset,
+        }
     }
 
     /// A node of exactly these rows.

@@ -7,8 +7,6 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_array;
-use crate::data::layout::{check_rows, check_type};
-use crate::data::nested::check_columns;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -54,13 +52,7 @@ impl DeviceRecordBatch {
                  try_new_with_rows",
             ));
         };
-        Self::assemble(
-            "DeviceRecordBatch::try_new",
-            first.device(),
-            schema,
-            columns,
-            first.len(),
-        )
+        Self::try_new_with_rows(first.device(), schema, columns, first.len())
     }
 
     /// As [`try_new`](Self::try_new), for a batch of `rows` rows with any number of columns, none included.
@@ -85,37 +77,9 @@ impl DeviceRecordBatch {
         columns: &[DeviceArray],
         rows: usize,
     ) -> Result<Self> {
-        check_rows(rows)?;
-        Self::assemble(
-            "DeviceRecordBatch::try_new_with_rows",
-            device,
-            schema,
-            columns,
-            rows,
-        )
-    }
-
-    fn assemble(
-        operation: &str,
-        device: &Device,
-        schema: SchemaRef,
-        columns: &[DeviceArray],
-        rows: usize,
-    ) -> Result<Self> {
-        check_columns(operation, device, schema.fields(), columns, rows, 0)?;
-        check_type(&DataType::Struct(schema.fields().clone()))?;
-        Self::of(device, schema, columns, rows)
-    }
-
-    /// A batch of columns that fit the schema.
-    fn of(
-        device: &Device,
-        schema: SchemaRef,
-        columns: &[DeviceArray],
-        rows: usize,
-    ) -> Result<Self> {
-        let root = DataType::Struct(schema.fields().clone());
-        let array = struct_array(device, root, rows, columns)?;
+        let fields = schema.fields().clone();
+        let array =
+            DeviceArray::of_columns("DeviceRecordBatch", device, fields, rows, None, columns)?;
         Ok(Self { schema, array })
     }
 
@@ -228,8 +192,12 @@ impl DeviceRecordBatch {
             .iter()
             .map(|&i| self.schema.fields()[i].clone())
             .collect();
+        let root = DataType::Struct(fields.clone().into());
         let schema = Schema::new_with_metadata(fields, self.schema.metadata().clone());
-        Self::of(self.device(), Arc::new(schema), &columns, self.num_rows())
+        Ok(Self {
+            schema: Arc::new(schema),
+            array: struct_array(self.device(), root, self.num_rows(), &columns),
+        })
     }
 
     /// Returns whether the batch's memory may be read now. Never waits.
@@ -257,6 +225,12 @@ impl DeviceRecordBatch {
         self.array.ready_event()
     }
 
+    /// Returns the bytes of device memory that the batch keeps alive, each allocation once; see
+    /// [`DeviceArray::get_array_memory_size`].
+    pub fn get_array_memory_size(&self) -> usize {
+        self.array.get_array_memory_size()
+    }
+
     /// Returns the batch as a struct array.
     pub fn as_struct(&self) -> &DeviceArray {
         &self.array
@@ -278,12 +252,6 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
                 format!("a record batch is a struct, not {}", array.data_type()),
             ));
         };
-        if array.null_count().is_none() {
-            return Err(Error::invalid(
-                "array.null_count",
-                "is not known yet; call resolve_null_counts first",
-            ));
-        }
         check_no_nulls(&array)?;
         let metadata = array
             .field()
@@ -310,13 +278,12 @@ impl From<DeviceRecordBatch> for DeviceArray {
 
 /// Refuses a struct that cannot be a batch because its rows may be null.
 pub(crate) fn check_no_nulls(array: &DeviceArray) -> Result<()> {
-    match array.null_count() {
-        Some(0) => Ok(()),
-        _ => Err(Error::invalid(
-            "array.null_count",
-            "the rows of a record batch cannot be null; import it as an array",
-        )),
-    }
+    let what = match array.null_count() {
+        Some(0) => return Ok(()),
+        Some(_) => "the rows of a record batch cannot be null; import it as an array",
+        None => "is not known yet; call resolve_null_counts first",
+    };
+    Err(Error::invalid("array.null_count", what))
 }
 
 impl fmt::Debug for DeviceRecordBatch {

@@ -1,12 +1,14 @@
-//! Building arrays from buffers, and from other arrays.
+//! Arrays from buffers, and from other arrays. Nothing is copied or allocated on the device, and nothing waits.
 
 use std::sync::Arc;
 
-use arrow_schema::DataType;
+use arrow_schema::{DataType, FieldRef, Fields};
 use smallvec::smallvec;
 
 use crate::data::array::DeviceArray;
-use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type, child_type};
+use crate::data::layout::{
+    BufferKind, Layout, Nesting, check_rows, check_type, child_field, child_type,
+};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
 use crate::data::validity::Validity;
 use crate::device::Device;
@@ -43,6 +45,7 @@ impl DeviceArray {
         values: DeviceBuffer,
         validity: Option<Validity>,
     ) -> Result<Self> {
+        check_type(&data_type)?;
         let layout = Layout::of(&data_type);
         let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
         if !plain || layout.buffers().len() != 2 {
@@ -51,52 +54,137 @@ impl DeviceArray {
             )));
         }
         let (device, operation) = (values.device().clone(), "DeviceArray::from_values");
-        let values = [Some(values)];
+        let others = [Some(values)];
         // SAFETY: every bit pattern is a value of these types.
         unsafe {
-            Self::with_validity(
+            Self::assemble(
                 operation,
                 &device,
                 data_type,
                 length,
                 validity,
-                &values,
+                &others,
                 &[],
             )
         }
     }
 
-    /// As [`from_parts`](Self::from_parts), for an array with this validity; `others` are the buffers after the bitmap.
+    /// Makes a null array of `rows` rows, which has no memory.
     ///
-    /// # Safety
-    /// The values in `others` and their relation to the children must be valid, as for [`from_parts`](Self::from_parts).
-    pub(super) unsafe fn with_validity(
-        operation: &str,
-        device: &Device,
-        data_type: DataType,
-        length: usize,
+    /// ```
+    /// use arrow_device::{DeviceArray, Devices};
+    /// let nulls = DeviceArray::new_null(&Devices::cpu(), 3)?;
+    /// assert_eq!(nulls.to_host()?.len(), 3);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] for more than `i64::MAX` rows.
+    pub fn new_null(device: &Device, rows: usize) -> Result<Self> {
+        check_rows(rows)?;
+        let node = Node::new(DataType::Null, rows, Buffers::new(), Vec::new());
+        Ok(Self::from_node(device.clone(), Arc::new(node)))
+    }
+
+    /// Makes a struct array of `columns`, one for each field. It shares their memory, which may come from several
+    /// allocations and be ready at different times. `validity` says which rows of the struct are null; without it none is.
+    ///
+    /// For a struct of rows that cannot be null, or without columns, see
+    /// [`DeviceRecordBatch::try_new_with_rows`](crate::DeviceRecordBatch::try_new_with_rows), which
+    /// [becomes](From) an array.
+    ///
+    /// ```
+    /// use arrow_array::Int32Array;
+    /// use arrow_device::{DeviceArray, Devices};
+    /// use arrow_schema::{DataType, Field, Fields};
+    /// let device = Devices::cpu();
+    /// let xs = device.upload_array(&Int32Array::from(vec![1, 2, 3]))?;
+    /// let ys = device.upload_array(&Int32Array::from(vec![Some(4), None, Some(6)]))?;
+    /// let field = |name, nullable| Field::new(name, DataType::Int32, nullable);
+    /// let fields = Fields::from(vec![field("x", false), field("y", true)]);
+    /// let points = DeviceArray::new_struct(fields, &[xs, ys.clone()], ys.validity())?;
+    /// assert_eq!(points.to_host()?.null_count(), 1);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the number, types, lengths or devices of the columns, or the length or
+    /// device of the validity, do not fit together; if there is neither a column nor a validity; and if a column whose
+    /// field is not nullable is known to have nulls in rows that are not null in the struct. Null counts that are not
+    /// known are not checked.
+    pub fn new_struct(
+        fields: Fields,
+        columns: &[DeviceArray],
         validity: Option<Validity>,
-        others: &[Option<DeviceBuffer>],
-        children: &[DeviceArray],
     ) -> Result<Self> {
-        let (bitmap, bit_offset, nulls) = match validity {
-            Some(validity) if validity.len != length || validity.buffer.device() != device => {
+        let operation = "DeviceArray::new_struct";
+        let (device, rows) = match (columns.first(), &validity) {
+            (Some(first), _) => (first.device().clone(), first.len()),
+            (None, Some(validity)) => (validity.buffer.device().clone(), validity.len),
+            (None, None) => {
                 return Err(Error::argument(format!(
-                    "{operation} on {device}: {data_type} of {length} rows with a validity bitmap of {} rows on {}; \
-                     pass one of the same rows and device",
-                    validity.len,
-                    validity.buffer.device()
+                    "{operation}: without columns and validity, device and number of rows are unknown; use \
+                     DeviceRecordBatch::try_new_with_rows and convert the batch"
                 )));
             }
-            Some(validity) => (Some(validity.buffer), validity.bit_offset, validity.nulls),
-            None => (None, 0, Some(0)),
         };
-        let mut buffers = Vec::with_capacity(1 + others.len());
-        buffers.push(bitmap);
-        buffers.extend_from_slice(others);
-        // SAFETY: the caller guarantees the values (see `# Safety`). A `Validity` knows a null count only from an array
-        // that has these rows of the bitmap and knows it (`Validity::nulls`); without a bitmap there are no nulls.
-        unsafe { Self::assemble(data_type, length, nulls, bit_offset, &buffers, children) }
+        Self::of_columns(operation, &device, fields, rows, validity, columns)
+    }
+
+    /// A struct of these columns.
+    pub(super) fn of_columns(
+        operation: &str,
+        device: &Device,
+        fields: Fields,
+        rows: usize,
+        validity: Option<Validity>,
+        columns: &[DeviceArray],
+    ) -> Result<Self> {
+        let data_type = DataType::Struct(fields);
+        // SAFETY: a struct has no values of its own, and those of its children are valid already.
+        unsafe { Self::assemble(operation, device, data_type, rows, validity, &[], columns) }
+    }
+
+    /// Makes a fixed-size list array: row `i` is the `size` rows of `values` from `i * size` on. It shares the memory of
+    /// `values`. `validity` says which lists are null; without it none is. The values of a null list are there all the
+    /// same.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use arrow_array::Float32Array;
+    /// use arrow_device::{DeviceArray, Devices};
+    /// use arrow_schema::{DataType, Field};
+    /// let values = Float32Array::from(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// let values = Devices::cpu().upload_array(&values)?;
+    /// let item = Arc::new(Field::new("item", DataType::Float32, false));
+    /// let vectors = DeviceArray::new_fixed_size_list(item, 3, 2, &values, None)?;
+    /// assert_eq!((vectors.len(), vectors.child(0).map(|v| v.len())), (2, Some(6)));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if `size` is negative, if `values` does not have `rows * size` rows or is not of
+    /// the field's type, if the length or device of the validity does not fit, and if the field is not nullable but
+    /// `values` is known to have nulls in lists that are not null. A null count that is not known is not checked.
+    pub fn new_fixed_size_list(
+        field: FieldRef,
+        size: i32,
+        rows: usize,
+        values: &DeviceArray,
+        validity: Option<Validity>,
+    ) -> Result<Self> {
+        let (operation, device) = ("DeviceArray::new_fixed_size_list", values.device());
+        if size < 0 {
+            return Err(Error::argument(format!(
+                "{operation} on {device}: {rows} lists of {size} values; the size must not be negative"
+            )));
+        }
+        let (data_type, child) = (
+            DataType::FixedSizeList(field, size),
+            std::slice::from_ref(values),
+        );
+        // SAFETY: a fixed-size list has no values of its own, and those of its child are valid already.
+        unsafe { Self::assemble(operation, device, data_type, rows, validity, &[], child) }
     }
 
     /// Makes an array of any type from its buffers and children, at offset 0.
@@ -123,125 +211,180 @@ impl DeviceArray {
         buffers: &[Option<DeviceBuffer>],
         children: &[DeviceArray],
     ) -> Result<Self> {
-        // SAFETY: the caller guarantees values and null count (see `# Safety`); the bitmap starts at bit 0.
-        unsafe { Self::assemble(data_type, length, nulls, 0, buffers, children) }
+        let operation = "DeviceArray::from_parts";
+        check_type(&data_type)?;
+        let of_buffers = buffers.iter().flatten().map(DeviceBuffer::device);
+        let mut devices = of_buffers.chain(children.iter().map(Self::device));
+        let Some(device) = devices.next() else {
+            return Err(Error::argument(format!(
+                "{operation}: there is neither a buffer nor a child, so the device is unknown"
+            )));
+        };
+        let (bitmap, others) = match buffers {
+            [bitmap, others @ ..] if Layout::of(&data_type).has_validity() => {
+                (bitmap.as_ref(), others)
+            }
+            [] if Layout::of(&data_type).has_validity() => {
+                return Err(Error::argument(format!(
+                    "{operation}: the first buffer of {data_type} is its bitmap, which may be None"
+                )));
+            }
+            _ => (None, buffers),
+        };
+        let may_have_nulls = bitmap.is_some() || data_type == DataType::Null;
+        let most = if may_have_nulls { length } else { 0 };
+        if let Some(nulls) = nulls.filter(|nulls| *nulls > most) {
+            return Err(Error::argument(format!(
+                "{operation}: {nulls} nulls in {length} rows of {data_type}, which can have {most}"
+            )));
+        }
+        let validity = bitmap.map(|buffer| Validity {
+            buffer: buffer.clone(),
+            bit_offset: 0,
+            len: length,
+            nulls,
+        });
+        // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
+        unsafe {
+            Self::assemble(
+                operation, device, data_type, length, validity, others, children,
+            )
+        }
     }
 
-    /// As [`from_parts`](Self::from_parts), for a validity bitmap that starts at bit `bit_offset` of its buffer.
+    /// Makes an array at offset 0. `others` are the buffers without the validity bitmap.
     ///
     /// # Safety
-    /// As [`from_parts`](Self::from_parts), for the bits from `bit_offset` on.
+    /// The values in `others` and their relation to the children must be valid, as for [`from_parts`](Self::from_parts). A
+    /// null count that the validity knows is right.
     unsafe fn assemble(
+        operation: &str,
+        device: &Device,
         data_type: DataType,
-        length: usize,
-        nulls: Option<usize>,
-        bit_offset: usize,
-        buffers: &[Option<DeviceBuffer>],
+        rows: usize,
+        validity: Option<Validity>,
+        others: &[Option<DeviceBuffer>],
         children: &[DeviceArray],
     ) -> Result<Self> {
         check_type(&data_type)?;
-        check_rows(length)?;
+        check_rows(rows)?;
         let layout = Layout::of(&data_type);
-        let wrong = |what: String| Err(Error::argument(format!("{data_type}: {what}")));
-        let kinds = layout.buffers();
-        let fits = match layout.variadic {
-            true => buffers.len() >= kinds.len(),
-            false => buffers.len() == kinds.len(),
+        let wrong = |what: String| {
+            Err(Error::argument(format!(
+                "{operation} on {device}: {data_type} of {rows} rows: {what}"
+            )))
         };
+        let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
+        let fits = others.len() == kinds.len() || layout.variadic && others.len() > kinds.len();
         if !fits || children.len() != layout.n_children() {
             return wrong(format!(
-                "{} buffers and {} children given, {} and {} needed",
-                buffers.len(),
+                "{} buffers after the bitmap and {} children, not {} and {}",
+                others.len(),
                 children.len(),
                 kinds.len(),
                 layout.n_children()
             ));
         }
-        let of_buffers = buffers.iter().flatten().map(DeviceBuffer::device);
-        let mut devices = of_buffers.chain(children.iter().map(DeviceArray::device));
-        let Some(device) = devices.next().cloned() else {
-            return wrong("there is neither a buffer nor a child, so the device is unknown".into());
+        let bitmap = validity.as_ref().map(|validity| &validity.buffer);
+        let mut buffers = bitmap.into_iter().chain(others.iter().flatten());
+        if let Some(buffer) = buffers.find(|buffer| buffer.device() != device) {
+            return wrong(format!("a buffer is on {}", buffer.device()));
+        }
+        let (bit_offset, nulls) = match &validity {
+            Some(validity) if validity.len != rows => {
+                return wrong(format!("the validity bitmap has {} rows", validity.len));
+            }
+            Some(validity) => (validity.bit_offset, validity.nulls),
+            None => (0, Some(0)),
         };
-        for (kind, buffer) in kinds.iter().zip(buffers) {
-            let bytes = match kind {
-                BufferKind::Validity if buffer.is_none() => None,
-                BufferKind::Validity => kind.bytes(bit_offset.saturating_add(length)),
-                _ => kind.bytes(length),
-            };
-            let needed = match bytes {
-                Some(bytes) if length > 0 => bytes?,
-                _ => 0,
-            };
-            let there = buffer.as_ref().map_or(0, DeviceBuffer::len);
-            if there < needed {
-                return wrong(format!(
-                    "a buffer has {there} bytes where {length} rows need {needed}"
-                ));
+        let needed = |kind: BufferKind, from: usize| match kind.bytes(from.saturating_add(rows)) {
+            Some(bytes) if rows > 0 => bytes,
+            _ => Ok(0),
+        };
+        let sizes = kinds.iter().zip(others);
+        let sizes = sizes.map(|(kind, buffer)| (needed(*kind, 0), buffer.as_ref()));
+        let of_bitmap =
+            bitmap.map(|bitmap| (needed(BufferKind::Validity, bit_offset), Some(bitmap)));
+        for (needed, buffer) in of_bitmap.into_iter().chain(sizes) {
+            let (needed, bytes) = (needed?, buffer.map_or(0, DeviceBuffer::len));
+            if bytes < needed {
+                return wrong(format!("a buffer has {bytes} bytes, {needed} needed"));
             }
         }
-        let has_bitmap = layout.has_validity() && buffers[0].is_some();
-        let may_have_nulls = has_bitmap || data_type == DataType::Null;
-        if let Some(n) = nulls.filter(|n| *n > length || (*n > 0 && !may_have_nulls)) {
-            return wrong(format!("{n} nulls in {length} rows"));
-        }
+        // The rows that children must have, and the most of them whose nulls do not show, because the parent is null there.
+        let times = match layout.nesting {
+            Nesting::RowByRow => Some(1),
+            Nesting::Times(n) => Some(n as usize),
+            _ => None,
+        };
+        let exact = match times.map(|n| rows.checked_mul(n)) {
+            Some(None) => return wrong("its child would have too many rows".into()),
+            exact => exact.flatten(),
+        };
+        let masked = nulls.unwrap_or(rows).saturating_mul(times.unwrap_or(1));
         for (i, child) in children.iter().enumerate() {
-            if child_type(&data_type, i) != Some(child.data_type()) {
-                return wrong(format!("child {i} is of type {}", child.data_type()));
-            }
-            let needed = match layout.nesting {
-                Nesting::RowByRow => length,
-                Nesting::Times(n) => length
-                    .checked_mul(n as usize)
-                    .ok_or_else(|| Error::argument("too many rows"))?,
-                _ => 0,
+            let field = child_field(&data_type, i);
+            let is_nullable = field.is_none_or(|field| field.is_nullable());
+            let fault = match child.null_count() {
+                _ if child.device() != device => {
+                    format!("is on {}; copy it with to_device", child.device())
+                }
+                _ if child_type(&data_type, i) != Some(child.data_type()) => {
+                    format!(
+                        "is of type {}; pass the field of its type",
+                        child.data_type()
+                    )
+                }
+                _ if exact.is_some_and(|rows| child.len() != rows) => {
+                    let rows = exact.unwrap_or(0);
+                    format!("has {} rows, not {rows}; slice it", child.len())
+                }
+                // Children of a union have nulls in rows of other children, and lists need not refer to all rows.
+                Some(n)
+                    if n > masked && !is_nullable && layout.has_validity() && exact.is_some() =>
+                {
+                    format!("has {n} nulls, but its field is not nullable; make the field nullable")
+                }
+                _ => continue,
             };
-            if child.len() < needed {
-                let rows = child.len();
-                return wrong(format!("child {i} has {rows} rows, {needed} needed"));
-            }
+            let name = field.map_or("dictionary", |field| field.name());
+            return wrong(format!("the array of '{name}' {fault}"));
         }
-        let mut all: Buffers = buffers
-            .iter()
-            .map(|buffer| NodeBuffer::from(buffer.as_ref()))
-            .collect();
+        let mut all = Buffers::new();
+        if layout.has_validity() {
+            all.push(NodeBuffer::from(bitmap));
+        }
+        all.extend(
+            others
+                .iter()
+                .map(|buffer| NodeBuffer::from(buffer.as_ref())),
+        );
         if layout.variadic {
             all.push(NodeBuffer::absent());
         }
-        let mut others = buffers.iter().flatten().map(DeviceBuffer::device);
-        if let Some(other) = others.find(|other| **other != device) {
-            return Err(on_two_devices("buffers", &device, other));
-        }
-        let node = Node {
-            validity_offset: bit_offset,
-            nulls: NullCount::from(nulls),
-            ..Node::new(data_type, length, all, nodes(&device, children)?)
-        };
-        Ok(Self::from_node(device, Arc::new(node)))
+        let mut node = Node::new(
+            data_type,
+            rows,
+            all,
+            children.iter().map(Self::to_node).collect(),
+        );
+        node.validity_offset = bit_offset;
+        node.nulls = NullCount::from(nulls);
+        Ok(Self::from_node(device.clone(), Arc::new(node)))
     }
 }
 
-/// A struct without a validity bitmap over `children`, which all have `rows` rows.
+/// A struct without a validity bitmap over `children`, which are on `device` and have `rows` rows.
 pub(crate) fn struct_array(
     device: &Device,
     data_type: DataType,
     rows: usize,
     children: &[DeviceArray],
-) -> Result<DeviceArray> {
-    let children = nodes(device, children)?;
+) -> DeviceArray {
+    let children = children.iter().map(DeviceArray::to_node).collect();
     let node = Node::new(data_type, rows, smallvec![NodeBuffer::absent()], children);
-    Ok(DeviceArray::from_node(device.clone(), Arc::new(node)))
+    DeviceArray::from_node(device.clone(), Arc::new(node))
 }
 
-/// The nodes of children, which must be on `device`.
-fn nodes(device: &Device, children: &[DeviceArray]) -> Result<Vec<Arc<Node>>> {
-    let node = |child: &DeviceArray| match child.device() == device {
-        true => Ok(child.to_node()),
-        false => Err(on_two_devices("arrays", device, child.device())),
-    };
-    children.iter().map(node).collect()
-}
-
-#[cold]
-fn on_two_devices(what: &str, device: &Device, other: &Device) -> Error {
-    Error::argument(format!("{what} of {device} and of {other} in one array"))
-}
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@
 //! may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
 
 use std::fmt::Write;
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, SchemaRef};
@@ -39,29 +40,25 @@ impl DeviceRecordBatch {
         let root = DataType::Struct(schema.fields().clone());
         let mut fit = Fit::new(String::new(), &rows, "the declared schema");
         fit.types(array.view(), array.data_type(), &root, true)?;
-        let array = array.retyped(&root);
+        let node = Arc::new(array.to_node().retyped(&root));
+        let array = DeviceArray::from_node(self.device().clone(), node);
         Ok(Self::from_struct(schema.clone(), array))
     }
 }
 
-impl DeviceArray {
+impl Node {
     /// The same rows as a type with the same layout, whose nulls they fit.
     fn retyped(&self, data_type: &DataType) -> Self {
-        fn retyped(node: &Node, data_type: &DataType) -> Node {
-            let children = node.children.iter().enumerate();
-            Node {
-                data_type: data_type.clone(),
-                children: children
-                    .map(|(i, child)| match child_type(data_type, i) {
-                        Some(of) if *of != child.data_type => Arc::new(retyped(child, of)),
-                        _ => child.clone(),
-                    })
-                    .collect(),
-                ..node.clone()
-            }
+        let children = self.children.iter().enumerate();
+        let children = children.map(|(i, child)| match child_type(data_type, i) {
+            Some(of) if *of != child.data_type => Arc::new(child.retyped(of)),
+            _ => child.clone(),
+        });
+        Self {
+            data_type: data_type.clone(),
+            children: children.collect(),
+            ..self.clone()
         }
-        let node = Arc::new(retyped(&self.to_node(), data_type));
-        Self::from_node(self.device().clone(), node)
     }
 }
 
@@ -177,22 +174,27 @@ impl<'a> Fit<'a> {
 /// Whether two types are the same, or differ in their children only, of which they have equally many.
 fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
     use DataType as T;
+    let (layout, of) = (Layout::of(got), Layout::of(declared));
     match (got, declared) {
-        (T::List(_), T::List(_))
-        | (T::LargeList(_), T::LargeList(_))
-        | (T::ListView(_), T::ListView(_))
-        | (T::LargeListView(_), T::LargeListView(_))
-        | (T::RunEndEncoded(_, _), T::RunEndEncoded(_, _)) => true,
-        (T::FixedSizeList(_, a), T::FixedSizeList(_, b)) => a == b,
         // What is sorted fits what need not be.
         (T::Map(_, got), T::Map(_, declared)) => *got || !declared,
-        (T::Struct(a), T::Struct(b)) => a.len() == b.len(),
-        (T::Union(a, a_mode), T::Union(b, b_mode)) => {
-            a_mode == b_mode && a.iter().map(|(id, _)| id).eq(b.iter().map(|(id, _)| id))
+        (T::Union(a, _), T::Union(b, _)) => {
+            layout == of && a.iter().map(|(id, _)| id).eq(b.iter().map(|(id, _)| id))
         }
         (T::Dictionary(a, _), T::Dictionary(b, _)) => a == b,
-        _ => got == declared,
+        _ if layout.n_children() == 0 => got == declared,
+        _ => layout == of && discriminant(got) == discriminant(declared),
     }
+}
+
+/// Whether two types are the same, or differ at most in the names, nullability and metadata of their fields.
+pub(super) fn differ_in_names(got: &DataType, declared: &DataType) -> bool {
+    let child = |i| match (child_type(got, i), child_type(declared, i)) {
+        (Some(got), Some(declared)) => differ_in_names(got, declared),
+        _ => false,
+    };
+    let children = 0..Layout::of(got).n_children();
+    got == declared || are_of_one_kind(got, declared) && children.into_iter().all(child)
 }
 
 /// Whether it is known that no row is null, of rows whose own validity bitmap has `nulls` nulls. Rows without a bitmap, and

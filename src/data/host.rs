@@ -14,6 +14,7 @@ use smallvec::smallvec;
 
 use crate::abi::guard;
 use crate::data::array::DeviceArray;
+use crate::data::fit::differ_in_names;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
@@ -85,7 +86,8 @@ fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Res
     };
     let Some((offset, buffers)) = flat else {
         check_type(data_type)?;
-        if !same_children(data_type, column.data_type()) {
+        // What arrow-rs considers equal may have the children of a union in another order.
+        if !differ_in_names(column.data_type(), data_type) {
             return Err(Error::argument(format!(
                 "the schema says {data_type} of a column of {}: cast it",
                 column.data_type()
@@ -104,22 +106,6 @@ fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Res
         Vec::new(),
         owner,
     ))
-}
-
-/// Whether two types that arrow-rs considers equal have the same children in the same order: it lets those of
-/// unions differ.
-fn same_children(a: &DataType, b: &DataType) -> bool {
-    let ids = |data_type: &DataType| match data_type {
-        DataType::Union(fields, _) => fields.iter().map(|(id, _)| id).collect(),
-        _ => Vec::new(),
-    };
-    let child = |i| match (child_type(a, i), child_type(b, i)) {
-        (Some(a), Some(b)) => same_children(a, b),
-        (a, b) => a == b,
-    };
-    let n = Layout::of(a).n_children();
-    // Types are mostly one and the same object.
-    a == b || (n > 0 && n == Layout::of(b).n_children() && ids(a) == ids(b) && (0..n).all(child))
 }
 
 /// A node for `ArrayData`, which `owner` keeps.

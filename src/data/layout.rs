@@ -47,7 +47,7 @@ pub(crate) enum Nesting {
 }
 
 /// A type's physical layout.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Layout {
     buffers: [BufferKind; 3],
     n_buffers: u8,

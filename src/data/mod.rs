@@ -8,8 +8,6 @@ pub(crate) mod fit;
 pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
-mod memory_size;
-mod nested;
 pub(crate) mod node;
 pub(crate) mod resolve;
 mod validity;

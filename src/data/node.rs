@@ -69,15 +69,6 @@ pub(crate) struct View<'a> {
     pub(crate) validity_offset: usize,
 }
 
-/// A [`View`] that keeps its node.
-#[derive(Clone, Debug)]
-pub(crate) struct Rows {
-    node: Arc<Node>,
-    offset: usize,
-    length: usize,
-    validity_offset: usize,
-}
-
 impl Node {
     /// A node at offset 0 without nulls.
     pub(crate) fn new(
@@ -376,15 +367,6 @@ impl<'a> View<'a> {
         let bits = self.validity_offset.checked_sub(self.offset)?;
         (bits % 8 == 0).then_some(bits / 8)
     }
-
-    pub(crate) fn to_rows(self) -> Rows {
-        Rows {
-            node: self.node.clone(),
-            offset: self.offset,
-            length: self.length,
-            validity_offset: self.validity_offset,
-        }
-    }
 }
 
 /// The same rows of the same node.
@@ -392,16 +374,5 @@ impl PartialEq for View<'_> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.node, other.node)
             && (self.offset, self.length) == (other.offset, other.length)
-    }
-}
-
-impl Rows {
-    pub(crate) fn view(&self) -> View<'_> {
-        View {
-            node: &self.node,
-            offset: self.offset,
-            length: self.length,
-            validity_offset: self.validity_offset,
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::data::array::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request, int};
 use crate::data::layout::BufferKind;
-use crate::data::node::{Node, Rows, View};
+use crate::data::node::{Node, View};
 use crate::device::{AddressClass, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 
@@ -22,7 +22,7 @@ impl DeviceArray {
         let mut unknown = Vec::new();
         let mut list = |view: View<'_>, nulls: Option<usize>| {
             if nulls.is_none() {
-                unknown.push(view.to_rows());
+                unknown.push(Self::from_view(self.device().clone(), view));
             }
         };
         self.view().each_part(self.null_count(), false, &mut list);
@@ -46,7 +46,7 @@ impl DeviceArray {
     #[cfg(feature = "dlpack")]
     pub(crate) fn count_own_nulls(&self) -> Result<usize> {
         if self.null_count().is_none() {
-            Resolving::start(self, vec![self.view().to_rows()], Vec::new(), None)?.finish(self)?;
+            Resolving::start(self, vec![self.clone()], Vec::new(), None)?.finish(self)?;
         }
         Ok(self.null_count().unwrap_or(0))
     }
@@ -63,7 +63,7 @@ impl DeviceArray {
 /// Null counts and sizes of an array that are being read.
 #[derive(Debug)]
 pub(crate) struct Resolving {
-    rows: Vec<Rows>,
+    rows: Vec<DeviceArray>,
     sizes: Vec<Sizes>,
     pub(crate) reading: Gathering,
 }
@@ -73,7 +73,7 @@ impl Resolving {
     /// default queue. Waits only where the host reads them in place.
     pub(crate) fn start(
         array: &DeviceArray,
-        rows: Vec<Rows>,
+        rows: Vec<DeviceArray>,
         sizes: Vec<Sizes>,
         queue: Option<&Queue>,
     ) -> Result<Self> {
@@ -95,7 +95,7 @@ impl Resolving {
         let mut rows = Vec::new();
         let mut list = |view: View<'_>, _| {
             if view.node.length > 0 && view.node.bitmap().is_some() {
-                rows.push(view.to_rows());
+                rows.push(DeviceArray::from_view(array.device().clone(), view));
             }
         };
         View::whole(array.node()).each_part(None, false, &mut list);

@@ -85,7 +85,7 @@ fn doubtful(array: &DeviceArray) -> Result<Option<Cow<'_, DeviceArray>>> {
     }
     let (fields, columns): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
     let root = DataType::Struct(fields.into());
-    let left = struct_array(device, root, array.len(), &columns)?;
+    let left = struct_array(device, root, array.len(), &columns);
     Ok(Some(Cow::Owned(left)))
 }
 

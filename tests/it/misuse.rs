@@ -198,7 +198,7 @@ fn parts_that_do_not_fit_are_refused() {
     for (i, refused) in refused.into_iter().enumerate() {
         assert!(is_argument(refused), "{i}");
     }
-    assert!(child.buffer(2).is_none() && child.child(0).is_none() && child.dictionary().is_none());
+    assert!(child.buffer(2).is_none() && child.child(0).is_none());
 
     let cpu = Devices::cpu();
     let schema = |t, nullable| Arc::new(Schema::new(vec![Field::new("a", t, nullable)]));

@@ -115,7 +115,7 @@ fn refused_structs() {
     refused(new(Fields::empty(), &[], None), &["try_new_with_rows"]);
     refused(
         new(Fields::empty(), one, None),
-        &["new_struct", &name, "1 columns for 0 fields"],
+        &["new_struct", &name, "1 children, not 0 and 0"],
     );
     refused(
         new(fields(false), one, None),
@@ -194,7 +194,7 @@ fn fixed_size_lists() {
             );
             assert_same(
                 &numbers.slice(at, n),
-                &made.values().unwrap().to_host().unwrap(),
+                &made.child(0).unwrap().to_host().unwrap(),
                 "values",
             );
             if rows > 4 {
@@ -224,7 +224,7 @@ fn fixed_size_lists() {
         );
         refused(
             new(&item, i32::MAX, usize::MAX / 2, None),
-            &["new_fixed_size_list", "large"],
+            &["new_fixed_size_list", "too many rows"],
         );
         refused(
             new(&types::field("item", DataType::Int64), 6, 10, None),
