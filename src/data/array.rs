@@ -199,14 +199,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn is_ready(&self) -> Result<bool> {
-        for owner in self.owners() {
-            if let Some(event) = owner.ready() {
-                if !event.is_complete()? {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+        Ok(self.pending()?.is_empty())
     }
 
     /// Blocks this thread until the array's memory may be read.
@@ -233,32 +226,35 @@ impl DeviceArray {
     }
 
     fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {
-        let mut pending = Vec::new();
-        for owner in self.owners() {
-            if owner
-                .ready()
-                .map_or(Ok(true), |event| event.is_complete())?
-            {
-                continue;
-            }
-            pending.push(owner);
-        }
+        let pending = self.pending()?;
+        let Some(first) = pending.first() else {
+            return Ok(None);
+        };
         // One event of this crate serves as it is; a foreign one cannot outlive its memory.
         let event = |owner: &Arc<Owner>| owner.own_event().map(SyncEvent::as_ptr);
-        match pending.first() {
-            None => Ok(None),
-            Some(first)
-                if pending.iter().all(|owner| event(owner) == event(first))
-                    && event(first).is_some() =>
-            {
-                Ok(first.own_event().cloned())
-            }
-            Some(_) => {
-                let queue = of();
-                pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
-                queue.record()
-            }
+        if first.own_event().is_some() && pending.iter().all(|owner| event(owner) == event(first)) {
+            return Ok(first.own_event().cloned());
         }
+        let queue = of();
+        pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
+        queue.record()
+    }
+
+    /// The owners of memory that may not be read yet.
+    fn pending(&self) -> Result<Vec<Arc<Owner>>> {
+        let mut pending = self.owners();
+        let mut error = None;
+        pending.retain(
+            |owner| match owner.ready().map(|event| event.is_complete()) {
+                Some(Ok(complete)) => !complete,
+                Some(Err(e)) => {
+                    error = Some(e);
+                    true
+                }
+                None => false,
+            },
+        );
+        error.map_or(Ok(pending), Err)
     }
 
     /// Returns the bytes of device memory that the array keeps alive, each allocation once. Never reads device memory.

@@ -163,7 +163,7 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if `size` is negative, if `values` does not have `rows * size` rows or is not of
+    /// Returns [`Error::InvalidInput`] if `size` is negative, and [`Error::InvalidArgument`] if `values` does not have `rows * size` rows or is not of
     /// the field's type, if the length or device of the validity does not fit, and if the field is not nullable but
     /// `values` is known to have nulls in lists that are not null. A null count that is not known is not checked.
     pub fn new_fixed_size_list(
@@ -174,11 +174,6 @@ impl DeviceArray {
         validity: Option<Validity>,
     ) -> Result<Self> {
         let (operation, device) = ("DeviceArray::new_fixed_size_list", values.device());
-        if size < 0 {
-            return Err(Error::argument(format!(
-                "{operation} on {device}: {rows} lists of {size} values; the size must not be negative"
-            )));
-        }
         let (data_type, child) = (
             DataType::FixedSizeList(field, size),
             std::slice::from_ref(values),
@@ -270,46 +265,52 @@ impl DeviceArray {
         check_rows(rows)?;
         let layout = Layout::of(&data_type);
         let wrong = |what: String| {
-            Err(Error::argument(format!(
-                "{operation} on {device}: {data_type} of {rows} rows: {what}"
-            )))
+            let what = format!("{operation} on {device}: {data_type} of {rows} rows: {what}");
+            Error::argument(what)
         };
         let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
         let fits = others.len() == kinds.len() || layout.variadic && others.len() > kinds.len();
         if !fits || children.len() != layout.n_children() {
-            return wrong(format!(
+            return Err(wrong(format!(
                 "{} buffers after the bitmap and {} children, not {} and {}",
                 others.len(),
                 children.len(),
                 kinds.len(),
                 layout.n_children()
-            ));
+            )));
         }
-        let bitmap = validity.as_ref().map(|validity| &validity.buffer);
-        let mut buffers = bitmap.into_iter().chain(others.iter().flatten());
-        if let Some(buffer) = buffers.find(|buffer| buffer.device() != device) {
-            return wrong(format!("a buffer is on {}", buffer.device()));
-        }
-        let (bit_offset, nulls) = match &validity {
+        let (bitmap, bit_offset, nulls) = match &validity {
             Some(validity) if validity.len != rows => {
-                return wrong(format!("the validity bitmap has {} rows", validity.len));
+                let what = format!("the validity bitmap has {} rows", validity.len);
+                return Err(wrong(what));
             }
-            Some(validity) => (validity.bit_offset, validity.nulls),
-            None => (0, Some(0)),
+            Some(validity) => (Some(&validity.buffer), validity.bit_offset, validity.nulls),
+            None => (None, 0, Some(0)),
         };
-        let needed = |kind: BufferKind, from: usize| match kind.bytes(from.saturating_add(rows)) {
-            Some(bytes) if rows > 0 => bytes,
-            _ => Ok(0),
-        };
-        let sizes = kinds.iter().zip(others);
-        let sizes = sizes.map(|(kind, buffer)| (needed(*kind, 0), buffer.as_ref()));
-        let of_bitmap =
-            bitmap.map(|bitmap| (needed(BufferKind::Validity, bit_offset), Some(bitmap)));
-        for (needed, buffer) in of_bitmap.into_iter().chain(sizes) {
-            let (needed, bytes) = (needed?, buffer.map_or(0, DeviceBuffer::len));
-            if bytes < needed {
-                return wrong(format!("a buffer has {bytes} bytes, {needed} needed"));
+        let mut all = Buffers::new();
+        let mut add = |kind: Option<BufferKind>, skip: usize, buffer: Option<&DeviceBuffer>| {
+            let needed = kind.and_then(|kind| kind.bytes(rows.saturating_add(skip)));
+            let needed = needed.filter(|_| rows > 0).unwrap_or(Ok(0))?;
+            let bytes = buffer.map_or(0, DeviceBuffer::len);
+            match buffer.map(DeviceBuffer::device) {
+                Some(other) if other != device => Err(wrong(format!("a buffer is on {other}"))),
+                _ if bytes < needed => Err(wrong(format!(
+                    "a buffer has {bytes} bytes, {needed} needed"
+                ))),
+                _ => {
+                    all.push(NodeBuffer::from(buffer));
+                    Ok(())
+                }
             }
+        };
+        if layout.has_validity() {
+            add(bitmap.map(|_| BufferKind::Validity), bit_offset, bitmap)?;
+        }
+        for (i, buffer) in others.iter().enumerate() {
+            add(kinds.get(i).copied(), 0, buffer.as_ref())?;
+        }
+        if layout.variadic {
+            all.push(NodeBuffer::absent());
         }
         // The rows that children must have, and the most of them whose nulls do not show, because the parent is null there.
         let times = match layout.nesting {
@@ -317,10 +318,10 @@ impl DeviceArray {
             Nesting::Times(n) => Some(n as usize),
             _ => None,
         };
-        let exact = match times.map(|n| rows.checked_mul(n)) {
-            Some(None) => return wrong("its child would have too many rows".into()),
-            exact => exact.flatten(),
-        };
+        let too_many = || wrong("its child would have too many rows".into());
+        let exact = times
+            .map(|n| rows.checked_mul(n).ok_or_else(too_many))
+            .transpose()?;
         let masked = nulls.unwrap_or(rows).saturating_mul(times.unwrap_or(1));
         for (i, child) in children.iter().enumerate() {
             let field = child_field(&data_type, i);
@@ -341,33 +342,17 @@ impl DeviceArray {
                 }
                 // Children of a union have nulls in rows of other children, and lists need not refer to all rows.
                 Some(n)
-                    if n > masked && !is_nullable && layout.has_validity() && exact.is_some() =>
+                    if n > masked && !is_nullable && exact.is_some() && layout.has_validity() =>
                 {
                     format!("has {n} nulls, but its field is not nullable; make the field nullable")
                 }
                 _ => continue,
             };
             let name = field.map_or("dictionary", |field| field.name());
-            return wrong(format!("the array of '{name}' {fault}"));
+            return Err(wrong(format!("the array of '{name}' {fault}")));
         }
-        let mut all = Buffers::new();
-        if layout.has_validity() {
-            all.push(NodeBuffer::from(bitmap));
-        }
-        all.extend(
-            others
-                .iter()
-                .map(|buffer| NodeBuffer::from(buffer.as_ref())),
-        );
-        if layout.variadic {
-            all.push(NodeBuffer::absent());
-        }
-        let mut node = Node::new(
-            data_type,
-            rows,
-            all,
-            children.iter().map(Self::to_node).collect(),
-        );
+        let children = children.iter().map(Self::to_node).collect();
+        let mut node = Node::new(data_type, rows, all, children);
         node.validity_offset = bit_offset;
         node.nulls = NullCount::from(nulls);
         Ok(Self::from_node(device.clone(), Arc::new(node)))

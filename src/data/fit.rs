@@ -137,17 +137,12 @@ impl<'a> Fit<'a> {
         names: bool,
     ) -> Result<()> {
         if may_be_null && !declared.is_nullable() && !is_without_nulls(view, nulls) {
-            let (is, way_out) = match nulls {
-                Some(nulls @ 1..) => (format!("has {nulls} nulls"), "declare it nullable there"),
-                Some(0) => (
-                    "may have nulls in its values".to_owned(),
-                    "declare it nullable there",
-                ),
-                None => (
-                    "may have nulls".to_owned(),
-                    "declare it nullable there; if there are none, compact() counts",
-                ),
+            let is = match nulls {
+                Some(nulls @ 1..) => format!("has {nulls} nulls"),
+                Some(0) => "may have nulls in its values".to_owned(),
+                None => "may have nulls, which are not counted".to_owned(),
             };
+            let way_out = "declare it nullable there, or resolve_null_counts first";
             return self.refuse(is, "is not nullable".to_owned(), way_out);
         }
         self.types(view, got, declared.data_type(), names)

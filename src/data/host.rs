@@ -1,6 +1,7 @@
 //! Arrow-rs data in host memory as arrays of the CPU device, and arrays in memory that the host can read as arrow-rs data. Values are
 //! not copied, unless they are not aligned as arrow-rs requires.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -36,8 +37,7 @@ impl DeviceArray {
 /// The columns of a batch as a struct array of the CPU.
 pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
     let fields = batch.schema_ref().fields();
-    let owner = Memory::Arrow(batch.columns().to_vec());
-    let owner = Arc::new(Owner::new(Devices::cpu(), owner, Ready::Now));
+    let owner = keeper(batch.columns().to_vec());
     let columns = fields.iter().zip(batch.columns());
     let columns = columns.map(|(field, column)| of_column(field.data_type(), column, &owner));
     let root = Node::new(
@@ -50,7 +50,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
 }
 
 /// An owner that keeps the memory of `data`.
-fn keeper(data: ArrayData) -> Arc<Owner> {
+fn keeper(data: impl Any + Send + Sync) -> Arc<Owner> {
     let memory = Memory::Kept(Kept(Box::new(data)));
     Arc::new(Owner::new(Devices::cpu(), memory, Ready::Now))
 }

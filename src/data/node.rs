@@ -40,24 +40,26 @@ pub(crate) struct Node {
 pub(crate) type Buffers = SmallVec<[NodeBuffer; 3]>;
 
 /// One buffer of a node, as [`DeviceBuffer`], except that its size may be unknown.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct NodeBuffer {
     pub(crate) base: DevicePtr,
     /// In bytes.
     pub(crate) offset: usize,
     /// `None` if there is no memory.
     pub(crate) owner: Option<Arc<Owner>>,
-    /// -1 while it is unknown.
-    bytes: AtomicI64,
+    bytes: Count,
 }
 
-/// A number of nulls, or -1 while it is unknown. A known one was counted in the validity bitmap, or the caller
+/// A number that may be unknown: then it is -1.
+#[derive(Debug)]
+pub(crate) struct Count(AtomicI64);
+
+/// A number of nulls. A known one was counted in the validity bitmap, or the caller
 /// of an `unsafe` function guaranteed it (an import, [`DeviceArray::from_parts`]): exports state it, and
 /// `unsafe` code relies on it. Safe code cannot set one.
 ///
 /// [`DeviceArray::from_parts`]: crate::DeviceArray::from_parts
-#[derive(Debug)]
-pub(crate) struct NullCount(AtomicI64);
+pub(crate) type NullCount = Count;
 
 /// A range of a node's rows.
 #[derive(Clone, Copy, Debug)]
@@ -104,26 +106,29 @@ impl Node {
 
     /// The owners of the memory of this node and its descendants, each once.
     pub(crate) fn owners(&self) -> Vec<Arc<Owner>> {
-        fn collect<'a>(node: &'a Node, all: &mut Vec<&'a Arc<Owner>>) {
+        fn collect(node: &Node, all: &mut Vec<Arc<Owner>>, seen: &mut HashSet<*const Owner>) {
             for owner in node
                 .buffers
                 .iter()
                 .filter_map(|buffer| buffer.owner.as_ref())
             {
-                // Mostly there is only one.
-                if all.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
-                    all.push(owner);
+                let is_new = match &all[..] {
+                    [] => true,
+                    // Mostly there is only one, or the same as before.
+                    [first, ..] if Arc::ptr_eq(first, owner) => false,
+                    [.., last] => !Arc::ptr_eq(last, owner) && seen.insert(Arc::as_ptr(owner)),
+                };
+                if is_new {
+                    all.push(owner.clone());
                 }
             }
-            node.children.iter().for_each(|child| collect(child, all));
+            node.children
+                .iter()
+                .for_each(|child| collect(child, all, seen));
         }
         let mut all = Vec::new();
-        collect(self, &mut all);
-        if all.len() > 1 {
-            let mut seen = HashSet::new();
-            all.retain(|owner| seen.insert(Arc::as_ptr(owner)));
-        }
-        all.into_iter().cloned().collect()
+        collect(self, &mut all, &mut HashSet::new());
+        all
     }
 
     /// The path of a descendant, for errors; `None` if it is none.
@@ -170,7 +175,7 @@ impl NodeBuffer {
             base,
             offset,
             owner: (!base.is_null()).then(|| owner.clone()),
-            bytes: AtomicI64::new(bytes.map_or(-1, |n| n as i64)),
+            bytes: Count::from(bytes),
         }
     }
 
@@ -180,7 +185,7 @@ impl NodeBuffer {
             base: DevicePtr::NULL,
             offset: 0,
             owner: None,
-            bytes: AtomicI64::new(0),
+            bytes: Count::known(0),
         }
     }
 
@@ -194,11 +199,11 @@ impl NodeBuffer {
 
     /// Its length in bytes, if it is known.
     pub(crate) fn bytes(&self) -> Option<usize> {
-        usize::try_from(self.bytes.load(Relaxed)).ok()
+        self.bytes.get()
     }
 
     pub(crate) fn set_bytes(&self, bytes: usize) {
-        self.bytes.store(bytes as i64, Relaxed);
+        self.bytes.set(bytes);
     }
 }
 
@@ -212,38 +217,27 @@ impl From<Option<&DeviceBuffer>> for NodeBuffer {
     }
 }
 
-impl Clone for NodeBuffer {
-    fn clone(&self) -> Self {
-        Self {
-            base: self.base,
-            offset: self.offset,
-            owner: self.owner.clone(),
-            bytes: AtomicI64::new(self.bytes.load(Relaxed)),
-        }
-    }
-}
-
-impl NullCount {
-    pub(crate) const fn known(nulls: usize) -> Self {
-        Self(AtomicI64::new(nulls as i64))
+impl Count {
+    pub(crate) const fn known(number: usize) -> Self {
+        Self(AtomicI64::new(number as i64))
     }
 
     pub(crate) fn get(&self) -> Option<usize> {
         usize::try_from(self.0.load(Relaxed)).ok()
     }
 
-    pub(crate) fn set(&self, nulls: usize) {
-        self.0.store(nulls as i64, Relaxed);
+    pub(crate) fn set(&self, number: usize) {
+        self.0.store(number as i64, Relaxed);
     }
 }
 
-impl From<Option<usize>> for NullCount {
-    fn from(nulls: Option<usize>) -> Self {
-        Self(AtomicI64::new(nulls.map_or(-1, |n| n as i64)))
+impl From<Option<usize>> for Count {
+    fn from(number: Option<usize>) -> Self {
+        Self(AtomicI64::new(number.map_or(-1, |n| n as i64)))
     }
 }
 
-impl Clone for NullCount {
+impl Clone for Count {
     fn clone(&self) -> Self {
         Self(AtomicI64::new(self.0.load(Relaxed)))
     }

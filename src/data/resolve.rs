@@ -42,15 +42,6 @@ impl DeviceArray {
         Resolving::start(self, Vec::new(), unknown_sizes(self), None)?.finish(self)
     }
 
-    /// Returns the number of nulls in the array's own validity bitmap, which is read if necessary.
-    #[cfg(feature = "dlpack")]
-    pub(crate) fn count_own_nulls(&self) -> Result<usize> {
-        if self.null_count().is_none() {
-            Resolving::start(self, vec![self.clone()], Vec::new(), None)?.finish(self)?;
-        }
-        Ok(self.null_count().unwrap_or(0))
-    }
-
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
     pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {

@@ -1,5 +1,8 @@
 //! [`Validity`]: the bitmap that says which rows are null.
 
+use arrow_schema::DataType;
+
+use crate::data::array::DeviceArray;
 use crate::error::{Error, Result};
 use crate::memory::DeviceBuffer;
 
@@ -70,5 +73,65 @@ impl Validity {
             len,
             nulls: None,
         })
+    }
+}
+
+impl DeviceArray {
+    /// Returns the validity bitmap of exactly these rows, without a copy, for another array or a kernel. Returns
+    /// `None` if the array has no bitmap, and so no nulls of its own.
+    ///
+    /// Null, union and run-end encoded arrays never have one. The nulls of a dictionary's values are in the bitmap
+    /// of the values, and those of a struct are not in the bitmaps of its children.
+    pub fn validity(&self) -> Option<Validity> {
+        let view = self.view();
+        let bitmap = view.node.bitmap()?;
+        // The buffer has these bits: its length was checked against the rows when the array was made.
+        let needed = (view.validity_offset + view.length).div_ceil(8);
+        let owner = bitmap.owner.clone()?;
+        let bytes = bitmap.bytes().unwrap_or(needed);
+        Some(Validity {
+            buffer: DeviceBuffer::from_parts(owner, bitmap.base, bitmap.offset, bytes),
+            bit_offset: view.validity_offset,
+            len: view.length,
+            nulls: self.null_count(),
+        })
+    }
+
+    /// Returns an array with new `values` and with the nulls of this array: the result of a kernel with one input.
+    /// The validity bitmap is shared, not copied, even if this array is a slice.
+    ///
+    /// `data_type` is any type that [`from_values`](Self::from_values) accepts. `values` starts with the value of
+    /// this array's first row.
+    ///
+    /// An export may have to copy the bitmap if this array starts within a byte of it; see
+    /// [`export`](Self::export).
+    ///
+    /// ```
+    /// use arrow_array::{Array, Float64Array, Int32Array};
+    /// use arrow_device::{DeviceBufferMut, Devices};
+    /// use arrow_schema::DataType;
+    /// let device = Devices::cpu();
+    /// let queue = device.default_queue();
+    /// let column = Int32Array::from(vec![None, Some(1), None, Some(3)]);
+    /// let column = device.upload_array(&column)?.slice(1, 3)?;
+    /// let mut out = DeviceBufferMut::allocate(&queue, 3 * 8)?;
+    /// out.fill(0)?; // stands for a kernel that reads `column.values_on::<i32>(&queue)?`
+    /// let result = column.with_values(DataType::Float64, out.freeze()?)?;
+    /// let expected = Float64Array::from(vec![Some(0.0), None, Some(0.0)]);
+    /// assert_eq!(result.to_host()?.as_ref(), &expected as &dyn Array);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`from_values`](Self::from_values). Also returns [`Error::InvalidArgument`] if this array's type has no
+    /// validity bitmap (null, union, run-end encoded).
+    pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
+        if !self.node().layout.has_validity() {
+            return Err(Error::argument(format!(
+                "{} has no validity bitmap that says which rows are null; use from_values",
+                self.data_type()
+            )));
+        }
+        Self::from_values(data_type, self.len(), values, self.validity())
     }
 }

@@ -373,7 +373,7 @@ impl DeviceArray {
 }
 
 fn refuse_nulls(array: &DeviceArray) -> Result<()> {
-    let nulls = array.count_own_nulls()?;
+    let nulls = array.resolve_null_counts()?;
     if nulls == 0 {
         return Ok(());
     }

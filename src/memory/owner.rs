@@ -4,8 +4,6 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use arrow_array::ArrayRef;
-
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::device::{
     ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
@@ -25,7 +23,7 @@ pub(crate) struct Owner {
     memory: Option<Memory>,
     ready: Ready,
     /// Reads after which the memory may be freed.
-    uses: Mutex<Uses>,
+    uses: Mutex<Vec<SyncEvent>>,
     /// A use could not be recorded: all work of the device must end before the free.
     unrecorded: AtomicBool,
 }
@@ -33,14 +31,6 @@ pub(crate) struct Owner {
 // Arrow requires this of what keeps a buffer's memory. A panic leaves an owner as it was: no lock is held while foreign code runs,
 // and what the owner holds is only kept and dropped.
 impl std::panic::RefUnwindSafe for Owner {}
-
-#[derive(Debug, Default)]
-struct Uses {
-    events: Vec<SyncEvent>,
-    /// The number of events at which completed ones are removed: at least twice as many as were pending the last time, so that
-    /// the cost of a use does not depend on how many are pending.
-    ask_at: usize,
-}
 
 /// Fewer events than this are all kept.
 const FEW_USES: usize = 4;
@@ -56,8 +46,6 @@ pub(crate) enum Memory {
     },
     /// Host memory of this crate.
     Slab(HostSlab),
-    /// Arrow arrays in host memory.
-    Arrow(#[allow(dead_code)] Vec<ArrayRef>),
     /// A foreign producer's array, which owns the memory until its release.
     Foreign(FFI_ArrowDeviceArray),
     /// Any other owner, which is only kept and dropped.
@@ -194,17 +182,17 @@ impl Owner {
     /// Records that the memory is in use until `event`.
     pub(crate) fn add_use(&self, event: SyncEvent) {
         let mut uses = lock(&self.uses);
-        uses.events.push(event);
-        if uses.events.len() < uses.ask_at.max(FEW_USES) {
+        uses.push(event);
+        // Completed ones are removed each time that the number has doubled, so that the cost of a use does not depend on how many
+        // are pending.
+        if uses.len() < FEW_USES || !uses.len().is_power_of_two() {
             return;
         }
         // The backend is called outside the lock.
-        let mut events = std::mem::take(&mut uses.events);
+        let mut events = std::mem::take(&mut *uses);
         drop(uses);
         events.retain(|old| !old.is_complete().unwrap_or(false));
-        let mut uses = lock(&self.uses);
-        uses.events.append(&mut events);
-        uses.ask_at = 2 * uses.events.len();
+        lock(&self.uses).append(&mut events);
     }
 }
 
@@ -248,39 +236,24 @@ impl Owner {
             *self.unrecorded.get_mut() = false;
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        uses.events
-            .iter()
+        uses.iter()
             .try_for_each(|event| queue.wait_ref_unless_complete(event))
     }
 }
 
 impl Memory {
-    /// Frees memory of this crate in the order of its queue, which stays.
-    ///
-    /// # Safety
-    /// Called once. The uses on other queues have completed, or the queue waits for them.
-    unsafe fn free_in_order(&self) {
-        if let Self::Device {
-            queue, base, bytes, ..
-        } = self
-        {
-            // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here; the
-            // caller guarantees the only free, after all uses (see `# Safety`).
-            unsafe { queue.free(*base, *bytes) };
-        }
-    }
-
     fn free(self, device: &Device) {
         match self {
-            // SAFETY: the memory is consumed, so this is the only free; `Owner::drop` calls this once its uses on other queues
-            // have completed, or the queue waits for them.
-            Self::Device { .. } => unsafe { self.free_in_order() },
+            // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here. The memory is
+            // consumed, so this is the only free; `Owner::drop` calls this once its uses on other queues have completed, or the
+            // queue waits for them.
+            Self::Device { queue, base, bytes } => unsafe { queue.free(base, bytes) },
             Self::Foreign(array) => {
                 if let Err(e) = array.release() {
                     device.park_drop_error(e);
                 }
             }
-            Self::Slab(_) | Self::Arrow(_) | Self::Kept(_) => {}
+            Self::Slab(_) | Self::Kept(_) => {}
         }
     }
 }
@@ -291,7 +264,7 @@ impl Drop for Owner {
             return;
         };
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let mut uses = std::mem::take(&mut uses.events);
+        let mut uses = std::mem::take(uses);
         // Memory of this crate is freed in the order of its queue. Other memory may still be written: it must be ready first.
         if let (false, Ready::Event(event)) = (matches!(memory, Memory::Device { .. }), &self.ready)
         {
