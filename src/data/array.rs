@@ -242,19 +242,16 @@ impl DeviceArray {
 
     /// The owners of memory that may not be read yet.
     fn pending(&self) -> Result<Vec<Arc<Owner>>> {
-        let mut pending = self.owners();
-        let mut error = None;
-        pending.retain(
-            |owner| match owner.ready().map(|event| event.is_complete()) {
-                Some(Ok(complete)) => !complete,
-                Some(Err(e)) => {
-                    error = Some(e);
-                    true
-                }
-                None => false,
-            },
-        );
-        error.map_or(Ok(pending), Err)
+        let mut pending = Vec::new();
+        for owner in self.owners() {
+            if !owner
+                .ready()
+                .map_or(Ok(true), |event| event.is_complete())?
+            {
+                pending.push(owner);
+            }
+        }
+        Ok(pending)
     }
 
     /// Returns the bytes of device memory that the array keeps alive, each allocation once. Never reads device memory.

@@ -7,7 +7,7 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_array;
-use crate::device::{Device, SyncEvent};
+use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// A record batch in the memory of a device: a schema, and columns of equal length. Immutable; clones, slices and
@@ -214,15 +214,6 @@ impl DeviceRecordBatch {
     /// Returns the errors that the device reports.
     pub fn wait(&self) -> Result<()> {
         self.array.wait()
-    }
-
-    /// Returns an event after which the batch's memory may be read, or `None` if it may be read now; see
-    /// [`DeviceArray::ready_event`].
-    ///
-    /// # Errors
-    /// Returns the errors that the device reports.
-    pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
-        self.array.ready_event()
     }
 
     /// Returns the bytes of device memory that the batch keeps alive, each allocation once; see

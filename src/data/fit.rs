@@ -88,74 +88,59 @@ impl<'a> Fit<'a> {
         names: bool,
     ) -> Result<()> {
         if !are_of_one_kind(got, declared) {
-            return self.refuse(format!("is {got}"), format!("{declared}"), "cast it first");
+            return self.refuse(format!("is {got}"), declared.to_string(), "cast it first");
         }
         let named = names && matches!(declared, DataType::Struct(_) | DataType::Union(_, _));
         let inner_names = !matches!(declared, DataType::Map(_, _));
         for i in 0..Layout::of(declared).n_children() {
             let (end, child) = (self.path.len(), view.child(i));
-            match (child_field(got, i), child_field(declared, i)) {
-                (Some(got), Some(declared)) if Arc::ptr_eq(got, declared) => {}
-                (Some(got), Some(declared)) => {
-                    // Writing to a `String` does not fail.
-                    let _ = match end {
-                        0 => write!(self.path, "column '{}'", declared.name()),
-                        _ => write!(self.path, ".children[{i}]"),
-                    };
-                    if named && got.name() != declared.name() {
-                        let (got, declared) = (got.name(), declared.name());
-                        let is = format!("is called '{got}'");
-                        return self.refuse(is, format!("'{declared}'"), "rename it first");
-                    }
-                    self.extension(got, declared)?;
-                    let (may_be_null, nulls) = (got.is_nullable(), child.null_count());
-                    let got = got.data_type();
-                    self.field(child, may_be_null, nulls, got, declared, inner_names)?;
+            let fields = child_field(got, i).zip(child_field(declared, i));
+            // Writing to a `String` does not fail.
+            let _ = match fields {
+                Some((got, declared)) if Arc::ptr_eq(got, declared) => continue,
+                Some((_, declared)) if end == 0 => {
+                    write!(self.path, "column '{}'", declared.name())
                 }
-                _ => {
-                    self.path.push_str(".dictionary");
-                    if let (Some(got), Some(declared)) =
-                        (child_type(got, i), child_type(declared, i))
-                    {
-                        self.types(child, got, declared, true)?;
-                    }
-                }
+                Some(_) => write!(self.path, ".children[{i}]"),
+                None => write!(self.path, ".dictionary"),
+            };
+            if let Some((got, declared)) = fields {
+                self.field(child, got, declared, named)?;
+            }
+            if let Some((got, declared)) = child_type(got, i).zip(child_type(declared, i)) {
+                self.types(child, got, declared, inner_names)?;
             }
             self.path.truncate(end);
         }
         Ok(())
     }
 
-    /// As [`types`](Self::types), for rows that `may_be_null`, and of which `nulls` are.
-    fn field(
-        &mut self,
-        view: View<'_>,
-        may_be_null: bool,
-        nulls: Option<usize>,
-        got: &DataType,
-        declared: &Field,
-        names: bool,
-    ) -> Result<()> {
-        if may_be_null && !declared.is_nullable() && !is_without_nulls(view, nulls) {
-            let is = match nulls {
-                Some(nulls @ 1..) => format!("has {nulls} nulls"),
-                Some(0) => "may have nulls in its values".to_owned(),
-                None => "may have nulls, which are not counted".to_owned(),
-            };
-            let way_out = "declare it nullable there, or resolve_null_counts first";
-            return self.refuse(is, "is not nullable".to_owned(), way_out);
+    /// Refuses another name, another extension type, and nulls where there may be none.
+    fn field(&self, view: View<'_>, got: &Field, declared: &Field, named: bool) -> Result<()> {
+        let (name, its_name) = (declared.name(), got.name());
+        if named && name != its_name {
+            let is = format!("is called '{its_name}'");
+            return self.refuse(is, format!("'{name}'"), "rename it first");
         }
-        self.types(view, got, declared.data_type(), names)
-    }
-
-    /// Refuses another extension type.
-    fn extension(&self, got: &Field, declared: &Field) -> Result<()> {
-        match (got.extension_type_name(), declared.extension_type_name()) {
-            (Some(got), Some(declared)) if got != declared => {
-                self.refuse(format!("is {got}"), declared.to_owned(), "cast it first")
-            }
-            _ => Ok(()),
+        let extensions = got
+            .extension_type_name()
+            .zip(declared.extension_type_name());
+        if let Some((got, declared)) = extensions.filter(|(got, declared)| got != declared) {
+            return self.refuse(format!("is {got}"), declared.to_owned(), "cast it first");
         }
+        if !got.is_nullable() || declared.is_nullable() || is_without_nulls(view) {
+            return Ok(());
+        }
+        let is = match view.null_count() {
+            Some(nulls @ 1..) => format!("has {nulls} nulls"),
+            Some(0) => "may have nulls in its values".to_owned(),
+            None => "may have nulls".to_owned(),
+        };
+        let way_out = match view.null_count() {
+            Some(_) => "declare it nullable there",
+            None => "declare it nullable there; if there are none, compact() counts",
+        };
+        self.refuse(is, "is not nullable".to_owned(), way_out)
     }
 
     fn refuse(&self, is: String, declared: String, way_out: &str) -> Result<()> {
@@ -192,14 +177,11 @@ pub(super) fn differ_in_names(got: &DataType, declared: &DataType) -> bool {
     got == declared || are_of_one_kind(got, declared) && children.into_iter().all(child)
 }
 
-/// Whether it is known that no row is null, of rows whose own validity bitmap has `nulls` nulls. Rows without a bitmap, and
-/// those of a dictionary, may be null by their children.
-fn is_without_nulls(view: View<'_>, nulls: Option<usize>) -> bool {
+/// Whether it is known that no row is null. Rows without a bitmap, and those of a dictionary, may be null by their children.
+fn is_without_nulls(view: View<'_>) -> bool {
     let layout = view.layout();
     let by_children = !layout.has_validity() || layout.nesting == Nesting::Dictionary;
-    let child = |i| {
-        let child = view.child(i);
-        is_without_nulls(child, child.null_count())
-    };
-    view.length == 0 || nulls == Some(0) && (!by_children || (0..layout.n_children()).all(child))
+    let mut children = (0..layout.n_children()).map(|i| view.child(i));
+    let own = view.null_count() == Some(0);
+    view.length == 0 || own && (!by_children || children.all(is_without_nulls))
 }

@@ -134,25 +134,19 @@ impl Node {
     /// The path of a descendant, for errors; `None` if it is none.
     #[cold]
     pub(crate) fn path(&self, to: &Self) -> Option<String> {
-        fn find(node: &Node, to: &Node, path: &mut String) -> bool {
+        fn below(node: &Node, to: &Node) -> Option<String> {
             if std::ptr::eq(node, to) {
-                return true;
+                return Some(String::new());
             }
-            let end = path.len();
-            node.children.iter().enumerate().any(|(i, child)| {
-                match node.layout.nesting {
-                    Nesting::Dictionary => path.push_str(".dictionary"),
-                    _ => path.push_str(&format!(".children[{i}]")),
-                }
-                let found = find(child, to, path);
-                if !found {
-                    path.truncate(end);
-                }
-                found
-            })
+            let mut children = node.children.iter().enumerate();
+            children.find_map(
+                |(i, child)| match (below(child, to)?, node.layout.nesting) {
+                    (rest, Nesting::Dictionary) => Some(format!(".dictionary{rest}")),
+                    (rest, _) => Some(format!(".children[{i}]{rest}")),
+                },
+            )
         }
-        let mut path = "array".to_owned();
-        find(self, to, &mut path).then_some(path)
+        below(self, to).map(|rest| format!("array{rest}"))
     }
 
     /// As [`path`](Self::path), of a buffer of a descendant.

@@ -130,7 +130,7 @@ fn bitmap(view: View<'_>) -> Request {
     }
 }
 
-/// Returns the nulls of `view`, whose bits are answer `i`.
+/// Returns the nulls of `view`, whose bits are answer `i`; see [`bitmap`].
 fn nulls_of(bitmaps: &Answers, i: usize, view: View<'_>) -> usize {
     view.length - count_bits(bitmaps.bytes(i), view.validity_offset % 8, view.length)
 }
@@ -168,16 +168,18 @@ impl Sizes {
             }
             _ => return None,
         };
-        let bytes = count * width;
-        let data = &buffers[2..][..count];
-        if data.iter().all(|data| data.bytes().is_some()) {
+        if buffers[2..][..count]
+            .iter()
+            .all(|data| data.bytes().is_some())
+        {
             return None;
         }
-        let class = device.backend().classify(address, bytes).class;
+        let bytes = count * width;
+        let class = || device.backend().classify(address, bytes).class;
         let request = Request {
             address,
             bytes,
-            on_host: node.layout.variadic && class == AddressClass::Host,
+            on_host: node.layout.variadic && class() == AddressClass::Host,
         };
         Some(Self {
             request,
