@@ -253,18 +253,12 @@ impl DeviceBuffer {
         mut self,
         queue: &Queue,
     ) -> std::result::Result<(DevicePtr, usize), (Self, Error)> {
-        match self.surrender(queue) {
-            Ok(bytes) => Ok((self.address(), bytes)),
-            Err(e) => Err((self, e)),
-        }
-    }
-
-    /// Transfers the memory to the caller's work on `queue`, and returns the bytes that were allocated.
-    fn surrender(&mut self, queue: &Queue) -> Result<usize> {
-        check_queue(queue, self.device())?;
         let (base, len) = (self.address(), self.len);
-        let owner = Arc::get_mut(&mut self.owner)
-            .ok_or_else(|| Error::argument("the memory is shared with other buffers"))?;
-        owner.surrender(queue, base, len)
+        let taken = check_queue(queue, self.device()).and_then(|()| {
+            let owner = Arc::get_mut(&mut self.owner)
+                .ok_or_else(|| Error::argument("the memory is shared with other buffers"))?;
+            owner.surrender(queue, base, len)
+        });
+        taken.map(|bytes| (base, bytes)).map_err(|e| (self, e))
     }
 }

@@ -205,30 +205,23 @@ impl Owner {
         base: DevicePtr,
         len: usize,
     ) -> Result<usize> {
-        let whole = match &self.memory {
+        let (home, bytes) = match &self.memory {
             Some(Memory::Device {
-                base: of, bytes, ..
-            }) if *of == base && len <= *bytes && *bytes - len < ALIGNMENT => Some(*bytes),
-            _ => None,
+                queue: home,
+                base: of,
+                bytes,
+            }) if *of == base && len <= *bytes && *bytes - len < ALIGNMENT => (home, *bytes),
+            _ => {
+                let why = "the buffer is not all of an allocation on the device; copy it, or call \
+                           DeviceBufferMut::shrink_to_fit after truncate";
+                return Err(Error::argument(why));
+            }
         };
-        let Some(bytes) = whole else {
-            let why = "the buffer is not all of an allocation on the device; copy it, or call \
-                       DeviceBufferMut::shrink_to_fit after truncate";
-            return Err(Error::argument(why));
-        };
-        self.hand_over(queue)?;
-        self.memory = None;
-        Ok(bytes)
-    }
-
-    fn hand_over(&mut self, queue: &Queue) -> Result<()> {
         self.wait_on(queue)?;
         // Uses on the home queue are not recorded: the free would come after them.
-        if let Some(Memory::Device { queue: home, .. }) = &self.memory {
-            if !home.same_as(queue) {
-                if let Some(event) = home.record()? {
-                    queue.wait(&event)?;
-                }
+        if !home.same_as(queue) {
+            if let Some(event) = home.record()? {
+                queue.wait(&event)?;
             }
         }
         if *self.unrecorded.get_mut() {
@@ -237,7 +230,9 @@ impl Owner {
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         uses.iter()
-            .try_for_each(|event| queue.wait_ref_unless_complete(event))
+            .try_for_each(|event| queue.wait_ref_unless_complete(event))?;
+        self.memory = None;
+        Ok(bytes)
     }
 }
 

@@ -333,7 +333,7 @@ fn lists() {
     );
     for (offset, rows) in cuts(ROWS) {
         let column = on_device.slice(offset, rows).unwrap();
-        let elements = column.values().unwrap();
+        let elements = column.child(0).unwrap();
         let out = DeviceBufferMut::for_values::<i64>(&queue, rows).unwrap();
         let offsets = column.offsets_on::<i32>(&queue).unwrap();
         let values = elements.values_on::<i32>(&queue).unwrap();
