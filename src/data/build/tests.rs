@@ -66,7 +66,7 @@ fn parts_of_separate_memory() {
     let host: Vec<ArrayRef> = vec![Arc::new(strings.clone()), Arc::new(numbers.clone())];
     let host = StructArray::new(fields, host, numbers.nulls().cloned()).slice(1, 3);
     let same = |expected: &dyn Array, found: &DeviceArray| {
-        assert_eq!(expected.to_data(), found.to_host_data().unwrap());
+        assert_eq!(expected.to_data(), found.to_host().unwrap().to_data());
     };
     same(&host, &part);
     same(&host, &again(struct_, host.data_type()));
