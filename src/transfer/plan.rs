@@ -359,6 +359,7 @@ impl<'a> Planner<'a> {
             Some(last)
                 if last.padded
                     && region.padded
+                    && (last.rewrite, region.rewrite) == (Rewrite::None, Rewrite::None)
                     && base == self.last
                     && region.dst == last.dst + last.room()
                     && region.src == last.src.offset(last.room()) =>
