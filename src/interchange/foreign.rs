@@ -19,6 +19,8 @@ pub(super) struct Importer<'a> {
     pub(super) owner: &'a Arc<Owner>,
     /// The backend's last answer: addresses of one class.
     pub(super) known: Option<PointerInfo>,
+    /// How many buffers all nodes so far have: structs may share one list of them.
+    pub(super) buffers: usize,
 }
 
 impl Importer<'_> {
@@ -57,6 +59,10 @@ impl Importer<'_> {
         )?;
         // SAFETY: the caller guarantees that the struct complies with the interface.
         let pointers = unsafe { buffers_of(array, data_type, layout, path) }?;
+        self.buffers += pointers.len();
+        path.check(self.buffers <= MAX_BUFFERS as usize, "n_buffers", || {
+            format!("is {}, and all structs have more than 2^22", pointers.len())
+        })?;
         let has_bitmap = layout.has_validity() && !pointers[0].is_null();
         path.check(
             null_count <= 0 || has_bitmap || layout.is_null_type(),
@@ -235,7 +241,7 @@ impl Importer<'_> {
     }
 }
 
-/// The most buffers that an array may have.
+/// The most buffers that an array and its descendants may have.
 const MAX_BUFFERS: i64 = 1 << 22;
 
 /// Whether a struct of the layout may have so many buffers.

@@ -254,6 +254,7 @@ unsafe fn import(
         device: &device,
         owner: &owner,
         known: None,
+        buffers: 0,
     };
     // SAFETY: the caller guarantees that the struct complies with the interface
     // (`DeviceArray::import`).

@@ -223,6 +223,29 @@ fn many_children_cost_what_they_are() {
     assert_eq!(batch.to_host().unwrap().num_columns(), n);
 }
 
+/// One list of buffers that many children share is counted for each.
+#[test]
+fn shared_lists_of_buffers_are_bounded() {
+    if cfg!(miri) {
+        return;
+    }
+    let data = many_buffers(100_000);
+    let mut inner = Foreign::new(&data, &Devices::cpu());
+    let n = 100;
+    let mut children = vec![std::ptr::from_mut(inner.root()); n];
+    let field = Field::new("v", DataType::BinaryView, true);
+    let data_type = DataType::Struct(vec![field; n].into());
+    let builder = ArrayData::builder(data_type.clone()).len(4);
+    let columns = vec![many_buffers(1); n];
+    // SAFETY: each column is valid and has four rows.
+    let data = unsafe { builder.child_data(columns).build_unchecked() };
+    let mut foreign = Foreign::new(&data, &Devices::cpu());
+    foreign.root().children = children.as_mut_ptr();
+    let error = foreign.import(&cpu().options).unwrap_err().to_string();
+    assert!(error.contains("2^22"), "{error}");
+    foreign.assert_released("shared buffers");
+}
+
 /// A struct of `n` times the same child of texts with nulls, that child, and what one copy of it takes in
 /// bytes.
 fn one_child_many_times(n: usize, place: &Place) -> (Foreign, Foreign, usize) {
