@@ -49,9 +49,9 @@ impl Device {
     /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from
     /// where they are (see [`HostSlab`](crate::HostSlab)).
     ///
-    /// Each packed MiB, or of small uploads each quarter of one, is a copy that is queued at once, so that it runs while the next one is
-    /// packed. From 1 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)). Staging memory whose copies are
-    /// done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
+    /// Each eighth of the packed bytes, of at least 256 KiB and at most 2 MiB, is a copy that is queued at once, so that it runs while the
+    /// next one is packed. From 4 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)).
+    /// Staging memory whose copies are done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
     ///
     /// The columns share the allocation, which is freed when the last of them is dropped. To keep one column without the
     /// others, [`compact`](DeviceArray::compact) it, or upload it by itself.

@@ -30,8 +30,8 @@ const RING: usize = staging(128 << 20);
 /// cache: on the same machine packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB, at 7.4 to 11.3 over 8 MiB, and at 7.0 to
 /// 8.9 over 32 to 192 MiB.
 const REUSED: usize = 2;
-/// The number of packed bytes for which another thread is worth its start.
-const LEAST: usize = 1 << 20;
+/// The packed bytes for which one more thread is worth its start, of some tens of microseconds: packing them takes about 200.
+const LEAST: usize = 2 << 20;
 /// The most threads, so that each has several host buffers of the ring.
 const MOST: usize = RING / CHUNK / 8;
 
