@@ -14,8 +14,8 @@ use super::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{CopyOp, device_error};
 use crate::device::gpu::{
-    Answer, Context, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
-    absent_after, find,
+    Answer, Context, Failed, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
+    find,
 };
 use crate::device::{DeviceId, lock};
 use crate::error::Result;
@@ -45,8 +45,9 @@ impl Cuda {
     pub(super) fn new(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Self> {
         let given = given.map(|context| Kept::new(context, None));
         let (driver, ordinal) = find::<Driver>(id)?;
-        let device =
-            device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
+        // The failure may pass, so it does not say that there is no such device.
+        let failed = |Failed { call, code }| device_error(id, call, code, driver.text(code));
+        let device = device_of(driver, ordinal).map_err(failed)?;
         // What it retains its `drop` releases.
         let mut cuda = Self {
             driver,
@@ -58,10 +59,7 @@ impl Cuda {
         };
         cuda.raw = match cuda.handle.get().and_then(Kept::context) {
             Some(context) => context.cu_ctx(),
-            None => cuda.primary_of(ordinal).map_err(|failed| {
-                // The failure may pass, so it does not say that there is no such device.
-                device_error(id, failed.call, failed.code, driver.text(failed.code))
-            })?,
+            None => cuda.primary_of(ordinal).map_err(failed)?,
         };
         if !cuda.has(Has::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) {
             return Err(absent(id, "the device has no unified addressing"));

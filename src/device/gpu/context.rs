@@ -88,25 +88,13 @@ impl<R: Runtime> Context<R> {
     /// As [`enter`](Self::enter), to free what a failed device still has.
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_, R>> {
         self.check_process()?;
-        Current::new(self).map_err(|failed| {
-            let e = self.error(failed);
-            match self.is_final(failed.code) {
-                // The context itself was refused.
-                true => self.fail(e),
-                false => e,
-            }
-        })
+        // The context itself was refused.
+        Current::new(self).map_err(|failed| self.error(failed, || true))
     }
 
     /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
     pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
-        answer.map_err(|failed| {
-            let e = self.error(failed);
-            match self.is_final(failed.code) && self.is_lost() {
-                true => self.fail(e),
-                false => e,
-            }
-        })
+        answer.map_err(|failed| self.error(failed, || self.is_lost()))
     }
 
     /// As [`check`](Self::check), for a call that allocates `bytes` bytes.
@@ -130,8 +118,13 @@ impl<R: Runtime> Context<R> {
         }
     }
 
-    fn error(&self, Failed { call, code }: Failed) -> Error {
-        device_error(self.id, call, code, self.runtime.library().text(code))
+    /// Makes an error of a call's failure. If the code is final, and that of this context, it has failed.
+    fn error(&self, Failed { call, code }: Failed, is_own: impl FnOnce() -> bool) -> Error {
+        let e = device_error(self.id, call, code, self.runtime.library().text(code));
+        match self.is_final(code) && is_own() {
+            true => self.fail(e),
+            false => e,
+        }
     }
 
     /// Whether a code says that a context, this one or another that the call named, is lost: nothing

@@ -19,7 +19,10 @@ fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     let mut count = 0;
     // SAFETY: `count` is valid for the write of an int.
     let counted = library.quietly(|| unsafe { library.calls().count_devices(&raw mut count) });
-    counted.map_err(|failed| absent_after(library, id, failed))?;
+    counted.map_err(|Failed { call, code }| {
+        let text = library.text(code);
+        absent(id, format!("{call} failed: {text} (code {code})"))
+    })?;
     Ok((library, count))
 }
 
@@ -51,13 +54,6 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
         device,
         reason: reason.into().into(),
     }
-}
-
-/// Returns [`Error::DeviceNotAvailable`] because a call has failed.
-pub(crate) fn absent_after(library: &impl Library, id: DeviceId, failed: Failed) -> Error {
-    let Failed { call, code } = failed;
-    let text = library.text(code);
-    absent(id, format!("{call} failed: {text} (code {code})"))
 }
 
 /// Joins a library's name and text for a code, which are null if it does not know the code.

@@ -33,4 +33,4 @@ pub(crate) use self::load::{absent, device_count, find, load, text};
 pub(crate) use self::queue::GpuQueue;
 pub(crate) use self::runtime::{Features, Found, Library, PointerKind, Runtime};
 #[cfg(feature = "cuda")]
-pub(crate) use self::{context::Context, load::absent_after};
+pub(crate) use self::{api::Failed, context::Context};

@@ -41,13 +41,17 @@ impl<R: Runtime> GpuQueue<R> {
         let made = unsafe { current.calls().create_stream(&raw mut stream, NON_BLOCKING) };
         context.check(made)?;
         drop(current);
-        Ok(Self {
+        Ok(Self::of(context, stream, None))
+    }
+
+    fn of(context: Arc<Context<R>>, stream: RawStream, given: Option<R::Given>) -> Self {
+        Self {
             context,
             stream,
-            given: None,
-            lent: AtomicBool::new(false),
+            lent: AtomicBool::new(given.is_some()),
+            given,
             id: queue_number(),
-        })
+        }
     }
 
     /// Makes a queue of a stream that was given, which `given` keeps alive.
@@ -71,13 +75,7 @@ impl<R: Runtime> GpuQueue<R> {
         // SAFETY: the caller guarantees that the stream is live or a default stream (see
         // `# Safety`).
         unsafe { context.enter()?.check_stream(stream) }?;
-        Ok(Self {
-            context,
-            stream,
-            given: Some(given),
-            lent: AtomicBool::new(true),
-            id: queue_number(),
-        })
+        Ok(Self::of(context, stream, Some(given)))
     }
 
     /// Returns the stream, which others may capture from now on.
