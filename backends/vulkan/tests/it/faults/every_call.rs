@@ -112,7 +112,7 @@ const OPERATIONS: &[Operation] = &[
         let (_, value) = raw.submitted()?;
         assert!(value > 0);
         let zeros = column.with_values(DataType::Int64, result.freeze()?)?;
-        let zeros = zeros.to_host_on(&queue)?;
+        let zeros = zeros.start_to_host_on(&queue)?.wait()?;
         let zeros = zeros.as_primitive::<Int64Type>();
         assert_eq!(zeros.null_count(), batch().column(0).null_count());
         assert!(zeros.iter().flatten().all(|value| value == 0));
