@@ -131,15 +131,16 @@ fn offsets_start_at_0() {
     let bytes_of = |array: &dyn Array| sim.upload_array(array).unwrap().buffer(1).unwrap();
     let offsets = bytes_of(&Int32Array::from(vec![3, 5, 9]));
     let text = bytes_of(&UInt8Array::from(b"___aabbbb____".to_vec()));
-    let buffers = [None, Some(offsets.clone()), Some(text)];
+    let buffers = [None, Some(offsets.clone()), Some(text.clone())];
     // SAFETY: the offsets lie within the text, which is ASCII.
     let texts =
         unsafe { DeviceArray::from_parts(DataType::Utf8, 2, Some(0), &buffers, &[]) }.unwrap();
     let items = sim.upload_array(&ints(12)).unwrap();
     let list = crate::support::types::list(DataType::Int32);
     // SAFETY: the offsets lie within the 12 items.
-    let lists =
-        unsafe { DeviceArray::from_parts(list, 2, Some(0), &[None, Some(offsets)], &[items]) };
+    let lists = unsafe {
+        DeviceArray::from_parts(list, 2, Some(0), &[None, Some(offsets.clone())], &[items])
+    };
     drop(buffers);
     for (array, buffer, bytes) in [(texts, 2, 6), (lists.unwrap(), 1, 12)] {
         let (copy, stats) = TransferStats::scope(|| array.compact().unwrap());
@@ -153,6 +154,24 @@ fn offsets_start_at_0() {
             "offsets",
         );
     }
+    // What a transfer wrote lies side by side, bitmap and offsets too, and the offsets change all the same.
+    let other = Sim::new(SimMode::Deferred);
+    let bits = bytes_of(&UInt8Array::from(vec![0b10]));
+    let buffers = [Some(bits), Some(offsets), Some(text)];
+    // SAFETY: the offsets lie within the text, which is ASCII; one of two rows is null.
+    let texts = unsafe { DeviceArray::from_parts(DataType::Utf8, 2, Some(1), &buffers, &[]) };
+    drop(buffers);
+    let there = texts.unwrap().to_device(&other).unwrap();
+    let copy = there.compact().unwrap();
+    assert_same(
+        &there.to_host().unwrap(),
+        &copy.to_host().unwrap(),
+        "of a copy",
+    );
+    assert_eq!(copy.buffer(2).unwrap().len(), 6);
+    copy.to_host().unwrap().to_data().validate_full().unwrap();
+    drop((there, copy));
+    other.assert_done();
     sim.assert_done();
 }
 
