@@ -115,7 +115,10 @@ impl Resolving {
             }
         }
         let mut sizes = self.sizes.iter().zip(self.rows.len()..);
-        sizes.try_for_each(|(sizes, i)| sizes.set(array, answers.bytes(i)))
+        sizes.try_for_each(|(sizes, i)| {
+            let path = |k| array.node().buffer_path(&sizes.node, k);
+            sizes.set(array.device(), answers.bytes(i), path)
+        })
     }
 }
 
@@ -188,13 +191,17 @@ impl Sizes {
         })
     }
 
-    /// Keeps the sizes, from the bytes that were asked for. The node is one of `array`.
-    pub(crate) fn set(&self, array: &DeviceArray, stored: &[u8]) -> Result<()> {
+    /// Keeps the sizes, from the bytes that were asked for. `path` names a buffer of the node, for errors.
+    pub(crate) fn set(
+        &self,
+        device: &Device,
+        stored: &[u8],
+        path: impl Fn(usize) -> String,
+    ) -> Result<()> {
         let buffers = self.node.buffers[2..].iter();
         for (k, (buffer, bytes)) in buffers.zip(stored.chunks(self.width)).enumerate() {
-            let at = || array.node().buffer_path(&self.node, 2 + k);
             let bytes = int(bytes, self.width);
-            let bytes = check_size(array.device(), buffer.address(), bytes, at)?;
+            let bytes = check_size(device, buffer.address(), bytes, || path(2 + k))?;
             buffer.set_bytes(bytes);
         }
         Ok(())

@@ -209,7 +209,9 @@ impl Device {
     /// Keeps an error for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn park_drop_error(&self, e: Error) {
         Counters::add(&self.0.counters.drop_errors, 1);
-        *lock(&self.0.drop_error) = Some(e);
+        let last = lock(&self.0.drop_error).replace(e);
+        // Not under the lock: it may be a value of the program's.
+        drop(last);
     }
 
     /// Waits until no work that was queued before runs any more. An error, which means that the

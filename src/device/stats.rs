@@ -94,8 +94,8 @@ stats! {
     events,
     /// Waits for an event that were queued.
     queue_waits,
-    /// Waits of a host thread. Waits of background threads, which hold up no other work, are not
-    /// counted.
+    /// Waits of a host thread. Background threads hold up no other work: of theirs, only waits for a
+    /// whole device are counted.
     host_waits,
     /// Errors of operations that cannot return one (a release, a drop). See
     /// [`Device::take_drop_error`](crate::Device::take_drop_error).

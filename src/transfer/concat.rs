@@ -28,7 +28,7 @@ impl DeviceArray {
     /// this call returns. First the ends of binary, text, list and map arrays are read, all run ends, and the type ids and offsets of
     /// dense unions whose children are not shared: one read for
     /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
-    /// at most 16 MiB, with one more read for each that has a source: offsets, of all arrays except the first; dictionary
+    /// about 16 MiB (bitmaps that share a byte stay in one), with one more read for each that has a source: offsets, of all arrays except the first; dictionary
     /// keys, views and list-view offsets that refer to something that is not shared, of all arrays except the
     /// first; bitmaps that do not begin or end at a whole byte, or whose nulls are not counted yet. The
     /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is

@@ -49,7 +49,7 @@ impl Device {
     /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from
     /// where they are (see [`HostSlab`](crate::HostSlab)).
     ///
-    /// Each eighth of the packed bytes, of at least 256 KiB and at most 2 MiB, is a copy that is queued at once, so that it runs while the
+    /// Each part of the packed bytes, of 256 KiB to 2 MiB, is a copy that is queued at once, so that it runs while the
     /// next one is packed. From 4 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)).
     /// Staging memory whose copies are done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
     ///
@@ -180,8 +180,8 @@ impl DeviceArray {
     }
 
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
-    /// one, the array is copied directly, with one host wait if something must be rewritten; otherwise it is copied through
-    /// the host.
+    /// one, the array is copied directly, with a host wait for each read of what must be rewritten; otherwise it is copied
+    /// through the host.
     ///
     /// # Errors
     /// As [`to_host`](Self::to_host) and [`Device::upload`].
@@ -238,7 +238,7 @@ impl DeviceArray {
     ///
     /// If the host cannot read the memory, values are copied on the device. The ends of binary, text, list and map
     /// arrays are read first: one read for each level, all columns together. Validity bitmaps that must be rewritten or
-    /// counted, and offsets that must be rebased, are copied to the host with one more read. Each read is one host wait.
+    /// counted, and offsets that must be rebased, are copied to the host with one more read for each 16 MiB. Each read is one host wait.
     ///
     /// ```
     /// # use arrow_array::record_batch;

@@ -14,7 +14,6 @@ use crate::data::gather::{int, push_int};
 use crate::data::host::unwrap;
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large, unchanged};
 use crate::transfer::region::Rewrite;
@@ -291,11 +290,13 @@ fn data_of(view: View<'_>) -> &[NodeBuffer] {
 /// The data buffers that the result of some view arrays has, and for each array which of them its own become. One keeps its own.
 fn data_buffers<'a>(parts: &[View<'a>]) -> (Vec<(View<'a>, &'a NodeBuffer)>, Vec<Vec<u32>>) {
     let (mut buffers, mut tables) = (Vec::new(), vec![Vec::new(); parts.len()]);
-    let mut seen: HashMap<DevicePtr, u32> = HashMap::new();
+    // Memory of one address is another buffer where it is longer.
+    let mut seen = HashMap::new();
     for (k, view) in parts.iter().enumerate() {
         for buffer in data_of(*view) {
             let next = buffers.len() as u32;
-            let mut index = *seen.entry(buffer.address()).or_insert(next);
+            let place = (buffer.address(), buffer.bytes());
+            let mut index = *seen.entry(place).or_insert(next);
             if k == 0 || index == next {
                 buffers.push((*view, buffer));
                 index = next;

@@ -423,9 +423,7 @@ impl<'a> Planner<'a> {
         let Some(stored) = self.read(address, bytes, on_host) else {
             return Ok(false);
         };
-        let mut arrays = self.arrays.iter();
-        let array = arrays.find(|array| array.node().path(view.node).is_some());
-        sizes.set(array.unwrap_or(&self.arrays[0]), stored)?;
+        sizes.set(self.device, stored, |k| self.path(view, k))?;
         Ok(true)
     }
 

@@ -11,7 +11,7 @@ use crate::data::node::Node;
 use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent, TransferStats, lock,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
 use crate::transfer::plan::{Plan, Scope, plan};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
@@ -110,10 +110,17 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         // SAFETY: as above.
         let (mut packed, mut buffers) = unsafe { packing.run(straight) };
         for helper in helpers {
-            if let Ok(((theirs, more), stats)) = helper.join() {
-                stats.add_to_scope();
-                packed = packed.and(theirs);
-                buffers.extend(more);
+            match helper.join() {
+                Ok(((theirs, more), stats)) => {
+                    stats.add_to_scope();
+                    packed = packed.and(theirs);
+                    buffers.extend(more);
+                }
+                Err(_) => {
+                    let operation = "packing an upload";
+                    let message = "on another thread".into();
+                    packed = packed.and(Err(Error::Panic { operation, message }));
+                }
             }
         }
         (packed, buffers)

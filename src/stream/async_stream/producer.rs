@@ -1,7 +1,7 @@
 //! The producer: a task that fills a consumer's handler.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread;
@@ -106,6 +106,8 @@ fn start<S: DeviceRecordBatchStream>(
         Consumer { handler, shared }
     });
     Box::pin(async move {
+        // Dropped after the consumer, which is told nothing of a panic there.
+        let stream = pin!(stream);
         let mut consumer = consumer?;
         let result = match encoded {
             Ok(()) => send(stream, &mut consumer, options).await,
@@ -132,7 +134,7 @@ fn start<S: DeviceRecordBatchStream>(
 
 /// Sends everything but errors.
 async fn send<S: DeviceRecordBatchStream>(
-    stream: S,
+    mut stream: Pin<&mut S>,
     consumer: &mut Consumer,
     options: ExportOptions,
 ) -> Result<Outcome> {
@@ -140,7 +142,7 @@ async fn send<S: DeviceRecordBatchStream>(
     let Some(handler) = handler else {
         return Err(Error::argument("the handler was released"));
     };
-    let (demand, mut stream) = (&shared.demand, pin!(stream));
+    let demand = &shared.demand;
     let (schema, device_type) = (stream.schema(), stream.device_type());
     let c_schema = export_schema(&schema)?;
     if demand.turn() == Turn::Cancelled {

@@ -412,3 +412,26 @@ fn many_dictionaries_of_runs() {
     assert_eq!(whole.len(), N as usize);
     assert_eq!(whole.child(0).unwrap().len(), 2 * (N as usize).pow(2));
 }
+
+/// Data buffers of views that start at one address, and of which one is longer.
+#[test]
+fn views_of_the_start_and_of_the_whole() {
+    let whole = Buffer::from_iter((0..200).map(|i| b'a' + (i % 26) as u8));
+    let array = |buffer: Buffer, offset: u32| -> ArrayRef {
+        let text = &buffer[offset as usize..][..20];
+        let view = arrow_data::ByteView::new(20, &text[..4])
+            .with_buffer_index(0)
+            .with_offset(offset);
+        let views = vec![view.as_u128()].into();
+        Arc::new(StringViewArray::try_new(views, vec![buffer], None).unwrap())
+    };
+    let rows = [
+        array(whole.slice_with_length(0, 100), 0),
+        array(whole.clone(), 150),
+    ];
+    for place in places() {
+        let upload = |rows: &ArrayRef| (place.device.upload_array(rows).unwrap(), rows.clone());
+        let inputs: Vec<_> = rows.iter().map(upload).collect();
+        assert!(concats(&inputs, "a start and the whole"));
+    }
+}
