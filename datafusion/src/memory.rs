@@ -109,8 +109,12 @@ impl DeviceReservation {
     ///
     /// # Errors
     /// Returns [`DataFusionError::ResourcesExhausted`], with the names of node, partition and device, if the pool has too little
-    /// left. The reservation is what it was.
+    /// left. The reservation is what it was. No bytes are never refused.
     pub fn grow(&self, bytes: usize) -> Result<()> {
+        // A pool beyond its limit refuses even that.
+        if bytes == 0 {
+            return Ok(());
+        }
         self.reservation
             .try_grow(bytes)
             .map_err(|e| self.refused(bytes, e))?;

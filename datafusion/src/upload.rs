@@ -105,19 +105,17 @@ impl Stream for Uploaded {
         let Some(uploads) = &mut this.uploads else {
             return Poll::Ready(None);
         };
-        let resize = |bytes| match &this.memory {
-            Some(memory) => memory.resize(bytes).map_err(from_datafusion),
-            None => Ok(()),
-        };
-        resize(0)?;
+        let memory = this.memory.as_ref();
+        let give_back = || memory.iter().for_each(|memory| memory.shrink(usize::MAX));
+        give_back();
         let mut next = ready!(reserved(|| Pin::new(uploads).poll_next(cx)));
-        if let Some(Ok(batch)) = &next
-            && let Err(e) = resize(batch.get_array_memory_size())
+        if let (Some(Ok(batch)), Some(memory)) = (&next, memory)
+            && let Err(e) = memory.resize(batch.get_array_memory_size())
         {
-            next = Some(Err(e));
+            next = Some(Err(from_datafusion(e)));
         }
         if !matches!(next, Some(Ok(_))) {
-            resize(0)?;
+            give_back();
             this.uploads = None;
         }
         Poll::Ready(next)

@@ -323,6 +323,48 @@ fn an_operator_reserves_what_it_keeps() {
     assert_eq!(pool.reserved(), 0);
 }
 
+/// Nodes that cannot be refused may take a pool beyond its limit: that is no reason to refuse nothing.
+#[tokio::test]
+async fn a_pool_beyond_its_limit_refuses_only_more() {
+    let sim = Sim::new();
+    let device: &Device = &sim;
+    let (context, pool) = limited(1000);
+    let other = MemoryConsumer::new("other").register(&pool);
+    let kept = DeviceReservation::new(&context, "JoinExec", 0, device);
+    kept.grow(600).unwrap();
+    other.grow(1000);
+    kept.grow(0).unwrap();
+    kept.grow(1).unwrap_err();
+    kept.shrink(500);
+    kept.grow(0).unwrap();
+    assert_eq!((kept.size(), pool.reserved()), (100, 1100));
+    drop((kept, other));
+
+    // A stream ends, and a device error stays one.
+    for fault in [false, true] {
+        let other = MemoryConsumer::new("other").register(&pool);
+        let plan = scan(host_table(&[batches(0, 3)])).await;
+        let stream = execute_on_device(plan, context.clone(), &sim).unwrap();
+        let (n, grown) = (if fault { 1 } else { 3 }, &other);
+        let taken = stream.enumerate().map(|(i, batch)| {
+            if i + 1 == n {
+                grown.grow(1000);
+                if fault {
+                    sim.sim.faults().fail_nth(FaultOp::Allocate, 1);
+                }
+            }
+            batch
+        });
+        let found: Vec<_> = taken.collect().await;
+        let ok = found.iter().filter(|batch| batch.is_ok()).count();
+        assert_eq!(found.len() - ok, usize::from(fault), "{found:?}");
+        drop(found);
+        drop(other);
+        sim.sim.faults().clear();
+        assert_eq!(pool.reserved(), 0);
+    }
+}
+
 /// More than is left is all that is left, also while another thread gives back.
 #[test]
 fn two_threads_give_back() {
