@@ -88,8 +88,9 @@
 //!
 //! Device memory and page-locked host memory count against the session's
 //! [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool), for each node and partition (`HostToDeviceExec[0]`). Uploads,
-//! downloads and moves reserve the bytes of each batch before they allocate them and until their reader asks for the
-//! next batch, those ahead of the reader included. A [`DeviceExec`] reserves what its operator has
+//! downloads and moves reserve the bytes of each batch, an estimate, before they copy it (of text or lists those of all rows, in
+//! proportion), correct that once the batch has arrived, and keep it until their reader asks for the next batch, those ahead of the
+//! reader included. A [`DeviceExec`] reserves what its operator has
 //! allocated on the device for the batch that it returned last. What an operator keeps longer, or needs beside its result, it reserves
 //! itself, as DataFusion asks of consumers: [`DeviceReservation`]. Batches that are passed on without a copy reserve nothing.
 //!
@@ -103,8 +104,9 @@
 //!
 //! # Waits and errors
 //!
-//! Polling never blocks on a device, except as described for
-//! [`UploadingReader`](arrow_device::UploadingReader). A device error fails the query
+//! Polling does not wait for what a device computes or copies, except as described for
+//! [`UploadingReader`](arrow_device::UploadingReader), and outside a Tokio runtime, where a direct move between devices waits for
+//! sizes that are on a device. A device error fails the query
 //! with [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of
 //! `arrow-device` ([`to_datafusion`]), which names the device and the operation. DataFusion's own
 //! errors pass through device operators unchanged. Dropping a stream drops everything that it reads

@@ -15,8 +15,8 @@ use arrow_device::Device;
 /// Bytes of a session's [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool) that a partition of a device operator has
 /// reserved. They are given back when the reservation is dropped.
 ///
-/// The nodes of this crate reserve what passes through them: uploads, downloads and moves the memory of each batch, before they
-/// allocate it and until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator has allocated on
+/// The nodes of this crate reserve what passes through them: uploads, downloads and moves the memory of each batch, from before
+/// they copy it, when its size is an estimate that is corrected on arrival, until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator has allocated on
 /// the device for the batch that it returned last. As DataFusion's own nodes do, **an operator that keeps batches or tables longer
 /// reserves them itself**, with this type and before it has them, and so does one that needs much memory beside its result.
 ///

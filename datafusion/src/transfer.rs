@@ -1,6 +1,7 @@
 //! Batches on their way to the host, or to another device.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,7 +9,7 @@ use std::task::{Context, Poll};
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, TransferStats};
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
 use datafusion_physical_plan::coop::make_cooperative;
 use futures_core::Stream;
@@ -17,7 +18,7 @@ use tokio::runtime::Handle;
 use super::memory::{DeviceReservation, Share};
 use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
 use super::stream::SendableDeviceStream;
-use arrow_device::Result;
+use arrow_device::{Error, Result};
 
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
 const SMALL_COLUMN: usize = 16 << 10;
@@ -38,27 +39,34 @@ pub(super) fn on_device(
         }
         let (from, to) = (queues.of(batch.device())?, queues.of(&device)?);
         let source = batch.device();
-        let direct =
-            !source.is_host_readable() && device.backend().relation(source.backend()).copies;
+        let in_place = source.is_host_readable();
+        let direct = !in_place && device.backend().relation(source.backend()).copies;
         let bytes = bytes_of(&batch);
-        let on_host = if source.is_host_readable() { 0 } else { bytes };
         let mut share = Share::new(&memory, bytes)?;
         let runtime = runtime.clone().filter(|_| direct);
         Ok(Coming::Copied(Box::pin(async move {
             let moved = match runtime {
                 // It may have to wait for sizes, or rewrite some bytes.
                 Some(runtime) => {
-                    let copy = move || TransferStats::scope(|| batch.to_device_on(&to));
+                    // The share goes along: the copy goes on if nobody waits for it any more.
+                    let copy = move || {
+                        let (moved, counts) = TransferStats::scope(|| batch.to_device_on(&to));
+                        (moved, counts, share)
+                    };
                     let copied = runtime.spawn_blocking(copy).await;
                     let operation = "copying between devices after the end of the Tokio runtime";
-                    let (moved, counts) = copied.map_err(|e| from_blocking(e, operation))?;
+                    let (moved, counts, kept) = copied.map_err(|e| from_blocking(e, operation))?;
                     add_elsewhere(&counts);
+                    share = kept;
                     moved?
                 }
                 None if direct => batch.to_device_on(&to)?,
                 None => {
                     let batch = batch.start_to_host_on(&from)?.await?;
-                    share.resize(on_host + bytes)?;
+                    if !in_place {
+                        // On both sides.
+                        share.resize(2 * host_bytes(&batch))?;
+                    }
                     to.device().upload_on(&batch, &to)?
                 }
             };
@@ -117,8 +125,7 @@ pub(super) fn host_stream(
         let download = download(&batch, &queue)?;
         Ok(Coming::Copied(Box::pin(async move {
             let batch = download.await?;
-            let bytes = batch.columns().iter().map(|c| c.get_buffer_memory_size());
-            share.resize(bytes.sum())?;
+            share.resize(host_bytes(&batch))?;
             Ok((batch, share))
         })))
     };
@@ -189,10 +196,24 @@ fn download(
     let (schema, rows) = (batch.schema(), batch.num_rows());
     Ok(async move {
         let mut columns = Vec::with_capacity(schema.fields().len());
-        for (group, download) in parts {
-            let (_, part, _) = download.await?.into_parts();
-            columns.extend(group.into_iter().zip(part));
-        }
+        // All are polled: one that had to read sizes starts its copies then.
+        poll_fn(|cx| {
+            let mut waiting = Vec::new();
+            for (group, mut download) in parts.drain(..) {
+                match Pin::new(&mut download).poll(cx) {
+                    Poll::Pending => waiting.push((group, download)),
+                    Poll::Ready(part) => {
+                        columns.extend(group.into_iter().zip(part?.into_parts().1))
+                    }
+                }
+            }
+            parts = waiting;
+            match parts.is_empty() {
+                true => Poll::Ready(Ok::<_, Error>(())),
+                false => Poll::Pending,
+            }
+        })
+        .await?;
         columns.sort_unstable_by_key(|(i, _)| *i);
         let columns = columns.into_iter().map(|(_, column)| column).collect();
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -202,23 +223,49 @@ fn download(
     })
 }
 
-/// Returns how many bytes the rows take in a copy; of types without a fixed width, those of all that their buffers hold.
+/// Estimates how many bytes the rows take in a copy. A slice of text or lists has as large a part of the column's bytes as of its rows.
 fn bytes_of(batch: &DeviceRecordBatch) -> usize {
     batch.columns().map(|column| bytes(&column)).sum()
 }
 
 fn bytes(array: &DeviceArray) -> usize {
-    if let Some(width) = array.data_type().primitive_width() {
+    use DataType::*;
+    let (rows, data_type) = (array.len(), array.data_type());
+    let buffer = |i| array.buffer(i).map_or(0, |buffer| buffer.len());
+    let children = (0..array.num_children()).filter_map(|i| array.child(i));
+    let children: usize = children.map(|child| bytes(&child)).sum();
+    let from = |first| (first..array.num_buffers()).map(buffer).sum::<usize>() + children;
+    let width = match data_type {
+        FixedSizeBinary(size) => usize::try_from(*size).ok(),
+        Dictionary(keys, _) => keys.primitive_width(),
+        Utf8View | BinaryView => Some(size_of::<u128>()),
+        Struct(_) | FixedSizeList(..) => Some(0),
+        other => other.primitive_width(),
+    };
+    if let Some(width) = width {
         let validity = match array.null_count() {
             Some(0) => 0,
-            _ => array.len().div_ceil(8),
+            _ => rows.div_ceil(8),
         };
-        return array.len() * width + validity;
+        // What else there is moves as a whole, or is cut to these rows.
+        return rows * width + validity + from(2);
     }
-    let buffers = (0..array.num_buffers()).filter_map(|i| array.buffer(i));
-    let children = (0..array.num_children()).filter_map(|i| array.child(i));
-    buffers.map(|buffer| buffer.len()).sum::<usize>()
-        + children.map(|child| bytes(&child)).sum::<usize>()
+    let all_rows = match data_type {
+        Utf8 | Binary | List(_) | Map(..) => (buffer(1) / 4).saturating_sub(1),
+        LargeUtf8 | LargeBinary | LargeList(_) => (buffer(1) / 8).saturating_sub(1),
+        Boolean => buffer(1) * 8,
+        _ => rows,
+    };
+    match (from(0) as u128 * rows as u128).checked_div(all_rows as u128) {
+        Some(part) if rows < all_rows => part as usize,
+        _ => from(0),
+    }
+}
+
+/// Returns the bytes of the buffers of a batch that came down.
+fn host_bytes(batch: &RecordBatch) -> usize {
+    let columns = batch.columns().iter();
+    columns.map(|column| column.get_buffer_memory_size()).sum()
 }
 
 /// A queue of each device, made for its first copy.

@@ -7,9 +7,12 @@ use std::sync::{Arc, Mutex};
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, Devices};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceReservation, DeviceToDeviceExec, execute_on_device, to_datafusion,
+    DeviceExec, DeviceReservation, DeviceTable, DeviceToDeviceExec, execute_on_device,
+    to_datafusion,
 };
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use datafusion::arrow::array::{
+    ArrayRef, Int64Array, ListBuilder, RecordBatch, StringArray, StringBuilder,
+};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{
@@ -362,6 +365,39 @@ async fn a_pool_beyond_its_limit_refuses_only_more() {
         drop(other);
         sim.sim.faults().clear();
         assert_eq!(pool.reserved(), 0);
+    }
+}
+
+/// Of columns whose rows have no fixed width, what is reserved for a slice follows its rows.
+#[tokio::test]
+async fn a_slice_reserves_its_part_of_a_column() {
+    const ROWS: usize = 10_000;
+    let (a, b) = (Sim::new(), Sim::new());
+    let texts = StringArray::from_iter_values((0..ROWS).map(|i| format!("{i:0100}")));
+    let mut lists = ListBuilder::new(StringBuilder::new());
+    for i in 0..ROWS {
+        lists.append_value([Some(format!("{i:050}")), None, Some(format!("{i:050}"))]);
+    }
+    let columns: [(&str, ArrayRef); 2] = [("s", Arc::new(texts)), ("l", Arc::new(lists.finish()))];
+    let whole = RecordBatch::try_from_iter(columns).unwrap();
+    let up = a.upload(&whole).unwrap();
+    for (rows, fits) in [(100, true), (ROWS, false)] {
+        let slice = up.slice(ROWS - rows, rows).unwrap();
+        let partitions = vec![vec![slice]];
+        let table = DeviceTable::from_batches(whole.schema(), a.device.clone(), partitions);
+        let source = scan(Arc::new(table.unwrap())).await;
+        let moves = DeviceToDeviceExec::new(source.children()[0].clone(), &b);
+        let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+        for plan in [source, moves] {
+            // 22 KB on their way, of about 2.3 MB.
+            let (context, pool) = limited(100_000);
+            let found = collect(plan, context).await;
+            match fits {
+                true => assert_eq!(found.unwrap(), [whole.slice(ROWS - rows, rows)]),
+                false => assert_refused(found, &["partition 0"]),
+            }
+            assert_eq!(pool.reserved(), 0);
+        }
     }
 }
 

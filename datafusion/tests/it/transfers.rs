@@ -7,13 +7,15 @@ use std::time::Duration;
 use arrow_device::device::sim::SimConfig;
 use arrow_device::{Device, TransferStats};
 use arrow_device_datafusion::{DeviceExec, DeviceToDeviceExec, execute_on_device};
-use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::array::{ArrayRef, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::execution::memory_pool::MemoryPool;
 use datafusion::physical_plan::collect;
 use datafusion::prelude::SessionContext;
 use futures::{Stream, StreamExt};
 
 use crate::kit::*;
+use crate::memory::recorded;
 use crate::nodes::*;
 use crate::ops::{lines, run_on_device};
 
@@ -443,6 +445,58 @@ fn drive_blocking(sims: &[&Sim], plan: &Plan) -> Vec<RecordBatch> {
         driven.items.into_iter().map(Result::unwrap).collect()
     };
     std::thread::scope(|scope| scope.spawn(drive).join().unwrap())
+}
+
+/// A copy on a blocking thread goes on if its reader has gone, and what it has allocated stays reserved.
+#[tokio::test]
+async fn a_copy_that_nobody_waits_for_stays_reserved() {
+    let peer = || Sim::with(SimConfig::default().with_peer_access(true));
+    let (a, b) = (peer(), peer());
+    let moves = device_leaf(device_table(&a, &[batches(0, 1)])).await;
+    let moves = DeviceToDeviceExec::new(moves, &b);
+    let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+    std::thread::scope(|scope| {
+        let dropped = || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.max_blocking_threads(1).build().unwrap();
+            let _within = runtime.enter();
+            let (context, pool) = recorded();
+            let mut stream = moves.execute(0, context).unwrap();
+            let (release, released) = mpsc::channel::<()>();
+            runtime.spawn_blocking(move || released.recv().unwrap_err());
+            let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            drop(stream);
+            assert_eq!(pool.reserved(), 128);
+            drop(release);
+            eventually("the copy is done", || pool.reserved() == 0);
+        };
+        scope.spawn(dropped).join().unwrap();
+    });
+    drop(moves);
+    b.assert_done();
+    a.assert_done();
+}
+
+/// The columns of a batch come down by themselves, and at once.
+#[tokio::test]
+async fn columns_come_down_at_once() {
+    let sim = Sim::deferred();
+    let mut waits = Vec::new();
+    for columns in [1, 5] {
+        let text = (0..4000).map(|i| format!("{i:020}"));
+        let column: ArrayRef = Arc::new(StringArray::from_iter_values(text));
+        let batch = (0..columns).map(|i| (format!("c{i}"), column.clone()));
+        let batch = RecordBatch::try_from_iter(batch).unwrap();
+        let ctx = over(device_table(&sim, &[vec![batch.clone()]]));
+        // The ends of a slice's text are read first.
+        let plan = plan(&ctx, "SELECT * FROM t LIMIT 3000").await;
+        let stream = plan.execute(0, session().task_ctx()).unwrap();
+        let (found, pending) = drive(&[&sim], stream);
+        assert_eq!(found[0].as_ref().unwrap(), &batch.slice(0, 3000));
+        waits.push(pending);
+    }
+    assert_eq!(waits[0], waits[1]);
 }
 
 /// Sizes, offsets and bitmaps of the batches to join are on the device.
