@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, TransferStats};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats,
+};
 use arrow_schema::{DataType, SchemaRef};
 use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
 use datafusion_physical_plan::coop::make_cooperative;
@@ -22,6 +24,10 @@ use arrow_device::{Error, Result};
 
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
 const SMALL_COLUMN: usize = 16 << 10;
+
+/// Once so many bytes or batches that were moved are still being copied, the oldest is waited for, as by `UploadingReader`.
+const BYTES: usize = 128 << 20;
+const COPIES: usize = 64;
 
 /// Returns the stream with its batches on `device`. Those that are there already are passed on. A device that reaches the memory of
 /// a batch's copies it directly, and others go through the host, one batch ahead of the reader.
@@ -76,6 +82,7 @@ pub(super) fn on_device(
     };
     Box::pin(Moved {
         batches: Ahead::new(stream, start),
+        under_way: VecDeque::new(),
         schema,
         device_type,
     })
@@ -84,15 +91,48 @@ pub(super) fn on_device(
 /// Batches that are on one device.
 struct Moved {
     batches: Ahead<DeviceRecordBatch>,
+    /// The event and the bytes of each copy that was returned before it was done, oldest first.
+    under_way: VecDeque<(SyncEvent, usize)>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
+}
+
+impl Moved {
+    /// Is pending while too many copies are under way. One that failed counts as done: its reader gets the error.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some((oldest, _)) = self.under_way.front() {
+            let bytes: usize = self.under_way.iter().map(|(_, bytes)| bytes).sum();
+            let full = bytes >= BYTES || self.under_way.len() >= COPIES;
+            let done = match full {
+                true => oldest.notify(cx.waker()),
+                false => oldest.is_complete(),
+            };
+            match done {
+                Ok(false) if full => return Poll::Pending,
+                Ok(false) => break,
+                _ => drop(self.under_way.pop_front()),
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 impl Stream for Moved {
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        reserved(|| self.batches.poll_next(cx))
+        let this = &mut *self;
+        this.batches.returned = None;
+        ready!(this.poll_room(cx));
+        let next = ready!(reserved(|| this.batches.poll_next(cx)));
+        // Only a copy has a share.
+        if let (Some(Ok(batch)), Some(_)) = (&next, &this.batches.returned)
+            && let Ok(Some(event)) = batch.as_struct().ready_event()
+        {
+            let bytes = batch.get_array_memory_size();
+            this.under_way.push_back((event, bytes));
+        }
+        Poll::Ready(next)
     }
 }
 

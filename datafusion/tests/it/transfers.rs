@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device::{Device, TransferStats};
+use arrow_device::{Device, Devices, TransferStats};
 use arrow_device_datafusion::{DeviceExec, DeviceToDeviceExec, execute_on_device};
 use datafusion::arrow::array::{ArrayRef, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
@@ -526,6 +526,23 @@ async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
     let (batches, pending) = drive_tasks(&[&sim], stream).await;
     assert_eq!(batches.len(), 200);
     assert!(pending > 0, "200 uploads at once");
+    drop(batches);
+    sim.assert_done();
+}
+
+/// As well of moves.
+#[tokio::test]
+async fn no_poll_waits_for_more_moves_than_may_be_under_way() {
+    let sim = Sim::deferred();
+    let table = device_table(&Devices::cpu(), &[batches(0, 200)]);
+    let moves = DeviceToDeviceExec::new(device_leaf(table).await, &sim);
+    let moves: Plan = Arc::new(DeviceExec::new(Arc::new(moves)));
+    let stream = execute_on_device(moves, session().task_ctx(), &sim).unwrap();
+    let (batches, pending) = drive_tasks(&[&sim], stream).await;
+    assert_eq!(batches.len(), 200);
+    assert!(batches.iter().all(Result::is_ok));
+    // 66 copies, and then all that were under way are done.
+    assert!((3..200).contains(&pending), "{pending}");
     drop(batches);
     sim.assert_done();
 }
