@@ -356,6 +356,10 @@ impl Drop for Foreign {
             // SAFETY: the struct was not taken, so its callback has not been called.
             unsafe { release(array) };
         }
+        if !std::thread::panicking() {
+            // The device's thread releases an array whose use it waits for, which may be a moment after the test.
+            self.wait_for_releases();
+        }
         let (released, nodes) = self.releases();
         if !std::thread::panicking() {
             assert!(released >= nodes, "the array outlives its test");
