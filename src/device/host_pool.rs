@@ -162,9 +162,12 @@ impl HostPool {
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
         let fits = capacity..=capacity.saturating_mul(2).max(GRAIN);
         let mut idle = lock(&self.idle);
-        let newest_first = idle.blocks.iter().enumerate().rev();
-        let fitting = newest_first.filter(|(_, block)| fits.contains(&block.capacity));
-        let (i, _) = fitting.min_by_key(|(_, block)| block.capacity)?;
+        let newest_first = || idle.blocks.iter().enumerate().rev();
+        let exact = newest_first().find(|(_, block)| block.capacity == capacity);
+        let (i, _) = exact.or_else(|| {
+            let fitting = newest_first().filter(|(_, block)| fits.contains(&block.capacity));
+            fitting.min_by_key(|(_, block)| block.capacity)
+        })?;
         let block = idle.blocks.remove(i)?;
         idle.bytes -= block.capacity;
         Some(block)

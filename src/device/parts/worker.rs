@@ -104,31 +104,42 @@ impl Shared {
     /// The thread. It ends when there has been no work for a while.
     fn run(&self) {
         IS_WORKER.set(true);
-        let mut jobs = Vec::new();
-        let mut pause = PAUSE.0;
+        let (mut jobs, mut pause) = (Vec::new(), PAUSE.0);
+        // When all jobs were asked, and how long that took.
+        let (mut asked, mut took) = (Instant::now(), Duration::ZERO);
         loop {
             let state = self.lock();
             let is_idle = jobs.is_empty();
+            // Asking takes at most a part of this thread's time.
+            let due = asked + pause.max((4 * took).min(LONG_PAUSE));
             let nothing = |state: &mut State| state.jobs.is_empty() && !(state.closed && is_idle);
-            let pause_now = if is_idle { IDLE } else { pause };
-            let waited = self.wake.wait_timeout_while(state, pause_now, nothing);
+            let time = match is_idle {
+                true => IDLE,
+                false => due.saturating_duration_since(Instant::now()),
+            };
+            let waited = self.wake.wait_timeout_while(state, time, nothing);
             let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if is_idle && state.jobs.is_empty() {
                 state.running = false;
                 return;
             }
-            let is_new = !state.jobs.is_empty();
-            jobs.append(&mut state.jobs);
+            let mut new = take(&mut state.jobs);
             drop(state);
-
+            if !new.is_empty() {
+                // Only these are asked at once: many that wait would be asked for each that comes.
+                pause = PAUSE.0;
+                self.round(&mut new);
+                jobs.append(&mut new);
+            }
             let (start, before) = (Instant::now(), jobs.len());
+            if start < due {
+                continue;
+            }
             self.round(&mut jobs);
-            pause = match is_new || jobs.len() < before {
+            (asked, took) = (Instant::now(), start.elapsed());
+            pause = match jobs.len() < before {
                 true => PAUSE.0,
-                // Polling takes at most a part of this thread's time.
-                false => (pause * 2)
-                    .min(PAUSE.1)
-                    .max((4 * start.elapsed()).min(LONG_PAUSE)),
+                false => (pause * 2).min(PAUSE.1),
             };
         }
     }
