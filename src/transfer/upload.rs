@@ -82,7 +82,7 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         .device()
         .packing_threads()
         .min(MOST)
-        .min(left / LEAST)
+        .min((left + LEAST / 2) / LEAST)
         .max(1);
     let chunk = (left / (2 * threads).max(8)).next_multiple_of(SMALL_CHUNK);
     let packing = Packing {
@@ -107,7 +107,7 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         let helpers: Vec<_> = (1..threads)
             .map_while(|_| name().spawn_scoped(scope, help).ok())
             .collect();
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what `run` asks for, for all threads alike (see `# Safety`).
         let (mut packed, mut buffers) = unsafe { packing.run(straight) };
         for helper in helpers {
             match helper.join() {
@@ -177,7 +177,7 @@ impl Packing<'_> {
                     *done = self.queue.record()?;
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: without packed bytes these are the caller's copies alone, whose memory the caller keeps (see `# Safety`).
             unsafe { self.queue.copy(&copies) }
         });
         if packed.is_err() {
