@@ -166,7 +166,7 @@ impl Importer<'_> {
             path.usable("dictionary", array.dictionary)?;
             // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the interface.
             let dictionary = unsafe { &*array.dictionary };
-            // SAFETY: as above, and so do its descendants.
+            // SAFETY: the caller guarantees that the dictionary and its descendants comply with the interface, which `node` asks for.
             let values = unsafe { self.node(dictionary, values, 0, &Path::Dictionary(path)) }?;
             return Ok(vec![values]);
         }

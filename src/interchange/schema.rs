@@ -174,7 +174,7 @@ impl Walk {
     }
 }
 
-/// The type of a node, but for its dictionary.
+/// The type of a node, without regard to its dictionary.
 fn data_type(
     schema: &ForeignSchema,
     format: &str,

@@ -28,7 +28,7 @@ use crate::transfer::{Download, DownloadQueues};
 /// of their own for each device, and reads of sizes that are stored in device memory on another one.
 ///
 /// A consumer that must see a batch before the next one is made, or that may stop early, switches this off with
-/// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
+/// [`with_prefetch(0)`](Self::with_prefetch). Nothing is requested ahead of a batch in memory that the host can read.
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
     /// `None` after its end or an error.

@@ -209,7 +209,7 @@ impl<R: Runtime> Current<'_, R> {
         // SAFETY: the caller guarantees that the stream is live (see `# Safety`); it is no default
         // stream.
         match self.context.check(unsafe { self.foreign(stream) })? {
-            // SAFETY: as above.
+            // SAFETY: the stream is live, as the caller guarantees, and no default stream (checked at the start).
             None => unsafe { self.check_capture(stream) },
             Some(why) => Err(Error::argument(format!("{}: {why}", self.context.id))),
         }

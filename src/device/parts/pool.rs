@@ -73,7 +73,7 @@ struct Idle<E> {
     /// By age, the oldest first.
     blocks: BTreeMap<u64, Block<E>>,
     /// All bytes and blocks, with those whose events are being asked about.
-    bytes: usize,
+    bytes: u128,
     count: usize,
     /// The age of the next block.
     next: u64,
@@ -109,7 +109,7 @@ impl<E> Drop for Asked<'_, E> {
 impl<E> Idle<E> {
     /// A block has left the pool.
     fn subtract(&mut self, block: &Block<E>) {
-        self.bytes -= block.bytes;
+        self.bytes -= block.bytes as u128;
         self.count -= 1;
     }
 }
@@ -183,7 +183,7 @@ impl<E> Pool<E> {
         let mut idle = lock(&self.idle);
         let age = idle.next;
         idle.next += 1;
-        idle.bytes += block.bytes;
+        idle.bytes += block.bytes as u128;
         idle.count += 1;
         idle.blocks.insert(age, block);
     }
@@ -238,7 +238,7 @@ impl<E> Pool<E> {
     }
 
     fn exceeds(&self, idle: &Idle<E>, times: usize) -> bool {
-        idle.bytes > self.most_bytes.saturating_mul(times)
+        idle.bytes > self.most_bytes.saturating_mul(times) as u128
             || idle.count > self.most_blocks.saturating_mul(times)
     }
 
@@ -291,7 +291,7 @@ mod tests {
         pool
     }
 
-    fn idle_bytes(pool: &Pool<usize>) -> usize {
+    fn idle_bytes(pool: &Pool<usize>) -> u128 {
         lock(&pool.idle).bytes
     }
 

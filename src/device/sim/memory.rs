@@ -14,43 +14,55 @@ const UNIT: usize = 64;
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
+    bytes: usize,
+    /// What was allocated, of which `start` is the first multiple of [`UNIT`].
+    base: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: this alone owns the memory, and never reads or writes it after `new`.
 unsafe impl Send for Memory {}
-// SAFETY: as above; the fields do not change.
+// SAFETY: a shared reference gives the address, which does not change, and nothing of the memory.
 unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Allocates `bytes` bytes, which are filled or zero. Returns `None` if there are not as many, or none are asked for.
     pub(super) fn new(bytes: usize, fill: bool) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes, UNIT).ok()?;
         if bytes == 0 {
             return None;
         }
-        // SAFETY: the layout is not empty; what was allocated with it has room for the bytes that fill it.
-        let start = unsafe {
+        // Zeros of no alignment come from the system as they are used; aligned ones are written at once.
+        let layout = Layout::from_size_align(bytes.checked_add(UNIT)?, 1).ok()?;
+        // SAFETY: the layout is not empty, and has room for the bytes after the first multiple of `UNIT`.
+        let (base, start) = unsafe {
+            let base = match fill {
+                true => std::alloc::alloc(layout),
+                false => std::alloc::alloc_zeroed(layout),
+            };
+            let base = NonNull::new(base)?;
+            let start = base.add(base.align_offset(UNIT));
             if fill {
-                let start = NonNull::new(std::alloc::alloc(layout))?;
                 start.write_bytes(FRESH, bytes);
-                start
-            } else {
-                NonNull::new(std::alloc::alloc_zeroed(layout))?
             }
+            (base, start)
         };
-        Some(Self { start, layout })
+        Some(Self {
+            start,
+            bytes,
+            base,
+            layout,
+        })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.layout.size()
+        self.bytes
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout.
-        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 

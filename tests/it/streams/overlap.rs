@@ -179,7 +179,7 @@ fn sources_of_abandoned_downloads_live() {
     sim.assert_done();
 }
 
-/// The release thread lets go of what uploads held that are done: events, and staging memory before them.
+/// The release thread frees what finished uploads have kept: events, and staging memory before them.
 #[track_caller]
 fn few_events(sim: &Sim, most: usize) {
     let end = Instant::now() + Duration::from_secs(5);
