@@ -165,20 +165,13 @@ impl Device {
     /// # Errors
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn host_slab(&self, len: usize) -> Result<HostSlab> {
-        self.idle_or_new_slab(len).map(|(slab, _)| slab)
-    }
-
-    /// As [`host_slab`](Self::host_slab); also returns whether an idle slab served.
-    pub(crate) fn idle_or_new_slab(&self, len: usize) -> Result<(HostSlab, bool)> {
         let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
         let idle = self.slabs().and_then(|pool| pool.take(capacity));
-        let is_idle = idle.is_some();
-        let slab = HostSlab {
+        Ok(HostSlab {
             block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
             len,
             device: Some(self.clone()),
-        };
-        Ok((slab, is_idle))
+        })
     }
 
     fn new_block(&self, capacity: usize) -> Result<Block> {

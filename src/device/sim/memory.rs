@@ -14,7 +14,6 @@ const UNIT: usize = 64;
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
-    bytes: usize,
     /// What was allocated, of which `start` is the first multiple of [`UNIT`].
     base: NonNull<u8>,
     layout: Layout,
@@ -48,14 +47,13 @@ impl Memory {
         };
         Some(Self {
             start,
-            bytes,
             base,
             layout,
         })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.layout.size() - UNIT
     }
 }
 
