@@ -165,8 +165,8 @@ impl Device {
     /// Sets how many threads may pack a large upload: the thread that calls the upload, and others, which live as long
     /// as the call. 1 means no other thread, 0 the default: half of the cores, but at most 8. More than 8 are not used.
     ///
-    /// There is one for each 2 MiB of packed bytes, so that others help from 4 MiB on. Memory that is copied from where it is, such as page-locked buffers
-    /// of 1 MiB and more, is not packed.
+    /// There is about one for each 1.25 MiB of packed bytes, so that others help from 2 MiB on. Memory that is copied from where it
+    /// is, such as page-locked buffers of 1 MiB and more, is not packed.
     ///
     /// ```
     /// # use arrow_device::Devices;

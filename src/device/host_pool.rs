@@ -85,6 +85,10 @@ impl Block {
         }))
     }
 
+    pub(crate) fn is_locked(&self) -> bool {
+        matches!(self.kind, Kind::Locked)
+    }
+
     pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }

@@ -97,6 +97,11 @@ impl HostSlab {
         unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), values) }
     }
 
+    /// Whether the device reads the memory itself, rather than a copy of it that the host makes.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.block.is_locked()
+    }
+
     /// Returns the address of the first byte, for copies.
     pub fn as_device_ptr(&self) -> DevicePtr {
         DevicePtr::new(self.block.ptr().as_ptr().cast())

@@ -50,7 +50,7 @@ impl Device {
     /// where they are (see [`HostSlab`](crate::HostSlab)).
     ///
     /// Each part of the packed bytes, of 256 KiB to 2 MiB, is a copy that is queued at once, so that it runs while the
-    /// next one is packed. From 4 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)).
+    /// next one is packed. From 2 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)).
     /// Staging memory whose copies are done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
     ///
     /// The columns share the allocation, which is freed when the last of them is dropped. To keep one column without the
