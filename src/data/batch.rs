@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_array;
@@ -188,12 +188,8 @@ impl DeviceRecordBatch {
             .iter()
             .map(|&i| self.column(i))
             .collect::<Result<_>>()?;
-        let fields: Vec<FieldRef> = indices
-            .iter()
-            .map(|&i| self.schema.fields()[i].clone())
-            .collect();
-        let root = DataType::Struct(fields.clone().into());
-        let schema = Schema::new_with_metadata(fields, self.schema.metadata().clone());
+        let schema = self.schema.project(indices)?;
+        let root = DataType::Struct(schema.fields().clone());
         Ok(Self {
             schema: Arc::new(schema),
             array: struct_array(self.device(), root, self.num_rows(), &columns),

@@ -174,10 +174,8 @@ impl DeviceArray {
         validity: Option<Validity>,
     ) -> Result<Self> {
         let (operation, device) = ("DeviceArray::new_fixed_size_list", values.device());
-        let (data_type, child) = (
-            DataType::FixedSizeList(field, size),
-            std::slice::from_ref(values),
-        );
+        let data_type = DataType::FixedSizeList(field, size);
+        let child = std::slice::from_ref(values);
         // SAFETY: a fixed-size list has no values of its own, and those of its child are valid already.
         unsafe { Self::assemble(operation, device, data_type, rows, validity, &[], child) }
     }
@@ -215,17 +213,13 @@ impl DeviceArray {
                 "{operation}: there is neither a buffer nor a child, so the device is unknown"
             )));
         };
-        let (bitmap, others) = match buffers {
-            [bitmap, others @ ..] if Layout::of(&data_type).has_validity() => {
-                (bitmap.as_ref(), others)
-            }
-            [] if Layout::of(&data_type).has_validity() => {
-                return Err(Error::argument(format!(
-                    "{operation}: the first buffer of {data_type} is its bitmap, which may be None"
-                )));
-            }
-            _ => (None, buffers),
+        let bitmaps = usize::from(Layout::of(&data_type).has_validity());
+        let Some((bitmap, others)) = buffers.split_at_checked(bitmaps) else {
+            return Err(Error::argument(format!(
+                "{operation}: the first buffer of {data_type} is its bitmap, which may be None"
+            )));
         };
+        let bitmap = bitmap.first().and_then(Option::as_ref);
         let may_have_nulls = bitmap.is_some() || data_type == DataType::Null;
         let most = if may_have_nulls { length } else { 0 };
         if let Some(nulls) = nulls.filter(|nulls| *nulls > most) {
