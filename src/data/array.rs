@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::layout::child_field;
-use crate::data::node::{Node, NodeBuffer, NullCount, View};
+use crate::data::node::{Node, NullCount, View};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -135,15 +135,8 @@ impl DeviceArray {
         if i >= self.num_buffers() {
             return None;
         }
-        let NodeBuffer {
-            base,
-            offset,
-            owner,
-            ..
-        } = &self.node().buffers[i];
-        let bytes = self.node().buffers[i].bytes()?;
-        let owner = owner.clone()?;
-        Some(DeviceBuffer::from_parts(owner, *base, *offset, bytes))
+        let buffer = &self.node().buffers[i];
+        buffer.to_buffer(buffer.bytes()?)
     }
 
     /// Returns the number of children; a dictionary's values are one.
@@ -326,7 +319,9 @@ impl DeviceArray {
         if view == self.view() {
             self.nulls.set(nulls);
         }
-        view.keep_null_count(nulls);
+        if view.is_all() {
+            view.node.nulls.set(nulls);
+        }
     }
 }
 

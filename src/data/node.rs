@@ -93,11 +93,6 @@ impl Node {
         }
     }
 
-    /// Whether it is known that no row is null.
-    pub(crate) fn has_no_nulls(&self) -> bool {
-        self.nulls.get() == Some(0) && !self.layout.is_null_type()
-    }
-
     /// The validity bitmap, if there is one.
     pub(crate) fn bitmap(&self) -> Option<&NodeBuffer> {
         let first = self.buffers.first();
@@ -194,6 +189,17 @@ impl NodeBuffer {
     /// Its length in bytes, if it is known.
     pub(crate) fn bytes(&self) -> Option<usize> {
         self.bytes.get()
+    }
+
+    /// The buffer by itself, `bytes` bytes long; `None` if there is no memory.
+    pub(crate) fn to_buffer(&self, bytes: usize) -> Option<DeviceBuffer> {
+        let owner = self.owner.clone()?;
+        Some(DeviceBuffer::from_parts(
+            owner,
+            self.base,
+            self.offset,
+            bytes,
+        ))
     }
 
     pub(crate) fn set_bytes(&self, bytes: usize) {
@@ -321,13 +327,6 @@ impl<'a> View<'a> {
             Some(n) if n == node.length => Some(self.length),
             Some(n) if self.is_all() => Some(n),
             _ => None,
-        }
-    }
-
-    /// Keeps the nulls that were counted in these rows, if they are all of the node.
-    pub(crate) fn keep_null_count(self, nulls: usize) {
-        if self.is_all() {
-            self.node.nulls.set(nulls);
         }
     }
 

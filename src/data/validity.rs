@@ -87,10 +87,8 @@ impl DeviceArray {
         let bitmap = view.node.bitmap()?;
         // The buffer has these bits: its length was checked against the rows when the array was made.
         let needed = (view.validity_offset + view.length).div_ceil(8);
-        let owner = bitmap.owner.clone()?;
-        let bytes = bitmap.bytes().unwrap_or(needed);
         Some(Validity {
-            buffer: DeviceBuffer::from_parts(owner, bitmap.base, bitmap.offset, bytes),
+            buffer: bitmap.to_buffer(bitmap.bytes().unwrap_or(needed))?,
             bit_offset: view.validity_offset,
             len: view.length,
             nulls: self.null_count(),

@@ -98,7 +98,7 @@ fn may_be_invalid(node: &Node, nullable: bool) -> bool {
         }
         other => other.is_primitive(),
     };
-    let has_nulls = !node.has_no_nulls() && !node.layout.is_null_type();
+    let has_nulls = node.nulls.get() != Some(0) && !node.layout.is_null_type();
     let child = |(i, child): (usize, &Arc<Node>)| {
         let field = child_field(&node.data_type, i);
         may_be_invalid(child, field.is_none_or(|field| field.is_nullable()))
