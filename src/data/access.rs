@@ -163,8 +163,9 @@ impl DeviceArray {
     /// Lends the bit of each row of buffer `slot`, the first of which is bit `bit_offset`.
     fn bits_on(&self, queue: &Queue, slot: usize, bit_offset: usize) -> Result<Loan<'_, bool>> {
         let buffer = &self.node().buffers[slot];
-        let lender = self.lender(buffer);
-        Loan::bits(lender, queue, buffer.address(), bit_offset, self.len())
+        let mut bits = Loan::new(self.lender(buffer), queue, buffer.address(), self.len())?;
+        bits.bit_offset = bit_offset;
+        Ok(bits)
     }
 
     /// Lends buffer `slot`, which is of offsets or of sizes of the native type `T`, `i32` or `i64`.

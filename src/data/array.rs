@@ -210,15 +210,11 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
-        self.merged_event(|| self.device().default_queue())
+        self.ready_event_on(None)
     }
 
-    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device.
-    pub(crate) fn ready_event_on(&self, queue: &Queue) -> Result<Option<SyncEvent>> {
-        self.merged_event(|| queue.clone())
-    }
-
-    fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {
+    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device; `None` is its default queue.
+    pub(crate) fn ready_event_on(&self, queue: Option<&Queue>) -> Result<Option<SyncEvent>> {
         let pending = self.pending()?;
         let Some(first) = pending.first() else {
             return Ok(None);
@@ -228,7 +224,7 @@ impl DeviceArray {
         if first.own_event().is_some() && pending.iter().all(|owner| event(owner) == event(first)) {
             return Ok(first.own_event().cloned());
         }
-        let queue = of();
+        let queue = queue.map_or_else(|| self.device().default_queue(), Queue::clone);
         pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
         queue.record()
     }

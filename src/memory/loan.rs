@@ -33,7 +33,8 @@ pub struct Loan<'a, T = u8> {
     owner: Option<&'a Arc<Owner>>,
     queue: Queue,
     address: DevicePtr,
-    bit_offset: usize,
+    /// Of a bitmap; the loan of anything else starts at its address.
+    pub(crate) bit_offset: usize,
     len: usize,
     elements: PhantomData<fn() -> T>,
 }
@@ -87,21 +88,6 @@ impl<'a, T> Loan<'a, T> {
     #[cfg(feature = "cuda")]
     pub(crate) fn address_ref(&self) -> &DevicePtr {
         &self.address
-    }
-}
-
-impl<'a> Loan<'a, bool> {
-    /// As [`new`](Self::new), for `len` bits from bit `bit_offset` of the bitmap at `address`.
-    pub(crate) fn bits(
-        lender: (&Device, Option<&'a Arc<Owner>>),
-        queue: &Queue,
-        address: DevicePtr,
-        bit_offset: usize,
-        len: usize,
-    ) -> Result<Self> {
-        let mut bits = Self::new(lender, queue, address, len)?;
-        bits.bit_offset = bit_offset;
-        Ok(bits)
     }
 }
 

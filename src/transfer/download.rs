@@ -157,7 +157,7 @@ impl<T> Download<T> {
         let (array, queue) = (&self.array, &self.queues.copies);
         let event = if self.is_in_place() {
             self.state = State::InPlace;
-            array.ready_event_on(queue)?
+            array.ready_event_on(Some(queue))?
         } else {
             if let Some((requests, mut reading)) = reading {
                 reading.waited();
@@ -175,7 +175,7 @@ impl<T> Download<T> {
                 {
                     // The host reads these in place.
                     self.state = State::Planning(numbers, None);
-                    array.ready_event_on(queue)?
+                    array.ready_event_on(Some(queue))?
                 }
                 Walk::Lacks(requests) => {
                     let sizes = self.queues.sizes()?;
