@@ -213,7 +213,8 @@ impl DeviceArray {
         self.ready_event_on(None)
     }
 
-    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device; `None` is its default queue.
+    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device; without one on its
+    /// default queue.
     pub(crate) fn ready_event_on(&self, queue: Option<&Queue>) -> Result<Option<SyncEvent>> {
         let pending = self.pending()?;
         let Some(first) = pending.first() else {

@@ -206,10 +206,8 @@ pub(crate) unsafe fn host_buffer(owner: &Arc<Owner>, address: DevicePtr, len: us
 impl From<Buffer> for DeviceBuffer {
     /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(buffer: Buffer) -> Self {
-        let (base, len) = (
-            DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
-            buffer.len(),
-        );
+        let base = DevicePtr::new(buffer.as_ptr().cast_mut().cast());
+        let len = buffer.len();
         // SAFETY: the buffer keeps `len` bytes alive, wherever it is moved, and nobody writes to them.
         unsafe { Self::from_raw(&Devices::cpu(), base, len, Box::new(buffer), None) }
     }
