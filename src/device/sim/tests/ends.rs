@@ -98,9 +98,15 @@ fn drop_finishes_or_drops_pending_work() {
         download(&queue, memory, &mut host).unwrap();
         drop(device); // the queue keeps it going
         fill(&queue, memory, 6, 8).unwrap();
+        let (end, ended) = mpsc::channel::<()>();
+        sim(&queue)
+            .run(move |_| end.send(()).map_err(|e| e.to_string()))
+            .unwrap();
         go.send(()).unwrap();
         drop(queue);
         assert_gone(&core);
+        // A count of handles orders nothing; this comes after the copy, or after all was dropped.
+        assert_eq!(ended.recv().is_ok(), mode == SimMode::Async);
         let expected = if mode == SimMode::Async { 5 } else { 0 };
         assert_eq!(host, [expected; 8]);
     }
