@@ -329,21 +329,26 @@ unsafe extern "C-unwind" fn on_error(
 }
 
 unsafe extern "C-unwind" fn release(this: *mut Handler) {
-    // SAFETY: the interface requires the producer to pass the handler that this callback was read from, and to use it no
-    // more. While it is not released, its `private_data` is the share that `AsyncStreamHandler::new` put there.
+    // SAFETY: the interface requires the producer to pass the handler that this callback was read from. While it is not
+    // released, its `private_data` is the share that `AsyncStreamHandler::new` put there.
     let shared = unsafe {
-        match this.as_mut() {
-            Some(handler) if !handler.is_released() => {
-                handler.release = None;
-                let shared = mem::replace(&mut handler.private_data, ptr::null_mut::<c_void>());
-                Arc::from_raw(shared.cast_const().cast::<Shared>())
-            }
+        match this.as_ref() {
+            Some(handler) if !handler.is_released() => handler.private_data.cast_const(),
             _ => return,
         }
     };
+    let shared = shared.cast::<Shared>();
+    // A producer that is called on another thread may report an error from there, which reads the struct.
+    // SAFETY: the struct still holds its share.
+    let _ = guard::callback("release", || Ok(unsafe { &*shared }.inbox.release()));
+    // SAFETY: the interface requires the producer to use the struct no more, and the share was the struct's.
+    let shared = unsafe {
+        (*this).release = None;
+        (*this).private_data = ptr::null_mut::<c_void>();
+        Arc::from_raw(shared)
+    };
     // From here on the struct is not touched, since the share may own its memory.
     let _ = guard::callback("release", || {
-        shared.inbox.release();
         let truncated = Error::AsyncProducer {
             errno: libc::EPIPE,
             message: "the handler was released before the stream's end".into(),
