@@ -339,8 +339,11 @@ unsafe extern "C-unwind" fn release(this: *mut Handler) {
     };
     let shared = shared.cast::<Shared>();
     // A producer that is called on another thread may report an error from there, which reads the struct.
-    // SAFETY: the struct still holds its share.
-    let _ = guard::callback("release", || Ok(unsafe { &*shared }.inbox.release()));
+    let _ = guard::callback("release", || {
+        // SAFETY: the struct still holds its share.
+        unsafe { &*shared }.inbox.release();
+        Ok(())
+    });
     // SAFETY: the interface requires the producer to use the struct no more, and the share was the struct's.
     let shared = unsafe {
         (*this).release = None;
