@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator};
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions,
     Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader, Validation,
@@ -56,7 +56,14 @@ fn uploads() -> Result<()> {
         ("packed", batches::named("mixed", 1000, 1000)?, 0),
         ("direct", batches::named("integers", 8, 1 << 18)?, 8),
     ] {
-        device.upload(&batch)?.wait()?;
+        // Behind a kernel no copy is done early, so that the upload takes as many host buffers as any can.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let kernel = move |_: &mut SimMemory<'_>| ended.recv().map_err(|end| end.to_string());
+        // SAFETY: the kernel uses no memory.
+        unsafe { device.default_queue().as_sim()?.launch(kernel) }?;
+        let first = device.upload(&batch)?;
+        end.send(())?;
+        first.wait()?;
         sleep(SOON);
         let (up, first) = cost(&device, || Ok(device.upload(&batch)?))?;
         up.wait()?;
