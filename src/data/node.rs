@@ -99,14 +99,19 @@ impl Node {
         first.filter(|buffer| self.layout.has_validity() && !buffer.is_null())
     }
 
-    /// The owners of the memory of this node and its descendants, each once.
-    pub(crate) fn owners(&self) -> Vec<Arc<Owner>> {
-        fn collect(node: &Node, all: &mut Vec<Arc<Owner>>, seen: &mut HashSet<*const Owner>) {
-            for owner in node
+    /// The owners of the memory of this node and its descendants that `choose` chooses, each once.
+    pub(crate) fn owners(&self, choose: impl Fn(&Owner) -> bool) -> Vec<Arc<Owner>> {
+        fn collect(
+            node: &Node,
+            choose: &impl Fn(&Owner) -> bool,
+            all: &mut Vec<Arc<Owner>>,
+            seen: &mut HashSet<*const Owner>,
+        ) {
+            let owners = node
                 .buffers
                 .iter()
-                .filter_map(|buffer| buffer.owner.as_ref())
-            {
+                .filter_map(|buffer| buffer.owner.as_ref());
+            for owner in owners.filter(|owner| choose(owner)) {
                 let is_new = match &all[..] {
                     [] => true,
                     // Mostly there is only one, or the same as before.
@@ -117,12 +122,12 @@ impl Node {
                     all.push(owner.clone());
                 }
             }
-            node.children
-                .iter()
-                .for_each(|child| collect(child, all, seen));
+            for child in &node.children {
+                collect(child, choose, all, seen);
+            }
         }
         let mut all = Vec::new();
-        collect(self, &mut all, &mut HashSet::new());
+        collect(self, &choose, &mut all, &mut HashSet::new());
         all
     }
 

@@ -115,8 +115,10 @@ impl Exporter {
     fn node(&mut self, view: View<'_>, nulls: Option<usize>, batch_root: bool) -> CArray {
         let (node, layout) = (&**view.node, view.layout());
         let nulls = if batch_root { Some(0) } else { nulls };
-        let address = |buffer: &NodeBuffer| buffer.address().as_ptr().cast_const();
-        let mut buffers: SmallVec<[_; 3]> = node.buffers.iter().map(address).collect();
+        let mut buffers = SmallVec::<[_; 3]>::with_capacity(node.buffers.len());
+        for buffer in &node.buffers {
+            buffers.push(buffer.address().as_ptr().cast_const());
+        }
         let n_buffers = buffers.len();
         if view.length == 0 && self.on_cpu {
             // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
@@ -136,7 +138,10 @@ impl Exporter {
         if nulls == Some(0) && layout.has_validity() {
             buffers[0] = ptr::null();
         }
-        let mut owners: SmallVec<[_; 1]> = self.holder.clone().into_iter().collect();
+        let mut owners = SmallVec::<[_; 1]>::new();
+        if let Some(holder) = &self.holder {
+            owners.push(holder.clone());
+        }
         for (buffer, address) in node.buffers.iter().zip(&buffers) {
             let owner = buffer.owner.as_ref().filter(|_| !address.is_null());
             let Some(owner) = owner else { continue };
@@ -157,7 +162,7 @@ impl Exporter {
         let first = children.as_mut_ptr();
         match layout.nesting {
             Nesting::Dictionary => dictionary = first,
-            _ => pointers.extend((0..children.len()).map(|i| first.wrapping_add(i))),
+            _ => pointers = (0..children.len()).map(|i| first.wrapping_add(i)).collect(),
         }
         let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
         let data = Box::into_raw(Box::new(Exported {
@@ -229,7 +234,9 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
         for owner in data.owners {
             data.policy.release(owner);
         }
-        // An error here is a panic in a backend, which a release cannot report.
-        let _ = guard::call_foreign("release", || drop(data.event));
+        if data.event.is_some() {
+            // An error here is a panic in a backend, which a release cannot report.
+            let _ = guard::call_foreign("release", || drop(data.event));
+        }
     }
 }

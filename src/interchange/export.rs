@@ -176,9 +176,9 @@ fn export_sync(array: &DeviceArray, sync: SyncPolicy) -> ExportSync {
 
 /// Returns the event after which the array's memory is ready, if it is not ready already.
 fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
-    let (owners, device) = (array.owners(), array.device());
-    let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
-    let Some(first) = guarded().next() else {
+    let device = array.device();
+    let guarded = array.node().owners(|owner| owner.ready().is_some());
+    let Some(first) = guarded.first() else {
         return Ok(None);
     };
     let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
@@ -189,7 +189,7 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
         }
         ExportSync::QueueOrder => {
             let queue = device.default_queue();
-            let mut others = guarded().filter(|&owner| !own(owner)).peekable();
+            let mut others = guarded.iter().filter(|owner| !own(owner)).peekable();
             if others.peek().is_some() {
                 others.try_for_each(|owner| owner.wait_on(&queue))?;
                 // The waits are handed over to the runtime, as all recorded work is.
@@ -203,11 +203,11 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
         Some(event) => Event::Own(event.clone()),
         None => Event::Of(owner.clone()),
     };
-    if own(first) && guarded().all(|owner| address(owner) == address(first)) {
+    if own(first) && guarded.iter().all(|owner| address(owner) == address(first)) {
         return Ok(Some(existing(first)));
     }
     let mut pending = Vec::new();
-    for owner in guarded() {
+    for owner in &guarded {
         if let Some(event) = owner.ready() {
             if !event.is_complete()? {
                 pending.push(owner);
