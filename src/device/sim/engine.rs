@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::state::{Core, Done, Op, Point, State, Work};
+use super::state::{Copies, Core, Done, Op, Point, State, Work};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
 use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
@@ -53,9 +53,11 @@ impl Core {
         };
         queue.submitted += 1;
         queue.pending.push_back(op);
-        let position = queue.submitted;
-        drop(state);
-        if self.config.mode == SimMode::Async {
+        let (position, is_first) = (queue.submitted, queue.pending.len() == 1);
+        // The worker comes by itself to what is behind the first.
+        if is_first && self.is_async() {
+            state.ready.push_back(id);
+            drop(state);
             let core = self.clone();
             self.worker.push(move || core.run_all());
         }
@@ -65,13 +67,18 @@ impl Core {
         })
     }
 
+    /// Whether a worker runs what is queued.
+    fn is_async(&self) -> bool {
+        self.config.mode == SimMode::Async
+    }
+
     /// Waits until a queue has reached `point`; without a worker, by running what that needs.
     pub(super) fn wait(&self, point: Point, operation: &'static str) -> Result<()> {
         if ON_ENGINE.get() {
             let message = "waits for a device inside a kernel or on a worker";
             return Err(self.error(operation, MISUSE, message));
         }
-        if self.config.mode == SimMode::Deferred {
+        if !self.is_async() {
             return self.run_until(point);
         }
         let mut state = self.alive()?;
@@ -106,23 +113,39 @@ impl Core {
         Ok(())
     }
 
-    /// Runs all that can run, on the worker.
+    /// Runs all that can run, on the worker: of each queue one operation, and so on.
     fn run_all(&self) {
         let before = ON_ENGINE.replace(true);
-        let mut last = 0;
+        // How many queues in a row were at copies that are slowed down.
+        let mut slow = 0;
         loop {
             let engine = lock(&self.engine);
-            let state = self.state();
-            if let Some(id) = state.pick(last) {
-                last = id;
-                let done = self.run_first(state, id);
-                drop(engine);
-                drop(done);
-            } else if state.is_slow() {
-                drop((state, engine));
-                std::thread::sleep(Duration::from_micros(100));
-            } else {
+            let mut state = self.state();
+            let Some(id) = state.ready.pop_front() else {
                 break;
+            };
+            let queue = state.queues.get(&id);
+            match queue.and_then(|queue| queue.pending.front()) {
+                // The device has failed.
+                None => {}
+                Some(&Op::Wait(point)) if !state.reached(point) => {
+                    state.waiting.entry(point).or_default().push(id);
+                }
+                Some(Op::Copy(copies)) if copies.due.is_some_and(|due| due > Instant::now()) => {
+                    state.ready.push_back(id);
+                    slow += 1;
+                    if slow >= state.ready.len() {
+                        drop((state, engine));
+                        std::thread::sleep(Duration::from_micros(100));
+                        slow = 0;
+                    }
+                }
+                Some(_) => {
+                    slow = 0;
+                    let done = self.run_first(state, id);
+                    drop(engine);
+                    drop(done);
+                }
             }
         }
         ON_ENGINE.set(before);
@@ -131,11 +154,11 @@ impl Core {
     /// Runs the first operation of a queue. The caller holds `engine`, so only one operation of a device runs at a time.
     fn run_first(&self, mut guard: MutexGuard<'_, State>, id: u64) -> Done {
         let state = &mut *guard;
-        // It stays in the queue while it runs, for `free_host` to see.
+        // It stays in the queue while it runs, and with it the host memory that it uses.
         let first = state.queues.get_mut(&id);
         let work: Option<Work> = match first.and_then(|queue| queue.pending.front_mut()) {
-            Some(Op::Copy(copies, _)) => {
-                let copies = copies.clone();
+            Some(Op::Copy(Copies { list, .. })) => {
+                let copies = list.clone();
                 // The last one first, because their order must not matter.
                 Some(Box::new(move |core| {
                     copies.iter().rev().try_for_each(|copy| core.run_copy(copy))
@@ -157,6 +180,10 @@ impl Core {
         match result {
             Ok(()) => state.complete(id, &mut done),
             Err(error) => state.fail(error, &mut done),
+        }
+        let queue = state.queues.get(&id);
+        if self.is_async() && queue.is_some_and(|queue| !queue.pending.is_empty()) {
+            state.ready.push_back(id);
         }
         drop(state);
         self.done.notify_all();

@@ -67,8 +67,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::abi::ArrowDeviceType;
 use crate::device::parts::Reserved;
 use crate::device::{
-    AddressClass, Backend, Capabilities, CopyKind, DeviceId, DevicePtr, EventPtr, PointerInfo,
-    RawQueue, Relation, is_worker, lock,
+    AddressClass, Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, RawQueue,
+    Relation, is_worker, lock,
 };
 use crate::error::{Error, Result};
 
@@ -90,7 +90,7 @@ pub use kernel::SimMemory;
 use memory::Memory;
 pub use queue::SimQueue;
 pub use report::SimReport;
-use state::{Core, Op, Point, State};
+use state::{Core, Point, State};
 
 const INJECTED: i32 = 1;
 const INVALID_ACCESS: i32 = 2;
@@ -304,6 +304,7 @@ unsafe impl Backend for SimDevice {
             bytes,
         })?;
         let start = memory.start;
+        let memory = Arc::new(memory);
         core.state().host.insert(start.addr().get(), memory);
         Ok(Some(DevicePtr::new(start.as_ptr().cast())))
     }
@@ -313,23 +314,11 @@ unsafe impl Backend for SimDevice {
             return;
         };
         let start = address.address();
-        let queued = state.queues.values().flat_map(|queue| &queue.pending);
-        let copies = queued.flat_map(|op| match op {
-            Op::Copy(copies, _) => &copies[..],
-            _ => &[],
-        });
-        let used = copies.map(|copy| match copy.kind {
-            CopyKind::HostToDevice => (copy.src.address(), copy.bytes),
-            CopyKind::DeviceToHost => (copy.dst.address(), copy.bytes),
-            CopyKind::DeviceToDevice => (0, 0),
-        });
         let why = match state.host.get(&start) {
             None => "not a live host allocation (double free?)",
             Some(memory) if memory.bytes() != bytes => "allocated with another length",
             // It stays allocated, so that the copy stays harmless.
-            Some(_) if { used }.any(|(at, length)| at < start + bytes && start < at + length) => {
-                "a queued copy uses it"
-            }
+            Some(memory) if Arc::strong_count(memory) > 1 => "a queued copy uses it",
             Some(_) => {
                 state.host.remove(&start);
                 return;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::fault::FaultOp;
 use super::kernel;
-use super::state::{Core, Op, QueueState, State};
+use super::state::{Copies, Core, Op, QueueState, State};
 use super::{MISUSE, SimMemory};
-use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
+use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
 
 /// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch).
@@ -190,7 +190,18 @@ unsafe impl RawQueue for SimQueue {
         let mut state = self.core.alive()?;
         self.core.count(FaultOp::Copy, "copy", 0)?;
         let due = self.due(&mut state, copies);
-        let copies = Op::Copy(copies.into(), due);
+        let host = copies.iter().flat_map(|copy| {
+            state.host_at(match copy.kind {
+                CopyKind::HostToDevice => copy.src.range(copy.bytes),
+                CopyKind::DeviceToHost => copy.dst.range(copy.bytes),
+                CopyKind::DeviceToDevice => 0..0,
+            })
+        });
+        let copies = Op::Copy(Copies {
+            host: host.cloned().collect(),
+            list: copies.into(),
+            due,
+        });
         self.core.enqueue(state, self.id, copies).map(drop)
     }
 

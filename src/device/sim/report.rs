@@ -1,7 +1,6 @@
 //! What is live on a device, and which mistakes its users have made.
 
 use super::SimDevice;
-use super::memory::Memory;
 use crate::error::Error;
 
 /// The state of a [`SimDevice`], from [`SimDevice::report`].
@@ -54,7 +53,7 @@ impl SimDevice {
             live_allocations,
             live_bytes,
             live_host_allocations: state.host.len(),
-            live_host_bytes: state.host.values().map(Memory::bytes).sum(),
+            live_host_bytes: state.host.values().map(|memory| memory.bytes()).sum(),
             live_events: state.events.len(),
             pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
             violations: state.violations.clone(),

@@ -1,6 +1,6 @@
 //! What all handles of a device share: its memory, its queues and what they hold.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -40,15 +40,19 @@ pub(super) struct State {
     pub(super) events: BTreeMap<usize, Point>,
     pub(super) queues: BTreeMap<u64, QueueState>,
     pub(super) next_queue: u64,
-    /// Live host allocations by address.
-    pub(super) host: BTreeMap<usize, Memory>,
+    /// Queues that the worker comes to, in this order; each is here once, or waits, or has no work.
+    pub(super) ready: VecDeque<u64>,
+    /// Queues that wait until another one has reached a position.
+    pub(super) waiting: HashMap<Point, Vec<u64>>,
+    /// Live host allocations by address. Queued copies share them.
+    pub(super) host: BTreeMap<usize, Arc<Memory>>,
     pub(super) violations: Vec<String>,
     /// The error that ended this device. Nothing runs or is queued any more.
     pub(super) error: Option<Error>,
 }
 
 /// A position in a queue. Reached when that many operations of the queue have run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Point {
     pub(super) queue: u64,
     pub(super) position: u64,
@@ -189,11 +193,29 @@ impl State {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
-        done.0.extend(queue.pending.pop_front());
+        let mut op = queue.pending.pop_front();
         queue.completed += 1;
+        let reached = Point {
+            queue: id,
+            position: queue.completed,
+        };
         if queue.dropped && queue.pending.is_empty() {
             self.queues.remove(&id);
         }
+        if let Some(Op::Copy(copies)) = &mut op {
+            // It may be freed from now on.
+            copies.host.clear();
+        }
+        done.0.extend(op);
+        let waited = self.waiting.remove(&reached);
+        self.ready.extend(waited.into_iter().flatten());
+    }
+
+    /// Returns the host allocations in which some of these bytes lie.
+    pub(super) fn host_at(&self, range: Range<usize>) -> impl Iterator<Item = &Arc<Memory>> {
+        let before = self.host.range(..range.end).rev();
+        let overlapping = before.take_while(move |(at, memory)| range.start < *at + memory.bytes());
+        overlapping.map(|(_, memory)| memory)
     }
 
     /// Ends the device: runs queued frees and drops all other work.
@@ -216,25 +238,6 @@ impl State {
             }
         }
     }
-
-    /// Returns a queue whose first operation can run, preferring those after `last`.
-    pub(super) fn pick(&self, last: u64) -> Option<u64> {
-        let can_run = |(_, queue): &(&u64, &QueueState)| match queue.pending.front() {
-            None => false,
-            Some(Op::Wait(point)) => self.reached(*point),
-            Some(Op::Copy(_, due)) => due.is_none_or(|due| due <= Instant::now()),
-            Some(_) => true,
-        };
-        let later = self.queues.range(last.saturating_add(1)..);
-        let found = later.chain(self.queues.range(..=last)).find(can_run);
-        found.map(|(id, _)| *id)
-    }
-
-    /// Whether a queue is at copies that are slowed down.
-    pub(super) fn is_slow(&self) -> bool {
-        let mut first = self.queues.values().map(|queue| queue.pending.front());
-        first.any(|op| matches!(op, Some(Op::Copy(_, Some(_)))))
-    }
 }
 
 /// Operations that are done. What they hold is dropped once no lock is held.
@@ -253,8 +256,7 @@ pub(super) type Work = Box<dyn FnOnce(&Core) -> Result<()> + Send>;
 
 /// Queued work.
 pub(super) enum Op {
-    /// A list of copies, and when they may run, if copies are slowed down.
-    Copy(Arc<[CopyOp]>, Option<Instant>),
+    Copy(Copies),
     /// A fill, or a kernel; `None` once it has begun to run.
     Work(Option<Work>),
     /// Frees the allocation at this address.
@@ -262,6 +264,15 @@ pub(super) enum Op {
     /// The position of an event.
     Mark,
     Wait(Point),
+}
+
+/// A list of copies.
+pub(super) struct Copies {
+    pub(super) list: Arc<[CopyOp]>,
+    /// When they may run, if copies are slowed down.
+    pub(super) due: Option<Instant>,
+    /// The host allocations that they use, which must not be freed until they have run.
+    pub(super) host: Vec<Arc<Memory>>,
 }
 
 #[derive(Default)]

@@ -92,6 +92,46 @@ fn events_order_queues() {
     device.assert_clean();
 }
 
+/// Work that was queued first does not run first on another queue, so that a missing wait shows; and queues that wait for one
+/// event of another go on when it is reached.
+#[test]
+fn queues_take_turns() {
+    let Some(device) = device(small()) else {
+        return;
+    };
+    let queues: Vec<_> = (0..20).map(|_| device.new_queue().unwrap()).collect();
+    let (first, others) = queues.split_first().unwrap();
+    let (go, gate) = mpsc::channel::<()>();
+    let (sender, order) = mpsc::channel();
+    let send = |queue, name: usize| {
+        let sender = sender.clone();
+        let kernel = move |_: &mut SimMemory<'_>| sender.send(name).map_err(|e| e.to_string());
+        sim(queue).run(kernel).unwrap();
+    };
+    let gate = move |_: &mut SimMemory<'_>| gate.recv().map_err(|e| e.to_string());
+    sim(first).run(gate).unwrap();
+    (0..3).for_each(|_| send(first, 0));
+    let event = first.record().unwrap();
+    send(first, 100);
+    for (i, queue) in others.iter().enumerate() {
+        send(queue, i + 1);
+        // SAFETY: live; released after.
+        unsafe { queue.wait(event).unwrap() };
+        send(queue, i + 101);
+    }
+    release(&device, event);
+    go.send(()).unwrap();
+    device.synchronize().unwrap();
+    let order: Vec<_> = order.try_iter().collect();
+    let at = |name| order.iter().position(|other| *other == name).unwrap();
+    assert!((1..20).all(|i| at(i) < at(100)), "{order:?}");
+    let event = order.iter().rposition(|name| *name == 0).unwrap();
+    assert!((101..120).all(|i| event < at(i)), "{order:?}");
+    assert!(at(1) < event, "{order:?}");
+    assert_eq!(order.len(), 4 + 2 * 19);
+    device.assert_clean();
+}
+
 #[test]
 fn only_live_events_of_the_device_pass() {
     let (Some(device), Some(other)) = (deferred(), deferred()) else {
