@@ -340,11 +340,11 @@ fn consume(mut stream: Stream, input: &mut Input<'_>) {
     for _ in 0..12 {
         match input.choice(6) {
             0 => {
-                let mut out = arrow_device::abi::ForeignSchema::empty();
+                let mut out = arrow_schema::ffi::FFI_ArrowSchema::empty();
                 // SAFETY: our own stream, and memory for one schema.
-                let code = unsafe { schema(this, out.as_mut_ptr()) };
+                let code = unsafe { schema(this, &raw mut out) };
                 if code == 0 {
-                    Field::try_from(out.as_ref()).expect("our own");
+                    Field::try_from(&out).expect("our own");
                 }
             }
             // SAFETY: null is refused.

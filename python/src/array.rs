@@ -111,7 +111,7 @@ impl Array {
         Ok((device.device_type.value(), device.device_id))
     }
 
-    /// The CUDA Array Interface, version 3, for the same columns as `__dlpack__`, except booleans, which are bits. Other arrays
+    /// The CUDA Array Interface, version 3, for the same columns as `__dlpack__`. Other arrays
     /// do not have this attribute. The array must live until the consumer's work is done.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -125,11 +125,6 @@ impl Array {
             return Err(PyAttributeError::new_err(format!(
                 "{id} is not a CUDA device"
             )));
-        }
-        if *array.data_type() == DataType::Boolean {
-            return Err(PyAttributeError::new_err(
-                "Arrow booleans are bits, not bytes",
-            ));
         }
         // The queue waits until the data is ready; the consumer waits for the queue's stream.
         let queue = array.device().default_queue();

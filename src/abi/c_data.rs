@@ -152,7 +152,7 @@ unsafe impl Send for ForeignSchema {}
 impl ForeignSchema {
     /// Returns a released schema, all of whose members are zero: memory for a producer to write a
     /// schema to.
-    pub const fn empty() -> Self {
+    pub(crate) const fn empty() -> Self {
         Self {
             format: ptr::null(),
             name: ptr::null(),
@@ -179,7 +179,7 @@ impl ForeignSchema {
     }
 
     /// Returns the address to which a producer writes a schema.
-    pub const fn as_mut_ptr(&mut self) -> *mut FFI_ArrowSchema {
+    pub(crate) const fn as_mut_ptr(&mut self) -> *mut FFI_ArrowSchema {
         ptr::from_mut(self).cast()
     }
 }

@@ -54,22 +54,6 @@ unsafe impl Send for FFI_ArrowDeviceArray {}
 unsafe impl Sync for FFI_ArrowDeviceArray {}
 
 impl FFI_ArrowDeviceArray {
-    /// As [`new`](Self::new), which says what the parts must be.
-    pub(crate) const fn assemble(
-        array: CArray,
-        device_type: ArrowDeviceType,
-        device_id: i64,
-        sync_event: *mut c_void,
-    ) -> Self {
-        Self {
-            array,
-            device_id,
-            device_type,
-            sync_event,
-            reserved: [0; 3],
-        }
-    }
-
     /// Combines an array, whose buffers are on the given device, with its event. `reserved` is
     /// zero.
     ///
@@ -85,18 +69,37 @@ impl FFI_ArrowDeviceArray {
         device_id: i64,
         sync_event: *mut c_void,
     ) -> Self {
-        Self::assemble(
-            CArray::from_arrow(array),
-            device_type,
+        Self {
+            array: CArray::from_arrow(array),
             device_id,
+            device_type,
             sync_event,
-        )
+            reserved: [0; 3],
+        }
+    }
+
+    /// An array of the CPU that is ready.
+    #[cfg(any(test, feature = "pyo3"))]
+    pub(crate) const fn on_cpu(array: CArray) -> Self {
+        Self {
+            array,
+            device_id: -1,
+            device_type: ArrowDeviceType::CPU,
+            sync_event: ptr::null_mut(),
+            reserved: [0; 3],
+        }
     }
 
     /// Returns a released struct, all of whose members are zero, the device type included: memory
     /// for a producer to write an array to.
     pub const fn empty() -> Self {
-        Self::assemble(CArray::empty(), ArrowDeviceType::new(0), 0, ptr::null_mut())
+        Self {
+            array: CArray::empty(),
+            device_id: 0,
+            device_type: ArrowDeviceType::new(0),
+            sync_event: ptr::null_mut(),
+            reserved: [0; 3],
+        }
     }
 
     /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device,

@@ -1,16 +1,14 @@
 //! Exports columns and buffers.
 
-use std::iter::{once, successors};
 use std::ptr;
 
 use arrow_schema::DataType;
 
 use super::abi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
-    check_addresses,
+    check_addresses, element,
 };
 use super::stream::DlpackStream;
-use super::types::element;
 use crate::data::DeviceArray;
 use crate::device::{Device, DevicePtr};
 use crate::error::{Error, Result};
@@ -45,8 +43,9 @@ impl<'a> DlpackOptions<'a> {
         }
     }
 
-    /// Exports values even if some are null. The values of nulls are arbitrary; export the validity bitmap with
-    /// [`DeviceArray::export_dlpack_validity`]. Unknown null counts are then not computed.
+    /// Exports values even if some are null. The values of nulls are arbitrary. Unknown null counts are then not computed.
+    /// The validity bitmap, buffer 0 of a [compacted](DeviceArray::compact) column, is exported with
+    /// [`DeviceBuffer::export_dlpack`].
     #[must_use]
     pub const fn with_nulls_ignored(mut self) -> Self {
         self.nulls_ignored = true;
@@ -89,7 +88,6 @@ pub struct DlpackTensor {
     device: DLDevice,
     dtype: DLDataType,
     shape: Vec<i64>,
-    bit_offset: usize,
     release: ReleasePolicy,
     /// Nothing else uses the memory.
     is_copy: bool,
@@ -110,17 +108,6 @@ impl DlpackTensor {
     /// Returns the type of an element.
     pub fn data_type(&self) -> DLDataType {
         self.dtype
-    }
-
-    /// Returns the device, for Python's `__dlpack_device__`.
-    pub fn device(&self) -> DLDevice {
-        self.device
-    }
-
-    /// For bits (a validity bitmap, the values of booleans), returns how many bits of the first byte to skip, beginning with
-    /// the least significant one.
-    pub fn bit_offset(&self) -> usize {
-        self.bit_offset
     }
 
     /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DlpackOptions::with_copy).
@@ -222,7 +209,7 @@ fn export(
     buffer: Option<DeviceBuffer>,
     dtype: DLDataType,
     shape: Vec<i64>,
-    bit_offset: usize,
+    is_copy: bool,
     options: &DlpackOptions<'_>,
 ) -> Result<DlpackTensor> {
     check_addresses(device.id())?;
@@ -234,9 +221,8 @@ fn export(
         device: DLDevice::of(device.id())?,
         dtype,
         shape,
-        bit_offset,
         release: options.release,
-        is_copy: false,
+        is_copy,
     };
     if let Some(buffer) = &tensor.buffer {
         // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
@@ -254,10 +240,9 @@ impl DeviceArray {
     /// | integers, floats | themselves |
     /// | `arrow.bool8`, an extension type of `Int8` | booleans. Bytes other than 0 and 1 stay as they are |
     /// | dates, times, timestamps, durations, months | their integers, without the unit |
-    /// | booleans | the bytes that hold their bits (`uint8`), from [`bit_offset`](DlpackTensor::bit_offset) on |
-    /// | fixed-size lists of these, except of booleans | a further dimension: `[rows, size]` |
+    /// | fixed-size lists of these | a further dimension: `[rows, size]` |
     ///
-    /// Other types are refused. [`DeviceBuffer::export_dlpack`] exports any buffer under any type.
+    /// Other types are refused, booleans of a bit too. [`DeviceBuffer::export_dlpack`] exports any buffer under any type.
     ///
     /// ```
     /// # use arrow_array::Float32Array;
@@ -282,93 +267,39 @@ impl DeviceArray {
     /// addresses; and errors of the device, also those of the [copy](DlpackOptions::with_copy). An unknown null count is computed, which reads the
     /// validity bitmap back.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        // The column and, for lists of one size, its descendants down to the values.
-        let levels = |column: &Self| {
-            successors(Some(column.clone()), |level| match level.data_type() {
-                DataType::FixedSizeList(..) => level.child(0),
-                _ => None,
-            })
-        };
-        let sizes = levels(self).filter_map(|level| match *level.data_type() {
-            DataType::FixedSizeList(_, size) => Some(size.into()),
-            _ => None,
-        });
-        // The C data interface counts rows in 64 bits, too.
-        let shape: Vec<i64> = once(self.len() as i64).chain(sizes).collect();
-        let mut leaf = levels(self).last().unwrap_or_else(|| self.clone());
-        let bits = *leaf.data_type() == DataType::Boolean;
-        let field = leaf.field().map(AsRef::as_ref);
-        let dtype = element(leaf.data_type(), field).filter(|_| !bits || shape.len() == 1);
+        // The column and, for lists of one size, its descendants down to the values. The C data interface counts rows in 64
+        // bits, too.
+        let (mut levels, mut shape) = (vec![self.clone()], vec![self.len() as i64]);
+        let mut leaf = self.clone();
+        while let (&DataType::FixedSizeList(_, size), Some(items)) =
+            (leaf.data_type(), leaf.child(0))
+        {
+            shape.push(size.into());
+            levels.push(items.clone());
+            leaf = items;
+        }
+        let dtype = element(leaf.data_type(), leaf.field().map(AsRef::as_ref));
         let Some((dtype, width)) = dtype.and_then(|dtype| Some((dtype, dtype.bytes()?))) else {
             return Err(Error::argument(format!(
-                "{} has no type in DLPack; export its buffers with DeviceBuffer::export_dlpack",
+                "{} has no type in DLPack: cast booleans to arrow.bool8 or UInt8; DeviceBuffer::export_dlpack exports any buffer",
                 self.data_type()
             )));
         };
         if !options.nulls_ignored {
-            levels(self).try_for_each(|level| refuse_nulls(&level))?;
+            levels.iter().try_for_each(refuse_nulls)?;
         }
         if options.copy {
-            leaf = levels(&self.compact()?).last().unwrap_or(leaf);
+            leaf = leaf.compact()?;
         }
-        let tensor = if bits {
-            leaf.export_bits(1, leaf.offset(), options)
-        } else {
-            let too_many = || Error::argument(format!("{leaf:?} has too many values for DLPack"));
-            let offset = leaf.offset().checked_mul(width).ok_or_else(too_many)?;
-            let len = leaf.len().checked_mul(width).ok_or_else(too_many)?;
-            let values = leaf.part(1, offset, len)?;
-            export(leaf.device(), values, dtype, shape, 0, options)
-        };
-        Ok(DlpackTensor {
-            is_copy: options.copy,
-            ..tensor?
-        })
-    }
-
-    /// Exports the validity bitmap of a column as a tensor of its bytes (`uint8`) without copying it. The bit of the first
-    /// row is bit [`bit_offset`](DlpackTensor::bit_offset) of the first byte, counted from the least significant one. A 1 means
-    /// that the row is valid.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the column has no validity bitmap, because no row is null.
-    pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        if self.node().bitmap().is_none() {
-            return Err(Error::argument(format!(
-                "the column of {} has no validity bitmap: no row is null",
-                self.data_type()
-            )));
-        }
-        self.export_bits(0, self.view().validity_offset, options)
-    }
-
-    /// Exports the bytes that hold one bit per row, from bit `first` on.
-    fn export_bits(
-        &self,
-        slot: usize,
-        first: usize,
-        options: &DlpackOptions<'_>,
-    ) -> Result<DlpackTensor> {
-        let bit_offset = first % 8;
-        let len = match self.len() {
-            0 => 0,
-            rows => (bit_offset + rows).div_ceil(8),
-        };
-        let bytes = self.part(slot, first / 8, len)?;
-        let dtype = DLDataType::new(DLDataType::UINT, 8);
-        let shape = vec![len as i64];
-        export(self.device(), bytes, dtype, shape, bit_offset, options)
-    }
-
-    /// `len` bytes from `offset` of a buffer, or `None` if `len` is 0.
-    fn part(&self, slot: usize, offset: usize, len: usize) -> Result<Option<DeviceBuffer>> {
-        if len == 0 {
-            return Ok(None);
-        }
-        let missing =
-            || Error::argument(format!("the column of {} has no values", self.data_type()));
-        let buffer = self.buffer(slot).ok_or_else(missing)?;
-        buffer.slice(offset, len).map(Some)
+        let too_many = || Error::argument(format!("{leaf:?} has too many values for DLPack"));
+        let offset = leaf.offset().checked_mul(width).ok_or_else(too_many)?;
+        let len = leaf.len().checked_mul(width).ok_or_else(too_many)?;
+        // Without rows there may be no buffer.
+        let values = leaf
+            .buffer(1)
+            .map(|values| values.slice(offset, len))
+            .transpose()?;
+        export(leaf.device(), values, dtype, shape, options.copy, options)
     }
 }
 
@@ -378,8 +309,8 @@ fn refuse_nulls(array: &DeviceArray) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument(format!(
-        "{nulls} of {} values of {} are null, which DLPack cannot express; export the validity bitmap with \
-         export_dlpack_validity and the values with DlpackOptions::with_nulls_ignored",
+        "{nulls} of {} values of {} are null, which DLPack cannot express; export the values with \
+         DlpackOptions::with_nulls_ignored and the validity bitmap with DeviceBuffer::export_dlpack",
         array.len(),
         array.data_type()
     )))
@@ -415,6 +346,13 @@ impl DeviceBuffer {
             ))
         })?;
         let shape = vec![(self.len() / width) as i64];
-        export(self.device(), Some(self.clone()), dtype, shape, 0, options)
+        export(
+            self.device(),
+            Some(self.clone()),
+            dtype,
+            shape,
+            false,
+            options,
+        )
     }
 }

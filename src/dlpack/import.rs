@@ -6,9 +6,8 @@ use arrow_schema::{DataType, Field};
 
 use super::abi::{
     DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Deleter,
-    check_addresses, shares_ids,
+    check_addresses, field, shares_ids,
 };
-use super::types::field;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;

@@ -28,18 +28,16 @@
 //! | --- | --- | --- |
 //! | values | [`DeviceArray::export_dlpack`](crate::DeviceArray::export_dlpack) | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
 //! | a copy that the consumer may write to | [`DlpackOptions::with_copy`] | |
-//! | validity bitmaps | [`DeviceArray::export_dlpack_validity`](crate::DeviceArray::export_dlpack_validity) | the same, as `UInt8` |
-//! | any buffer | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
+//! | any buffer, validity bitmaps too | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
 //! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |
 //! | order | [`DlpackStream`]: the consumer's stream waits for the data | [`Queue::dlpack_stream`](crate::Queue::dlpack_stream): the producer makes the queue's stream wait |
-//! | device | [`DlpackTensor::device`] | [`DLDevice::id`] |
+//! | device | [`DLDevice::of`] | [`DLDevice::id`] |
 //!
 //! # What DLPack cannot express
 //!
-//! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::with_nulls_ignored). Its validity
-//!   bitmap is exported separately.
-//! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Bits are exported as the bytes that hold them. Only the extension
-//!   type `arrow.bool8` has DLPack's booleans, and both are exchanged for each other.
+//! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::with_nulls_ignored).
+//! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Only the extension type `arrow.bool8` has DLPack's booleans, and
+//!   both are exchanged for each other. A buffer of bits is exported as bytes.
 //! - **Read-only memory**, before version 1.0. Exporting such a struct is `unsafe`: the caller guarantees that the consumer
 //!   does not write.
 //! - **When a consumer's work ends.** The memory is freed after all work of the device, unless the consumer is known to
@@ -61,7 +59,6 @@ mod abi;
 mod export;
 mod import;
 mod stream;
-mod types;
 
 pub use abi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,

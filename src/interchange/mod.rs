@@ -4,8 +4,6 @@ mod c_array;
 mod export;
 mod foreign;
 mod import;
-#[cfg(feature = "async")]
-pub(crate) mod metadata;
 mod options;
 mod path;
 pub(crate) mod schema;

@@ -8,6 +8,8 @@
 //! Lost, because arrow-rs's types have no place for it: name, metadata (an extension type) and flags
 //! of a dictionary's values, and keys that metadata repeats (the last one counts).
 
+#[cfg(feature = "async")]
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::ptr;
 use std::sync::Arc;
@@ -262,6 +264,42 @@ pub(super) fn text_of(e: ArrowError) -> String {
         ArrowError::CDataInterface(text) | ArrowError::InvalidArgumentError(text) => text,
         e => e.to_string(),
     }
+}
+
+/// Decodes metadata in the encoding of `ArrowSchema.metadata`; a null pointer means that there is none. If keys repeat, the
+/// last one counts.
+///
+/// # Safety
+/// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
+///
+/// # Errors
+/// A message for negative counts, and text that is not UTF-8.
+#[cfg(feature = "async")]
+pub(crate) unsafe fn decode_metadata(
+    metadata: *const c_char,
+) -> Result<HashMap<String, String>, String> {
+    // arrow-rs decodes it as that of a schema, which the caller's guarantee makes right.
+    let schema = ForeignSchema {
+        metadata,
+        ..ForeignSchema::empty()
+    };
+    schema.as_ref().metadata().map_err(text_of)
+}
+
+/// Encodes metadata as that of a schema without fields, whose pointer is null if there is none.
+///
+/// # Errors
+/// [`Error::InvalidInput`] for a text longer than 2^31 - 1 bytes.
+#[cfg(feature = "async")]
+pub(crate) fn encode_metadata(metadata: Option<&HashMap<String, String>>) -> Result<ForeignSchema> {
+    let Some(metadata) = metadata else {
+        return Ok(ForeignSchema::empty());
+    };
+    let schema = Schema::new_with_metadata(Vec::<FieldRef>::new(), metadata.clone());
+    let schema = FFI_ArrowSchema::try_from(&schema);
+    let mut schema = schema.map_err(|e| Error::invalid("metadata", text_of(e)))?;
+    // SAFETY: arrow-rs has just made the schema, and nothing else uses it.
+    Ok(unsafe { ForeignSchema::from_raw(&raw mut schema) })
 }
 
 /// Exports `field` as a C struct.

@@ -66,12 +66,7 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     };
     let field = look(&schema, |schema: &FFI_ArrowSchema| import_field(schema))??;
     let array = if holds::<FFI_ArrowArray>(&array) {
-        FFI_ArrowDeviceArray::assemble(
-            CArray::from_arrow(unpack(&array)?),
-            crate::abi::ArrowDeviceType::CPU,
-            -1,
-            std::ptr::null_mut(),
-        )
+        FFI_ArrowDeviceArray::on_cpu(CArray::from_arrow(unpack(&array)?))
     } else {
         unpack(&array)?
     };

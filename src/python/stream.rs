@@ -150,6 +150,6 @@ impl CStream for HostStream {
     }
 
     fn device_array(array: CArray) -> FFI_ArrowDeviceArray {
-        FFI_ArrowDeviceArray::assemble(array, ArrowDeviceType::CPU, -1, ptr::null_mut())
+        FFI_ArrowDeviceArray::on_cpu(array)
     }
 }

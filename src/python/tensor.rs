@@ -6,7 +6,6 @@
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
-use arrow_schema::DataType;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
@@ -81,11 +80,6 @@ pub unsafe fn tensor_to_python<'py>(
             "the data is on {}, and a copy to another device is not supported",
             column.device()
         )));
-    }
-    if *column.data_type() == DataType::Boolean {
-        return Err(PyBufferError::new_err(
-            "Arrow booleans are single bits, which DLPack does not have; cast them to arrow.bool8 or UInt8",
-        ));
     }
     // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
     let stream = unsafe { DlpackStream::from_number(stream) };

@@ -102,12 +102,8 @@ fn into_array_refuses_to_drop_an_event() {
 #[test]
 fn cpu_arrays_share_their_buffers() {
     let values = Int32Array::from(vec![Some(1), None, Some(3)]);
-    let array = FFI_ArrowDeviceArray::assemble(
-        CArray::from_arrow(FFI_ArrowArray::new(&values.to_data())),
-        ArrowDeviceType::CPU,
-        -1,
-        ptr::null_mut(),
-    );
+    let array =
+        FFI_ArrowDeviceArray::on_cpu(CArray::from_arrow(FFI_ArrowArray::new(&values.to_data())));
     assert_eq!(
         (array.device_type(), array.device_id()),
         (ArrowDeviceType::CPU, -1)

@@ -526,3 +526,26 @@ fn what_c_cannot_express() {
     refused(T::Time32(TimeUnit::Nanosecond), "type");
     refused(T::FixedSizeList(nul(), -1), "type");
 }
+
+#[cfg(feature = "async")]
+#[test]
+fn metadata_by_itself() {
+    let back = |encoded: &[u8]| {
+        // SAFETY: the bytes that the counts announce before the first fault are there.
+        unsafe { decode_metadata(encoded.as_ptr().cast()) }
+    };
+    let entries = [("a", "1"), ("", ""), ("\u{e9}", "\0")];
+    let metadata = HashMap::from(entries.map(|(k, v)| (k.to_owned(), v.to_owned())));
+    let encoded = encode_metadata(Some(&metadata)).unwrap();
+    // SAFETY: arrow-rs has encoded it.
+    let decoded = unsafe { decode_metadata(encoded.metadata) };
+    assert_eq!(decoded.unwrap(), metadata);
+    for none in [None, Some(&HashMap::new())] {
+        assert!(encode_metadata(none).unwrap().metadata.is_null());
+    }
+    // SAFETY: null means that there is no metadata.
+    assert!(unsafe { decode_metadata(ptr::null()) }.unwrap().is_empty());
+    assert!(back(&(-1i32).to_ne_bytes()).is_err());
+    let wrong = encode(&[Ok(1), Ok(1), Err(&[0xff])]);
+    assert!(back(&wrong).unwrap_err().contains("utf-8"));
+}

@@ -10,10 +10,10 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use super::demand::Demand;
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
-    FFI_ArrowDeviceArray, OnError, OnNextTask, OnSchema, guard,
+    FFI_ArrowDeviceArray, ForeignSchema, OnError, OnNextTask, OnSchema, guard,
 };
 use crate::error::{Error, Result};
-use crate::interchange::metadata::encode_metadata;
+use crate::interchange::schema::encode_metadata;
 
 type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 
@@ -111,10 +111,10 @@ impl ForeignHandler {
     pub(super) fn on_next_task(
         &mut self,
         mut task: Option<FFI_ArrowAsyncTask>,
-        metadata: Option<&[u8]>,
+        metadata: &ForeignSchema,
     ) -> c_int {
         let (this, call) = (self.this, self.on_next_task);
-        let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast());
+        let metadata = metadata.metadata;
         // The struct has no drop: its content is the consumer's from here on.
         let task = task.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: the callback is the handler's own, which is not released. Task and metadata live during the call.
@@ -130,16 +130,18 @@ impl ForeignHandler {
                 // As the first producer reported it.
                 Error::AsyncProducer {
                     message, metadata, ..
-                } => (message.to_string(), encode_metadata(metadata)),
-                e => (e.to_string(), Ok(None)),
+                } => (message.to_string(), encode_metadata(Some(metadata)).ok()),
+                e => (e.to_string(), None),
             };
             let mut text = text.into_bytes();
             text.retain(|byte| *byte != 0);
-            (CString::new(text).ok(), metadata.unwrap_or(None), e.errno())
+            (CString::new(text).ok(), metadata, e.errno())
         });
         let (text, metadata, errno) = told.unwrap_or((None, None, libc::EIO));
         let text = text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
-        let metadata = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
+        let metadata = metadata
+            .as_ref()
+            .map_or(ptr::null(), |schema| schema.metadata);
         // SAFETY: the callback is the handler's own, which is not released. Text and metadata live during the call.
         // A panic cannot be reported: only the release follows.
         let _ = guard::call_foreign("on_error", || unsafe { call(this, errno, text, metadata) });
@@ -182,7 +184,7 @@ pub(super) struct Shared {
     /// For shares of this during the consumer's calls.
     this: Weak<Self>,
     /// What `ffi` points to.
-    _metadata: Option<Vec<u8>>,
+    _metadata: ForeignSchema,
 }
 
 // SAFETY: `ffi`, which is not `Sync` for its pointers, is only read; they point to this struct and its metadata, which do
@@ -190,16 +192,15 @@ pub(super) struct Shared {
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    pub(super) fn new(device_type: ArrowDeviceType, metadata: Option<Vec<u8>>) -> Arc<Self> {
+    pub(super) fn new(device_type: ArrowDeviceType, metadata: ForeignSchema) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
-            let encoded = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
             // The callbacks below keep to the interface for a `private_data` that points to a live `Shared`, as this one does. The
-            // metadata is encoded as the specification says, and its bytes do not move with the vector.
+            // metadata is encoded as the specification says, and its bytes do not move with the schema.
             let ffi = FFI_ArrowAsyncProducer {
                 device_type,
                 request: Some(request),
                 cancel: Some(cancel),
-                additional_metadata: encoded,
+                additional_metadata: metadata.metadata,
                 private_data: this.as_ptr().cast_mut().cast(),
             };
             Self {

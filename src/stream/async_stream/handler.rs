@@ -16,8 +16,7 @@ use crate::abi::{
     FFI_ArrowDeviceArray, ForeignSchema, guard,
 };
 use crate::error::{Error, Result};
-use crate::interchange::metadata::decode_metadata;
-use crate::interchange::schema::import_schema;
+use crate::interchange::schema::{decode_metadata, import_schema};
 
 type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 

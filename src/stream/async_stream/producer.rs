@@ -9,10 +9,9 @@ use std::thread;
 use super::DeviceRecordBatchStream;
 use super::demand::{Demand, Turn};
 use super::foreign::{ForeignHandler, Shared};
-use crate::abi::FFI_ArrowAsyncDeviceStreamHandler;
+use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, ForeignSchema};
 use crate::error::{Error, Result};
-use crate::interchange::metadata::encode_metadata;
-use crate::interchange::schema::export_schema;
+use crate::interchange::schema::{encode_metadata, export_schema};
 use crate::interchange::{ExportOptions, export_async};
 
 /// The most batches that one poll sends, so that other tasks get their turn.
@@ -93,10 +92,9 @@ fn start<S: DeviceRecordBatchStream>(
     handler: Result<ForeignHandler>,
     options: ExportOptions,
 ) -> impl Future<Output = Result<Outcome>> + Unpin {
-    let metadata = stream.metadata().map_or(Ok(None), encode_metadata);
-    let (metadata, encoded) = match metadata {
+    let (metadata, encoded) = match encode_metadata(stream.metadata()) {
         Ok(metadata) => (metadata, Ok(())),
-        Err(e) => (None, Err(e)),
+        Err(e) => (ForeignSchema::empty(), Err(e)),
     };
     let shared = Shared::new(stream.device_type(), metadata);
     let consumer = handler.map(|mut handler| {
@@ -169,10 +167,10 @@ async fn send<S: DeviceRecordBatchStream>(
             return Ok(Outcome::Cancelled);
         };
         let Some(batch) = next.transpose()? else {
-            answer = handler.on_next_task(None, None);
+            answer = handler.on_next_task(None, &ForeignSchema::empty());
             break;
         };
-        let metadata = stream.batch_metadata().map_or(Ok(None), encode_metadata)?;
+        let metadata = encode_metadata(stream.batch_metadata())?;
         let batch = batch.fitted(&schema)?;
         if batch.device().id().device_type != device_type {
             let device = batch.device();
@@ -193,7 +191,7 @@ async fn send<S: DeviceRecordBatchStream>(
             return Ok(Outcome::Cancelled);
         }
         demand.take_one();
-        answer = handler.on_next_task(Some(shared.task(array)), metadata.as_deref());
+        answer = handler.on_next_task(Some(shared.task(array)), &metadata);
     }
     Ok(match answer {
         0 => Outcome::Completed,

@@ -74,9 +74,9 @@ fn the_host_waits() {
     let since = sim.stats().since(&before);
     assert_eq!((since.host_waits, since.queue_waits), (1, 0));
     assert!(column.is_ready().unwrap());
-    assert_eq!(tensor.device().device_type, ArrowDeviceType::EXT_DEV);
-    assert_eq!(i64::from(tensor.device().device_id), sim.id().id);
     let held = Held::<DLManagedTensorVersioned>::new(tensor);
+    assert_eq!(held.dl_tensor.device.device_type, ArrowDeviceType::EXT_DEV);
+    assert_eq!(i64::from(held.dl_tensor.device.device_id), sim.id().id);
     assert_eq!(
         held.dl_tensor.data.addr(),
         column.buffer(1).unwrap().address().address() + 80
