@@ -55,9 +55,7 @@ pub(crate) use event::{Completion, EventRef, Seen};
 pub use handle::{Device, WeakDevice};
 #[cfg(feature = "sim")]
 pub(crate) use parts::is_worker;
-#[cfg(any(feature = "cuda", feature = "rocm"))]
-pub(crate) use process::FORKED;
-pub(crate) use process::Process;
+pub(crate) use process::{FORKED, Process};
 pub use queue::Queue;
 pub use registry::Devices;
 pub(crate) use registry::host_memory;

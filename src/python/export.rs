@@ -106,7 +106,7 @@ pub fn stream_to_python<'py>(
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let data_type = DataType::Struct(reader.schema().fields().clone());
     check_request(&data_type, requested_schema, keywords)?;
-    let stream = export::<FFI_ArrowDeviceArrayStream, Detached>(Box::new(reader), options)?;
+    let stream = export::<FFI_ArrowDeviceArrayStream>(reader, options, Detached::wrap)?;
     pack(py, stream)
 }
 
@@ -125,7 +125,7 @@ pub fn host_stream_to_python<'py>(
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let data_type = DataType::Struct(reader.schema().fields().clone());
     check_request(&data_type, requested_schema, None)?;
-    let reader = Box::new(UploadingReader::new(reader, &Devices::cpu()));
+    let reader = UploadingReader::new(reader, &Devices::cpu());
     let options = ExportOptions::new(SyncPolicy::Wait);
-    pack(py, export::<HostStream, Detached>(reader, options)?)
+    pack(py, export::<HostStream>(reader, options, Detached::wrap)?)
 }

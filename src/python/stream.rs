@@ -7,20 +7,36 @@ use arrow_schema::SchemaRef;
 
 use super::attached::{DropAttached, detached, has_interpreter};
 use crate::abi::c_data::CArray;
-use crate::abi::{ArrowDeviceType, CStream, Callbacks, FFI_ArrowDeviceArray, ForeignSchema, guard};
+use crate::abi::{ArrowDeviceType, CStream, Callbacks, FFI_ArrowDeviceArray, guard};
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::interchange::ImportOptions;
 use crate::stream::DeviceRecordBatchReader;
-use crate::stream::export::Run;
-use crate::stream::import::{Batches, Stream};
+use crate::stream::export::Arrays;
+use crate::stream::import::Batches;
 
-/// Runs the callbacks of a stream for Python: the interpreter is released while its reader works.
-pub(super) enum Detached {}
+/// Arrays of a stream for Python: the interpreter is released while they are made, and while their reader is dropped.
+pub(super) struct Detached(Option<Arrays>);
 
-impl Run for Detached {
-    fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-        detached(f)
+impl Detached {
+    pub(super) fn wrap(arrays: Arrays) -> Arrays {
+        Box::new(Self(Some(arrays)))
+    }
+}
+
+impl Iterator for Detached {
+    type Item = Result<FFI_ArrowDeviceArray>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let arrays = self.0.as_mut()?;
+        detached(|| arrays.next())
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        let arrays = self.0.take();
+        detached(|| drop(arrays));
     }
 }
 
@@ -34,11 +50,9 @@ impl<S: CStream> Reader<S> {
     /// The stream keeps to its interface, and its arrays meet the safety requirements of
     /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
     pub(super) unsafe fn new(stream: S, options: ImportOptions) -> Result<Self> {
-        let mut stream = Stream::open(stream)?;
-        let mut schema = ForeignSchema::empty();
-        detached(|| stream.schema(&mut schema))?;
-        let batches = Batches::new(stream, &schema, options)?;
-        Ok(Self(DropAttached::new(batches)))
+        let mut batches = DropAttached::new(Batches::new(stream, options, released_attached));
+        detached(|| batches.open())?;
+        Ok(Self(batches))
     }
 }
 
@@ -56,7 +70,7 @@ impl<S: CStream> Iterator for Reader<S> {
             }));
         }
         // SAFETY: the caller of `new` guarantees that the stream's arrays may be imported.
-        detached(|| unsafe { batches.next(released_attached) })
+        detached(|| unsafe { batches.next() })
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`ahead`]: a thread that takes items before they are asked for.
 
-use std::mem::ManuallyDrop;
+#[cfg(feature = "async")]
+use std::pin::Pin;
 #[cfg(feature = "async")]
 use std::sync::mpsc::TryRecvError;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -11,10 +12,12 @@ use std::task::{Context, Poll};
 use std::thread;
 
 use arrow_schema::ArrowError;
+#[cfg(feature = "async")]
+use futures_core::Stream;
 
 use crate::abi::guard;
-use crate::device::{Process, lock};
-use crate::error::Result;
+use crate::device::{FORKED, Process, lock};
+use crate::error::{Error, Result};
 
 /// Starts a thread that takes items until `most` of them wait, at least one, and then one more. It ends with the items, after an
 /// error, which a panic is too, or at the next item after the receiver was dropped.
@@ -27,12 +30,15 @@ pub(super) fn ahead<T: Send + 'static>(
 ) -> Result<Ahead<T>> {
     // A channel without room would block the thread before it says that there is an item.
     let (sender, receiver) = sync_channel(most.clamp(1, 1 << 16));
-    let task = Task::default();
-    let to_wake = task.clone();
+    let task = Arc::new(Mutex::new(None::<Waker>));
+    // The thread, which may outlive the receiver by far, does not keep the task.
+    let waiting = Arc::downgrade(&task);
     let wake = move || {
-        let waker = lock(&to_wake).take();
         // A waker may panic, which must not end this thread early.
-        let _ = guard::call_foreign("waking a task", || waker.map(Waker::wake));
+        let _ = guard::call_foreign("waking a task", || {
+            let waker = waiting.upgrade().and_then(|task| lock(&task).take());
+            waker.map(Waker::wake)
+        });
     };
     let run = move || {
         while let Some(item) = guard::callback("next", || items.next().transpose()).transpose() {
@@ -50,41 +56,43 @@ pub(super) fn ahead<T: Send + 'static>(
         wake();
     };
     let thread = thread::Builder::new().name("arrow-device reader".into());
-    thread.spawn(run).map_err(|e| {
-        ArrowError::IoError(
-            format!("the thread of a reader could not be started: {e}"),
-            e,
-        )
-    })?;
+    thread.spawn(run).map_err(ArrowError::from)?;
     Ok(Ahead {
-        items: ManuallyDrop::new(receiver),
+        items: receiver,
         process: Process::this(),
         task,
     })
 }
 
-/// What the thread of [`ahead`] has taken.
+/// What the thread of [`ahead`] has taken: an iterator, whose `next` waits, and a stream. In a child of the process, where the
+/// thread does not exist, each item is an error.
 #[derive(Debug)]
 pub(super) struct Ahead<T> {
-    items: ManuallyDrop<Receiver<Result<T>>>,
-    /// That of the thread.
-    pub(super) process: Process,
-    task: Task,
+    items: Receiver<Result<T>>,
+    process: Process,
+    /// The waker of the task that waits for an item.
+    #[cfg_attr(not(feature = "async"), expect(dead_code, reason = "nothing polls"))]
+    task: Arc<Mutex<Option<Waker>>>,
 }
 
-/// The waker of the task that waits for an item.
-type Task = Arc<Mutex<Option<Waker>>>;
+impl<T> Iterator for Ahead<T> {
+    type Item = Result<T>;
 
-impl<T> Ahead<T> {
-    /// Waits for the next item; `None` at the end.
-    pub(super) fn next(&self) -> Option<Result<T>> {
-        self.items.recv().ok()
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.process.is_this() {
+            true => self.items.recv().ok(),
+            false => Some(Err(Error::argument(FORKED))),
+        }
     }
+}
 
-    /// As [`next`](Self::next), but is pending.
-    #[cfg(feature = "async")]
-    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+#[cfg(feature = "async")]
+impl<T> Stream for Ahead<T> {
+    type Item = Result<T>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let next = || match self.items.try_recv() {
+            _ if !self.process.is_this() => Poll::Ready(Some(Err(Error::argument(FORKED)))),
             Ok(item) => Poll::Ready(Some(item)),
             Err(TryRecvError::Disconnected) => Poll::Ready(None),
             Err(TryRecvError::Empty) => Poll::Pending,
@@ -98,18 +106,5 @@ impl<T> Ahead<T> {
         drop(old);
         // An item may have come before the waker was registered.
         next()
-    }
-}
-
-impl<T> Drop for Ahead<T> {
-    fn drop(&mut self) {
-        // In a child the thread does not exist, and it may have been in the middle of a send.
-        if self.process.is_this() {
-            // SAFETY: nothing uses the receiver after this.
-            unsafe { ManuallyDrop::drop(&mut self.items) }
-            // The thread, which may outlive this by far, must not keep the task.
-            let task = lock(&self.task).take();
-            drop(task);
-        }
     }
 }

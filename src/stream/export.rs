@@ -15,7 +15,6 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use crate::abi::{
     ArrowDeviceType, CStream, Callbacks, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard,
 };
-use crate::data::DeviceRecordBatch;
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 use crate::interchange::schema::export_schema;
@@ -60,53 +59,52 @@ impl FFI_ArrowDeviceArrayStream {
         reader: impl DeviceRecordBatchReader + Send + 'static,
         options: ExportOptions,
     ) -> Result<Self> {
-        export::<Self, Direct>(Box::new(reader), options)
+        export(reader, options, |arrays| arrays)
     }
 }
 
-/// How the callbacks of an exported stream run what may take long.
-pub(crate) trait Run: 'static {
-    fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T;
-}
+/// The arrays of an exported stream, made when they are asked for.
+pub(crate) type Arrays = Box<dyn Iterator<Item = Result<FFI_ArrowDeviceArray>> + Send>;
 
-/// As it is.
-enum Direct {}
-
-impl Run for Direct {
-    fn run<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-        f()
-    }
-}
-
-/// Exports a reader as a C stream.
-pub(crate) fn export<S: CStream, R: Run>(
-    reader: Box<dyn DeviceRecordBatchReader + Send>,
+/// Exports a reader as a C stream of what `wrap` makes of its arrays.
+pub(crate) fn export<S: CStream>(
+    reader: impl DeviceRecordBatchReader + Send + 'static,
     options: ExportOptions,
+    wrap: fn(Arrays) -> Arrays,
 ) -> Result<S> {
     // An error is better reported here than at every call by a consumer.
     let schema = reader.schema();
     export_schema(&schema)?;
-    let device_type = reader.device_type();
+    let (declared, fit) = (reader.device_type(), schema.clone());
+    // All batches of a stream are on one type of device. Their device ids may differ.
+    let arrays = reader.map(move |batch| {
+        let array = batch?.fitted(&fit)?.export_array(&options)?;
+        if array.device_type() == declared {
+            return Ok(array);
+        }
+        let id = DeviceId::new(array.device_type(), array.device_id());
+        Err(Error::argument(format!(
+            "an array on {id} in a stream of device type {declared}"
+        )))
+    });
     let exporter = Exporter {
-        reader,
-        options,
+        arrays: wrap(Box::new(arrays)),
         schema,
-        device_type,
-        state: State::Open,
+        end: None,
         text: None,
     };
-    // The callbacks below keep to the stream interface for a `private_data` that is a share of an `Exporter`, whose reader is
-    // `Send`. `Exporter::next` refuses batches on another device type.
+    // The callbacks below keep to the stream interface for a `private_data` that is a share of an `Exporter`, whose arrays are
+    // `Send` and of the declared device type.
     let callbacks = Callbacks {
-        get_schema: Some(get_schema::<S, R>),
-        get_next: Some(get_next::<S, R>),
-        get_last_error: Some(get_last_error::<S, R>),
-        release: Some(release::<S, R>),
+        get_schema: Some(get_schema::<S>),
+        get_next: Some(get_next::<S>),
+        get_last_error: Some(get_last_error::<S>),
+        release: Some(release::<S>),
         private_data: Arc::into_raw(Shared::new(Mutex::new(exporter)))
             .cast_mut()
             .cast(),
     };
-    Ok(S::new(device_type, callbacks))
+    Ok(S::new(declared, callbacks))
 }
 
 /// What a stream's `private_data` is a share of. Each call holds another share, so that a release during a call leaves the stream to
@@ -115,80 +113,48 @@ pub(crate) fn export<S: CStream, R: Run>(
 type Shared = Arc<Mutex<Exporter>>;
 
 struct Exporter {
-    reader: Box<dyn DeviceRecordBatchReader + Send>,
-    options: ExportOptions,
+    arrays: Arrays,
     schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    state: State,
+    /// How the arrays ended, which every further call repeats.
+    end: Option<Result<()>>,
     /// The text for `get_last_error`.
     text: Option<CString>,
 }
 
-enum State {
-    Open,
-    Ended,
-    Failed(Error),
-}
-
 impl Exporter {
-    fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
-        match &self.state {
-            State::Open => {}
-            State::Ended => return Ok(None),
-            State::Failed(e) => return Err(e.clone()),
+    fn next(&mut self) -> Result<FFI_ArrowDeviceArray> {
+        if let Some(end) = &self.end {
+            return end.clone().map(|()| FFI_ArrowDeviceArray::empty());
         }
         // A panic is an error like others: the reader is not called again.
-        let next = guard::callback("get_next", || match self.reader.next() {
-            Some(batch) => self.export(batch?).map(Some),
-            None => Ok(None),
-        });
-        self.state = match &next {
-            Ok(Some(_)) => State::Open,
-            Ok(None) => State::Ended,
-            Err(e) => State::Failed(e.clone()),
+        let next = guard::callback("get_next", || self.arrays.next().transpose());
+        self.end = match &next {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(Ok(())),
+            Err(e) => Some(Err(e.clone())),
         };
-        next
+        next.map(|array| array.unwrap_or_else(FFI_ArrowDeviceArray::empty))
     }
 
-    /// All batches of a stream are on one type of device. Their device ids may differ.
-    fn export(&self, batch: DeviceRecordBatch) -> Result<FFI_ArrowDeviceArray> {
-        let array = batch.fitted(&self.schema)?.export_array(&self.options)?;
-        if array.device_type() == self.device_type {
-            return Ok(array);
-        }
-        let id = DeviceId::new(array.device_type(), array.device_id());
-        let declared = self.device_type;
-        Err(Error::argument(format!(
-            "an array on {id} in a stream of device type {declared}"
-        )))
-    }
-
-    /// Runs the body of a callback. Returns the errno of its error, and keeps the text.
-    fn answer<T>(
-        &mut self,
-        operation: &'static str,
-        body: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<T, c_int> {
-        self.text = None;
-        guard::callback(operation, || body(self)).map_err(|e| {
-            // The `Display` and the drop of another crate's error may panic.
-            let described = guard::call_foreign("get_last_error", || {
-                let mut text = e.to_string().into_bytes();
-                text.retain(|byte| *byte != 0);
-                (CString::new(text).ok(), e.errno())
-            });
-            let (text, errno) = described.unwrap_or((None, libc::EIO));
-            self.text = text;
-            errno
-        })
+    /// Keeps the text of an error, and returns its errno.
+    fn fail(&mut self, e: &Error) -> c_int {
+        // The `Display` of another crate's error may panic.
+        let described = guard::call_foreign("get_last_error", || {
+            let mut text = e.to_string().into_bytes();
+            text.retain(|byte| *byte != 0);
+            (CString::new(text).ok(), e.errno())
+        });
+        let (text, errno) = described.unwrap_or((None, libc::EIO));
+        self.text = text;
+        errno
     }
 }
 
-/// Calls `body` with what is behind a stream. Returns `EINVAL` if the stream is null or released, and `EBUSY` during another call.
+/// Returns `body` of what is behind a stream; `EINVAL` if the stream is null or released, and `EBUSY` during another call.
 ///
 /// # Safety
 /// `stream` is null or points to a stream of this file, released or not.
-unsafe fn call<S: CStream, R: Run, T>(
+unsafe fn call<S: CStream, T>(
     stream: *mut S,
     body: impl FnOnce(&mut Exporter) -> Result<T, c_int>,
 ) -> Result<T, c_int> {
@@ -210,72 +176,72 @@ unsafe fn call<S: CStream, R: Run, T>(
         Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
         Err(TryLockError::WouldBlock) => Err(libc::EBUSY),
     };
-    drop_share::<R>(shared);
+    drop_share(shared);
     answer
 }
 
-/// The last share drops the reader.
-fn drop_share<R: Run>(shared: Shared) {
-    if let Some(exporter) = Arc::into_inner(shared) {
-        // A panic in the reader's drop ends here.
-        let _ = R::run(|| guard::call_foreign("release", || drop(exporter)));
+/// The last share drops the reader, which may panic.
+fn drop_share(shared: Shared) {
+    let _ = guard::call_foreign("release", || drop(shared));
+}
+
+/// Writes to `out` what `body` returns, or `empty` after an error, whose text is kept and whose errno is returned.
+///
+/// # Safety
+/// As for [`call`]; `out` is null, or valid for writes and holds nothing to release.
+unsafe fn answer<S: CStream, T>(
+    stream: *mut S,
+    out: *mut T,
+    empty: T,
+    body: impl FnOnce(&mut Exporter) -> Result<T>,
+) -> c_int {
+    if out.is_null() {
+        return libc::EINVAL;
+    }
+    let body = |exporter: &mut Exporter| {
+        exporter.text = None;
+        guard::callback("a stream's callback", || body(exporter)).map_err(|e| exporter.fail(&e))
+    };
+    // SAFETY: the caller keeps to the contract of `call`, and guarantees that `out` is valid for writes.
+    unsafe {
+        let answer = call(stream, body);
+        let code = answer.as_ref().err().copied().unwrap_or(0);
+        out.write(answer.unwrap_or(empty));
+        code
     }
 }
 
-unsafe extern "C-unwind" fn get_schema<S: CStream, R: Run>(
+unsafe extern "C-unwind" fn get_schema<S: CStream>(
     stream: *mut S,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
-    }
-    let schema =
-        |exporter: &mut Exporter| exporter.answer("get_schema", |this| export_schema(&this.schema));
+    let empty = FFI_ArrowSchema::empty();
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
     // for writes and holds nothing to release.
-    unsafe {
-        let answer = call::<S, R, _>(stream, schema);
-        let code = answer.as_ref().err().copied().unwrap_or(0);
-        out.write(answer.unwrap_or_else(|_| FFI_ArrowSchema::empty()));
-        code
-    }
+    unsafe { answer(stream, out, empty, |this| export_schema(&this.schema)) }
 }
 
-unsafe extern "C-unwind" fn get_next<S: CStream, R: Run>(
-    stream: *mut S,
-    out: *mut S::Array,
-) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
-    }
-    let next = |exporter: &mut Exporter| {
-        R::run(|| exporter.answer("get_next", |exporter| exporter.next()))
-    };
+unsafe extern "C-unwind" fn get_next<S: CStream>(stream: *mut S, out: *mut S::Array) -> c_int {
+    let empty = S::array(FFI_ArrowDeviceArray::empty());
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
     // for writes and holds nothing to release.
-    unsafe {
-        let answer = call::<S, R, _>(stream, next);
-        let code = answer.as_ref().err().copied().unwrap_or(0);
-        let array = answer.ok().flatten();
-        out.write(S::array(array.unwrap_or_else(FFI_ArrowDeviceArray::empty)));
-        code
-    }
+    unsafe { answer(stream, out, empty, |this| this.next().map(S::array)) }
 }
 
-unsafe extern "C-unwind" fn get_last_error<S: CStream, R: Run>(stream: *mut S) -> *const c_char {
+unsafe extern "C-unwind" fn get_last_error<S: CStream>(stream: *mut S) -> *const c_char {
     let text = |exporter: &mut Exporter| {
         let text = exporter.text.as_ref();
         Ok(text.map_or(ptr::null(), |text| text.as_ptr()))
     };
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from.
-    match unsafe { call::<S, R, _>(stream, text) } {
+    match unsafe { call(stream, text) } {
         Ok(text) => text,
         Err(libc::EBUSY) => c"another call on this stream is under way".as_ptr(),
         Err(_) => ptr::null(),
     }
 }
 
-unsafe extern "C-unwind" fn release<S: CStream, R: Run>(stream: *mut S) {
+unsafe extern "C-unwind" fn release<S: CStream>(stream: *mut S) {
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to use it no more. While
     // it is not released, its `private_data` is the share that `export` put there, which is taken back once.
     let shared: Shared = unsafe {
@@ -288,5 +254,5 @@ unsafe extern "C-unwind" fn release<S: CStream, R: Run>(stream: *mut S) {
             _ => return,
         }
     };
-    drop_share::<R>(shared);
+    drop_share(shared);
 }

@@ -38,26 +38,16 @@ pub struct HostRecordBatchReader<R> {
     prefetch: usize,
     /// Batches that were requested and not returned, oldest first. An error is the last.
     coming: VecDeque<Result<Coming>>,
-    queues: CopyQueues,
+    /// Queues for copies, of each device.
+    queues: Vec<DownloadQueues>,
 }
 
 /// A batch on its way to the host.
 #[derive(Debug)]
 struct Coming {
-    /// The host reads the memory in place: nothing is gained by a request for the next batch.
-    in_place: bool,
     download: Download<RecordBatch>,
     /// What the download has returned to a poll.
     arrived: Option<Result<RecordBatch>>,
-}
-
-impl Coming {
-    fn wait(self) -> Result<RecordBatch> {
-        match self.arrived {
-            Some(batch) => batch,
-            None => self.download.wait(),
-        }
-    }
 }
 
 impl<R> HostRecordBatchReader<R> {
@@ -67,7 +57,7 @@ impl<R> HostRecordBatchReader<R> {
             schema,
             prefetch: 1,
             coming: VecDeque::new(),
-            queues: CopyQueues::default(),
+            queues: Vec::new(),
         }
     }
 
@@ -92,10 +82,28 @@ impl<R> HostRecordBatchReader<R> {
 
     /// The reader, if it is to be read before the oldest batch is returned.
     fn wanted(&mut self) -> Option<&mut R> {
-        let oldest = self.coming.front();
-        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if !oldest.in_place));
+        let worth_it = match self.coming.front() {
+            None => true,
+            // Nothing is gained by a request for the next batch if the host reads this one in place.
+            Some(Ok(oldest)) => !oldest.download.is_in_place(),
+            Some(Err(_)) => false,
+        };
         let wanted = worth_it && self.coming.len() <= self.prefetch;
         self.reader.as_mut().filter(|_| wanted)
+    }
+
+    /// The device's queues for copies: some of its own if there is work that copies may overlap with.
+    fn queues_of(&mut self, device: &Device) -> Result<DownloadQueues> {
+        if self.prefetch == 0 || device.is_host_readable() {
+            return Ok(DownloadQueues::from(device.default_queue()));
+        }
+        let of_device = |queues: &&DownloadQueues| queues.copies().device() == device;
+        if let Some(queues) = self.queues.iter().find(of_device) {
+            return Ok(queues.clone());
+        }
+        let queues = DownloadQueues::new(device)?;
+        self.queues.push(queues.clone());
+        Ok(queues)
     }
 
     /// Takes what the reader has returned, and starts the download.
@@ -106,9 +114,8 @@ impl<R> HostRecordBatchReader<R> {
     ) {
         let coming = next.map(|batch| {
             let batch = batch?.fitted(&self.schema)?;
-            let queues = self.queues.of(batch.device(), self.prefetch)?;
+            let queues = self.queues_of(batch.device())?;
             Ok(Coming {
-                in_place: batch.device().is_host_readable(),
                 download: start(&batch, queues)?,
                 arrived: None,
             })
@@ -121,7 +128,8 @@ impl<R> HostRecordBatchReader<R> {
 
     /// Returns a batch that has arrived, or an error, after which there is no more.
     fn give(&mut self, coming: Result<Coming>) -> Result<RecordBatch, ArrowError> {
-        coming.and_then(Coming::wait).map_err(|e| {
+        let batch = coming.and_then(|c| c.arrived.unwrap_or_else(|| c.download.wait()));
+        batch.map_err(|e| {
             self.reader = None;
             self.coming.clear();
             Error::into(e)
@@ -192,28 +200,5 @@ impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> RecordBatchStream
 {
     fn schema(&self) -> &SchemaRef {
         &self.schema
-    }
-}
-
-/// Queues for copies to the host, for each device, made when the first copy is.
-#[derive(Debug, Default)]
-struct CopyQueues(Vec<DownloadQueues>);
-
-impl CopyQueues {
-    /// The device's queues for copies: some of its own if there is work that copies may overlap with.
-    fn of(&mut self, device: &Device, prefetch: usize) -> Result<DownloadQueues> {
-        if prefetch == 0 || device.is_host_readable() {
-            return Ok(DownloadQueues::from(device.default_queue()));
-        }
-        if let Some(queues) = self
-            .0
-            .iter()
-            .find(|queues| queues.copies().device() == device)
-        {
-            return Ok(queues.clone());
-        }
-        let queues = DownloadQueues::new(device)?;
-        self.0.push(queues.clone());
-        Ok(queues)
     }
 }

@@ -1,9 +1,10 @@
 //! Imports C streams: device readers over an `ArrowDeviceArrayStream`.
 
 use std::ffi::{CStr, c_int};
-use std::fmt;
+use std::sync::Arc;
+use std::{fmt, ptr};
 
-use arrow_schema::SchemaRef;
+use arrow_schema::{Schema, SchemaRef};
 
 use crate::abi::{
     ArrowDeviceType, CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema,
@@ -46,10 +47,9 @@ impl DeviceRecordBatchStreamReader {
     /// # Errors
     /// Returns the same errors as [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        let mut stream = Stream::open(stream)?;
-        let mut schema = ForeignSchema::empty();
-        stream.schema(&mut schema)?;
-        Batches::new(stream, &schema, options).map(Self)
+        let mut batches = Batches::new(stream, options, |array| array);
+        batches.open()?;
+        Ok(Self(batches))
     }
 }
 
@@ -68,7 +68,7 @@ impl Iterator for DeviceRecordBatchStreamReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
-        unsafe { self.0.next(|array| array) }
+        unsafe { self.0.next() }
     }
 }
 
@@ -93,44 +93,69 @@ impl fmt::Debug for DeviceRecordBatchStreamReader {
 
 /// A foreign stream of batches, until its end or an error.
 pub(crate) struct Batches<S: CStream> {
-    stream: Stream<S>,
+    stream: S,
+    /// Empty before [`open`](Self::open).
     pub(crate) schema: SchemaRef,
     options: ImportOptions,
+    /// Makes of the producer's array the one to import.
+    adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
     /// At its end, or after an error.
     pub(crate) ended: bool,
 }
 
 impl<S: CStream> Batches<S> {
     pub(crate) fn new(
-        stream: Stream<S>,
-        schema: &ForeignSchema,
+        stream: S,
         options: ImportOptions,
-    ) -> Result<Self> {
-        Ok(Self {
+        adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
+    ) -> Self {
+        Self {
             stream,
-            schema: import_schema(schema.as_ref())?,
+            schema: Arc::new(Schema::empty()),
             options,
+            adopt,
             ended: false,
-        })
+        }
     }
 
     pub(crate) fn device_type(&self) -> ArrowDeviceType {
-        self.stream.0.device_type()
+        self.stream.device_type()
     }
 
-    /// Returns the next batch, of the array that `adopt` makes of the producer's.
+    /// Checks that the stream has all callbacks, and reads its schema. Before this it must not be read.
+    pub(crate) fn open(&mut self) -> Result<()> {
+        let callbacks = self.stream.callbacks();
+        if callbacks.release.is_none() {
+            return Err(Error::Released(S::NAME));
+        }
+        let missing = |path| Err(Error::invalid(path, "is null"));
+        match (callbacks.get_schema, callbacks.get_next) {
+            (None, _) => missing("stream.get_schema"),
+            (_, None) => missing("stream.get_next"),
+            _ if callbacks.get_last_error.is_none() => missing("stream.get_last_error"),
+            (Some(get_schema), _) => {
+                let mut schema = ForeignSchema::empty();
+                let (this, out) = (&raw mut self.stream, schema.as_mut_ptr());
+                // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is
+                // empty; what a failed call leaves in it is released when it is dropped.
+                let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, out) })?;
+                self.check("get_schema", code)?;
+                self.schema = import_schema(schema.as_ref())?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the next batch.
     ///
     /// # Safety
     /// The stream's arrays meet the safety requirements of [`DeviceArray::import_with`](crate::DeviceArray::import_with) with the
     /// options.
-    pub(crate) unsafe fn next(
-        &mut self,
-        adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
-    ) -> Option<Result<DeviceRecordBatch>> {
+    pub(crate) unsafe fn next(&mut self) -> Option<Result<DeviceRecordBatch>> {
         if self.ended {
             return None;
         }
-        let item = self.stream.next(adopt).and_then(|array| match array {
+        let item = self.array().and_then(|array| match array {
             // SAFETY: the caller guarantees that the stream's arrays may be imported.
             Some(array) => unsafe {
                 DeviceRecordBatch::import_as(array, self.schema.clone(), &self.options).map(Some)
@@ -140,61 +165,23 @@ impl<S: CStream> Batches<S> {
         self.ended = !matches!(item, Ok(Some(_)));
         item.transpose()
     }
-}
 
-/// A foreign stream with all its callbacks.
-pub(crate) struct Stream<S: CStream>(S);
-
-impl<S: CStream> Stream<S> {
-    pub(crate) fn open(stream: S) -> Result<Self> {
-        let callbacks = stream.callbacks();
-        if callbacks.release.is_none() {
-            return Err(Error::Released(S::NAME));
-        }
-        let missing = [
-            ("stream.get_schema", callbacks.get_schema.is_none()),
-            ("stream.get_next", callbacks.get_next.is_none()),
-            ("stream.get_last_error", callbacks.get_last_error.is_none()),
-        ];
-        for (path, missing) in missing {
-            if missing {
-                return Err(Error::invalid(path, "is null"));
-            }
-        }
-        Ok(Self(stream))
-    }
-
-    /// Has the producer write its schema to `out`, which is empty.
-    pub(crate) fn schema(&mut self, out: &mut ForeignSchema) -> Result<()> {
-        if let Some(get_schema) = self.0.callbacks().get_schema {
-            let (this, to) = (&raw mut self.0, out.as_mut_ptr());
-            // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is
-            // empty; what a failed call leaves in it is released when it is dropped.
-            let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, to) })?;
-            self.check("get_schema", code)?;
-        }
-        Ok(())
-    }
-
-    /// Returns what `adopt` makes of the next array, or `None` at the end. Not to be called again after that, or after an error.
-    fn next(
-        &mut self,
-        adopt: fn(FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray,
-    ) -> Result<Option<FFI_ArrowDeviceArray>> {
-        let Some(get_next) = self.0.callbacks().get_next else {
+    /// Returns the next array, or `None` at the end. Not to be called again after that, or after an error.
+    fn array(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
+        let Some(get_next) = self.stream.callbacks().get_next else {
             return Ok(None);
         };
-        let this = &raw mut self.0;
+        let this = &raw mut self.stream;
         let mut out = S::array(FFI_ArrowDeviceArray::empty());
         // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is empty;
         // what a failed call leaves in it is released when the array below is dropped.
         let code = guard::call_foreign("get_next", || unsafe { get_next(this, &raw mut out) });
-        let array = adopt(S::device_array(out));
+        let array = (self.adopt)(S::device_array(out));
         self.check("get_next", code?)?;
         if array.is_released() {
             return Ok(None);
         }
-        let (declared, got) = (self.0.device_type(), array.device_type());
+        let (declared, got) = (self.device_type(), array.device_type());
         if declared != got {
             return Err(Error::invalid(
                 "array.device_type",
@@ -209,14 +196,13 @@ impl<S: CStream> Stream<S> {
         if code == 0 {
             return Ok(());
         }
-        let get_last_error = self.0.callbacks().get_last_error;
-        let this = &raw mut self.0;
-        let text = match get_last_error {
-            // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface, which allows
-            // this call after a failed one.
-            Some(get) => guard::call_foreign("get_last_error", || unsafe { get(this) })?,
-            None => std::ptr::null(),
-        };
+        let get_last_error = self.stream.callbacks().get_last_error;
+        let this = &raw mut self.stream;
+        // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface, which allows this call
+        // after a failed one.
+        let text = guard::call_foreign("get_last_error", || unsafe {
+            get_last_error.map_or(ptr::null(), |get| get(this))
+        })?;
         let message = if text.is_null() {
             "the producer gives no text".into()
         } else {

@@ -5,18 +5,17 @@ use std::iter::from_fn;
 #[cfg(feature = "async")]
 use std::pin::Pin;
 #[cfg(feature = "async")]
-use std::task::{Context, Poll, ready};
+use std::task::Context;
+use std::task::{Poll, ready};
 
-use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_schema::SchemaRef;
 #[cfg(feature = "async")]
 use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
-#[cfg(feature = "async")]
-use crate::device::Completion;
-use crate::device::{Device, Queue, SyncEvent};
+use crate::device::{Completion, Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
 #[cfg(feature = "async")]
@@ -72,8 +71,8 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 
 #[cfg(feature = "async")]
 impl<S> UploadingReader<Pin<Box<S>>> {
-    /// Uploads the batches of a stream on `queue`. All of them must [fit](DeviceRecordBatchReader#schemas) `schema`. Errors may be
-    /// arrow-rs's, or of any other type.
+    /// Uploads the batches of a stream on `queue`. All of them must [fit](DeviceRecordBatchReader#schemas) `schema`. Errors are
+    /// arrow-rs's or this crate's.
     ///
     /// ```
     /// # use arrow_array::RecordBatch;
@@ -83,7 +82,7 @@ impl<S> UploadingReader<Pin<Box<S>>> {
     /// # use futures::Stream;
     /// fn up(
     ///     schema: SchemaRef,
-    ///     batches: impl Stream<Item = std::io::Result<RecordBatch>>,
+    ///     batches: impl Stream<Item = Result<RecordBatch, arrow_schema::ArrowError>>,
     ///     device: &Device,
     /// ) -> impl DeviceRecordBatchStream {
     ///     UploadingReader::from_stream(schema, batches, device.default_queue())
@@ -129,26 +128,15 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         let Self {
             mut reader,
             schema,
-            uploads,
+            mut uploads,
         } = self;
-        let device = uploads.queue.device().id();
-        let next = move || Some(reader.as_mut()?.next()?.map_err(Error::from));
-        let read = ahead(from_fn(next), batches)?;
-        let read = from_fn(move || Some(read.next()?.map_err(ArrowError::from)));
-        let reader = RecordBatchIterator::new(read, schema.clone());
-        let uploading = UploadingReader {
-            reader: Some(reader),
-            schema: schema.clone(),
-            uploads,
-        };
-        let uploaded = ahead(uploading, batches)?;
-        let next = move || match uploaded.process.check(device, -1) {
-            Ok(()) => uploaded.next(),
-            Err(e) => Some(Err(e)),
-        };
-        let device_type = device.device_type;
+        let device_type = uploads.queue.device().id().device_type;
+        let read = from_fn(move || Some(reader.as_mut()?.next()?.map_err(Error::from)));
+        let read = ahead(read, batches)?;
+        let declared = schema.clone();
+        let uploaded = read.map(move |batch| uploads.next(batch, &declared));
         Ok(DeviceRecordBatchIterator::new(
-            from_fn(next),
+            ahead(uploaded, batches)?,
             schema,
             device_type,
         ))
@@ -157,23 +145,19 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
 
 impl<R> UploadingReader<R> {
     fn of(schema: SchemaRef, reader: R, queue: Queue) -> Self {
-        let uploads = Uploads {
-            queue,
-            under_way: VecDeque::new(),
-            bytes: 0,
-            #[cfg(feature = "async")]
-            wait: None,
-        };
         Self {
             reader: Some(reader),
             schema,
-            uploads,
+            uploads: Uploads {
+                queue,
+                under_way: VecDeque::new(),
+                bytes: 0,
+            },
         }
     }
 
-    /// Uploads what the reader has returned, and ends with it.
-    fn take(&mut self, next: Option<Result<RecordBatch>>) -> Option<Result<DeviceRecordBatch>> {
-        let next = next.map(|batch| self.uploads.upload(&batch?)?.fitted(&self.schema));
+    /// Ends with the reader, and after an error.
+    fn ended<T>(&mut self, next: Option<Result<T>>) -> Option<Result<T>> {
         if !matches!(next, Some(Ok(_))) {
             self.reader = None;
         }
@@ -186,10 +170,11 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.reader.as_mut()?.next();
-        if matches!(next, Some(Ok(_))) {
-            self.uploads.make_room();
-        }
-        self.take(next.map(|batch| batch.map_err(Error::from)))
+        let next = next.map(|batch| {
+            let batch = batch.map_err(Error::from);
+            self.uploads.next(batch, &self.schema)
+        });
+        self.ended(next)
     }
 }
 
@@ -207,23 +192,22 @@ impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
 impl<S, E> Stream for UploadingReader<S>
 where
     S: Stream<Item = Result<RecordBatch, E>> + Unpin,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E: Into<Error>,
 {
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        /// Unwraps an error of this crate or of arrow-rs, and wraps one of another crate.
-        fn error_of(e: Box<dyn std::error::Error + Send + Sync>) -> Error {
-            let e = e.downcast::<ArrowError>();
-            Error::from(e.map_or_else(ArrowError::ExternalError, |e| *e))
-        }
         let this = &mut *self;
         let Some(reader) = &mut this.reader else {
             return Poll::Ready(None);
         };
-        ready!(this.uploads.poll_room(cx));
+        ready!(this.uploads.make_room(|oldest| Pin::new(oldest).poll(cx)));
         let next = ready!(Pin::new(reader).poll_next(cx));
-        Poll::Ready(this.take(next.map(|batch| batch.map_err(|e| error_of(e.into())))))
+        let next = next.map(|batch| {
+            let batch = batch.map_err(E::into)?;
+            this.uploads.upload(&batch, &this.schema)
+        });
+        Poll::Ready(this.ended(next))
     }
 }
 
@@ -231,7 +215,7 @@ where
 impl<S, E> DeviceRecordBatchStream for UploadingReader<S>
 where
     S: Stream<Item = Result<RecordBatch, E>> + Unpin,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E: Into<Error>,
 {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
@@ -247,75 +231,56 @@ where
 struct Uploads {
     queue: Queue,
     /// The event and the bytes of each upload, oldest first.
-    under_way: VecDeque<(SyncEvent, usize)>,
+    under_way: VecDeque<(Completion, usize)>,
     /// Bytes of all uploads.
     bytes: usize,
-    /// The wait for the oldest upload.
-    #[cfg(feature = "async")]
-    wait: Option<Completion>,
 }
 
 impl Uploads {
-    /// Forgets uploads that are done, and returns the event of the oldest if too many are left. A failed upload counts as done:
+    /// Uploads what a reader has returned, once there are few enough uploads.
+    fn next(
+        &mut self,
+        batch: Result<RecordBatch>,
+        schema: &SchemaRef,
+    ) -> Result<DeviceRecordBatch> {
+        let batch = batch?;
+        let _ = self.make_room(|oldest| Poll::Ready(oldest.event().wait()));
+        self.upload(&batch, schema)
+    }
+
+    /// Forgets uploads that are done, and makes `wait` wait for the oldest while there are too many. A failed upload counts as done:
     /// readers of its batch wait for the same event and get the error.
-    fn oldest_of_too_many(&mut self) -> Option<&SyncEvent> {
-        while let Some((event, _)) = self.under_way.front() {
-            if matches!(event.is_complete(), Ok(false)) {
-                break;
+    fn make_room(&mut self, mut wait: impl FnMut(&mut Completion) -> Poll<Result<()>>) -> Poll<()> {
+        loop {
+            let too_many = self.bytes >= BYTES || self.under_way.len() >= UPLOADS;
+            let Some((oldest, bytes)) = self.under_way.front_mut() else {
+                return Poll::Ready(());
+            };
+            if matches!(oldest.event().is_complete(), Ok(false)) {
+                if !too_many {
+                    return Poll::Ready(());
+                }
+                let _ = ready!(wait(oldest));
             }
-            self.forget_oldest();
+            // The sources and the staging memory serve the next upload: the thread that would drop them otherwise may be behind by
+            // any number of uploads.
+            oldest.event().drop_kept();
+            self.bytes -= *bytes;
+            self.under_way.pop_front();
         }
-        let too_many = self.bytes >= BYTES || self.under_way.len() >= UPLOADS;
-        let (event, _) = self.under_way.front().filter(|_| too_many)?;
-        Some(event)
-    }
-
-    /// Drops the sources and the staging memory of an upload that is done. They serve the next upload: the thread that would drop
-    /// them otherwise may be behind by any number of uploads.
-    fn forget_oldest(&mut self) {
-        if let Some((event, bytes)) = self.under_way.pop_front() {
-            self.bytes -= bytes;
-            event.drop_kept();
-            #[cfg(feature = "async")]
-            {
-                self.wait = None;
-            }
-        }
-    }
-
-    /// Waits until there are few enough uploads.
-    fn make_room(&mut self) {
-        while let Some(oldest) = self.oldest_of_too_many() {
-            if oldest.wait().is_err() {
-                self.forget_oldest();
-            }
-        }
-    }
-
-    /// As [`make_room`](Self::make_room), but is pending.
-    #[cfg(feature = "async")]
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while let Some(oldest) = self.oldest_of_too_many().cloned() {
-            let wait = self.wait.get_or_insert_with(|| Completion::of(oldest));
-            let done = ready!(Pin::new(wait).poll(cx));
-            self.wait = None;
-            if done.is_err() {
-                self.forget_oldest();
-            }
-        }
-        Poll::Ready(())
     }
 
     /// Uploads a batch. Its memory is counted until the copies are done.
-    fn upload(&mut self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+    fn upload(&mut self, batch: &RecordBatch, schema: &SchemaRef) -> Result<DeviceRecordBatch> {
         let batch = self.queue.device().upload_on(batch, &self.queue)?;
         let owners = batch.as_struct().owners();
         if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
             let bytes = batch.get_array_memory_size();
-            self.under_way.push_back((event.clone(), bytes));
+            self.under_way
+                .push_back((Completion::of(event.clone()), bytes));
             self.bytes += bytes;
         }
-        Ok(batch)
+        batch.fitted(schema)
     }
 }
 

@@ -116,7 +116,7 @@ impl<T> Download<T> {
     }
 
     /// Whether nothing is gained by an early start: the host reads the memory in place.
-    fn is_in_place(&self) -> bool {
+    pub(crate) fn is_in_place(&self) -> bool {
         self.array.device().is_host_readable()
     }
 

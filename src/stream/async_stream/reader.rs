@@ -44,8 +44,8 @@ impl ReaderStream {
 impl Stream for ReaderStream {
     type Item = Result<DeviceRecordBatch>;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.batches.poll_next(cx)
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.batches).poll_next(cx)
     }
 }
 
