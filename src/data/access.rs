@@ -60,8 +60,8 @@ impl DeviceArray {
 
     /// Lends the bytes of a binary or text array, or of a fixed-size binary array.
     ///
-    /// For binary and text these are all bytes of the data buffer, even if this array is a slice: the offsets of
-    /// [`offsets_on`](Self::offsets_on) count from the first of them. For fixed-size binary they are exactly these
+    /// For binary and text these are the bytes of the data buffer, even if this array is a slice, to whose last value they may end:
+    /// the offsets of [`offsets_on`](Self::offsets_on) count from the first of them. For fixed-size binary they are exactly these
     /// rows' bytes.
     ///
     /// Nothing is copied or allocated. This thread does not wait, unless the size of the data buffer is stored in device

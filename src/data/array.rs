@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::layout::child_field;
-use crate::data::node::{Node, NullCount, View};
+use crate::data::node::{Node, View};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -29,27 +29,14 @@ use crate::memory::{DeviceBuffer, Owner};
 pub struct DeviceArray {
     device: Device,
     node: Arc<Node>,
-    // Which rows of the node these are, as in `View`.
-    offset: usize,
-    length: usize,
-    validity_offset: usize,
-    nulls: NullCount,
     field: Option<FieldRef>,
 }
 
 impl DeviceArray {
     pub(crate) fn from_node(device: Device, node: Arc<Node>) -> Self {
-        Self::from_view(device, View::whole(&node))
-    }
-
-    pub(crate) fn from_view(device: Device, view: View<'_>) -> Self {
         Self {
             device,
-            node: view.node.clone(),
-            offset: view.offset,
-            length: view.length,
-            validity_offset: view.validity_offset,
-            nulls: NullCount::from(view.null_count()),
+            node,
             field: None,
         }
     }
@@ -99,24 +86,23 @@ impl DeviceArray {
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.length
+        self.node.length
     }
 
     /// Returns whether the array has no rows.
     pub fn is_empty(&self) -> bool {
-        self.length == 0
+        self.len() == 0
     }
 
     /// Returns the number of rows to skip from the start of the buffers.
     pub fn offset(&self) -> usize {
-        self.offset
+        self.node.offset
     }
 
     /// Returns the number of nulls in the array's own validity bitmap, or `None` if it is not known yet.
     /// Never reads device memory. A known number was counted, or the caller of an `unsafe` function guaranteed it.
     pub fn null_count(&self) -> Option<usize> {
-        // Another array of the same rows may have counted them.
-        self.nulls.get().or_else(|| self.view().null_count())
+        self.view().null_count()
     }
 
     /// Returns the number of buffers, in the order of the C data interface. A view type's buffer of sizes does
@@ -154,9 +140,11 @@ impl DeviceArray {
         if i >= self.num_children() {
             return None;
         }
-        let child = Self::from_view(self.device.clone(), self.view().child(i));
-        let field = child_field(self.data_type(), i).cloned();
-        Some(Self { field, ..child })
+        Some(Self {
+            device: self.device.clone(),
+            node: self.view().child(i).to_node(),
+            field: child_field(self.data_type(), i).cloned(),
+        })
     }
 
     /// Returns `length` rows from row `offset` on, without a copy.
@@ -173,18 +161,8 @@ impl DeviceArray {
                 self.len()
             )));
         }
-        let view = self.view().slice(offset, length);
-        let whole = length == self.len();
-        let nulls = match self.null_count() {
-            Some(n) if n == 0 || whole => Some(n),
-            Some(n) if n == self.len() => Some(length),
-            _ => view.null_count(),
-        };
-        Ok(Self {
-            nulls: NullCount::from(nulls),
-            field: self.field.clone(),
-            ..Self::from_view(self.device.clone(), view)
-        })
+        let node = self.view().slice(offset, length).to_node();
+        Ok(self.like(self.device.clone(), node))
     }
 
     /// Returns whether the array's memory may be read now. Never waits.
@@ -270,14 +248,12 @@ impl DeviceArray {
         let mut total = (self.owners().iter().filter_map(|owner| owner.allocated())).sum();
         // The addresses of buffers that are not in memory of this crate.
         let mut ranges = Vec::new();
-        self.view().each_part(None, false, &mut |view, _| {
-            for buffer in &view.node.buffers {
-                if matches!(&buffer.owner, Some(owner) if owner.allocated().is_none()) {
-                    let start = buffer.address().address();
-                    ranges.push((start, start.saturating_add(buffer.bytes().unwrap_or(0))));
-                }
+        for buffer in self.node.all().iter().flat_map(|node| &node.buffers) {
+            if matches!(&buffer.owner, Some(owner) if owner.allocated().is_none()) {
+                let start = buffer.address().address();
+                ranges.push((start, start.saturating_add(buffer.bytes().unwrap_or(0))));
             }
-        });
+        }
         ranges.sort_unstable();
         let mut counted = 0;
         for (start, end) in ranges {
@@ -297,28 +273,7 @@ impl DeviceArray {
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        View {
-            node: &self.node,
-            offset: self.offset,
-            length: self.length,
-            validity_offset: self.validity_offset,
-        }
-    }
-
-    /// A node of exactly these rows.
-    pub(crate) fn to_node(&self) -> Arc<Node> {
-        self.view().to_node(self.null_count())
-    }
-
-    /// Keeps the number of nulls that were counted in the bitmap of `view`, where it is this array's or that of a
-    /// whole node.
-    pub(crate) fn keep_null_count(&self, view: View<'_>, nulls: usize) {
-        if view == self.view() {
-            self.nulls.set(nulls);
-        }
-        if view.is_all() {
-            view.node.nulls.set(nulls);
-        }
+        View::whole(&self.node)
     }
 }
 

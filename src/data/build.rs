@@ -345,8 +345,8 @@ impl DeviceArray {
             let name = field.map_or("dictionary", |field| field.name());
             return Err(wrong(format!("the array of '{name}' {fault}")));
         }
-        let children = children.iter().map(Self::to_node).collect();
-        let mut node = Node::new(data_type, rows, all, children);
+        let children = children.iter().map(|child| child.node().clone());
+        let mut node = Node::new(data_type, rows, all, children.collect());
         node.validity_offset = bit_offset;
         node.nulls = NullCount::from(nulls);
         Ok(Self::from_node(device.clone(), Arc::new(node)))
@@ -360,8 +360,9 @@ pub(crate) fn struct_array(
     rows: usize,
     children: &[DeviceArray],
 ) -> DeviceArray {
-    let children = children.iter().map(DeviceArray::to_node).collect();
-    let node = Node::new(data_type, rows, smallvec![NodeBuffer::absent()], children);
+    let children = children.iter().map(|child| child.node().clone());
+    let bitmap = smallvec![NodeBuffer::absent()];
+    let node = Node::new(data_type, rows, bitmap, children.collect());
     DeviceArray::from_node(device.clone(), Arc::new(node))
 }
 

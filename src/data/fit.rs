@@ -40,7 +40,7 @@ impl DeviceRecordBatch {
         let root = DataType::Struct(schema.fields().clone());
         let mut fit = Fit::new(String::new(), &rows, "the declared schema");
         fit.types(array.view(), array.data_type(), &root, true)?;
-        let node = Arc::new(array.to_node().retyped(&root));
+        let node = Arc::new(array.node().retyped(&root));
         let array = DeviceArray::from_node(self.device().clone(), node);
         Ok(Self::from_struct(schema.clone(), array))
     }

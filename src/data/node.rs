@@ -61,7 +61,7 @@ pub(crate) struct Count(AtomicI64);
 /// [`DeviceArray::from_parts`]: crate::DeviceArray::from_parts
 pub(crate) type NullCount = Count;
 
-/// A range of a node's rows.
+/// A range of a node's rows, for walks: an array has a node of exactly its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) node: &'a Arc<Node>,
@@ -128,6 +128,17 @@ impl Node {
         }
         let mut all = Vec::new();
         collect(self, &choose, &mut all, &mut HashSet::new());
+        all
+    }
+
+    /// The node and all of its descendants, parents before their children.
+    pub(crate) fn all(self: &Arc<Self>) -> Vec<&Arc<Self>> {
+        let mut all = vec![self];
+        let mut next = 0;
+        while let Some(node) = all.get(next) {
+            next += 1;
+            all.extend(&node.children);
+        }
         all
     }
 
@@ -305,21 +316,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Visits these rows, `nulls` of which are null, and then those of all descendants as they are in C structs: parents come
-    /// before their children.
-    pub(crate) fn each_part(
-        self,
-        nulls: Option<usize>,
-        batch_root: bool,
-        visit: &mut impl FnMut(Self, Option<usize>),
-    ) {
-        visit(self, nulls);
-        for i in 0..self.node.children.len() {
-            let child = self.part(i, batch_root);
-            child.each_part(child.null_count(), false, visit);
-        }
-    }
-
     /// The number of nulls in the bitmap of these rows, if it is known without reading the bitmap.
     pub(crate) fn null_count(self) -> Option<usize> {
         let node = self.node;
@@ -335,22 +331,26 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A node of these rows, `nulls` of which are null.
-    pub(crate) fn to_node(self, nulls: Option<usize>) -> Arc<Node> {
-        if self.is_all() && self.validity_offset == self.node.validity_offset {
-            if let Some(nulls) = nulls {
-                self.node.nulls.set(nulls);
-            }
-            return self.node.clone();
+    /// Keeps the number of nulls that were counted in the bitmap of these rows, if they are all of the node.
+    pub(crate) fn set_null_count(self, nulls: usize) {
+        if self.is_all() {
+            self.node.nulls.set(nulls);
         }
-        Arc::new(Node {
-            length: self.length,
-            cut: self.node.cut || !self.is_all(),
-            offset: self.offset,
-            validity_offset: self.validity_offset,
-            nulls: NullCount::from(nulls),
-            ..Node::clone(self.node)
-        })
+    }
+
+    /// A node of these rows.
+    pub(crate) fn to_node(self) -> Arc<Node> {
+        match self.is_all() {
+            true => self.node.clone(),
+            false => Arc::new(Node {
+                length: self.length,
+                cut: true,
+                offset: self.offset,
+                validity_offset: self.validity_offset,
+                nulls: NullCount::from(self.null_count()),
+                ..Node::clone(self.node)
+            }),
+        }
     }
 
     /// The distance in bytes from the bitmap's start to the address that an export states for it: the C data
@@ -358,13 +358,5 @@ impl<'a> View<'a> {
     pub(crate) fn bitmap_shift(self) -> Option<usize> {
         let bits = self.validity_offset.checked_sub(self.offset)?;
         (bits % 8 == 0).then_some(bits / 8)
-    }
-}
-
-/// The same rows of the same node.
-impl PartialEq for View<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(self.node, other.node)
-            && (self.offset, self.length) == (other.offset, other.length)
     }
 }

@@ -19,14 +19,9 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        let mut unknown = Vec::new();
-        let mut list = |view: View<'_>, nulls: Option<usize>| {
-            if nulls.is_none() {
-                unknown.push(Self::from_view(self.device().clone(), view));
-            }
-        };
-        self.view().each_part(self.null_count(), false, &mut list);
-        Resolving::start(self, unknown, Vec::new(), None)?.finish(self)?;
+        let all = self.node().all().into_iter();
+        let unknown = all.filter(|node| View::whole(node).null_count().is_none());
+        Resolving::start(self, unknown.cloned().collect(), Vec::new(), None)?.finish(self)?;
         Ok(self.null_count().unwrap_or(0))
     }
 
@@ -54,7 +49,7 @@ impl DeviceArray {
 /// Null counts and sizes of an array that are being read.
 #[derive(Debug)]
 pub(crate) struct Resolving {
-    rows: Vec<DeviceArray>,
+    rows: Vec<Arc<Node>>,
     sizes: Vec<Sizes>,
     pub(crate) reading: Gathering,
 }
@@ -64,11 +59,11 @@ impl Resolving {
     /// default queue. Waits only where the host reads them in place.
     pub(crate) fn start(
         array: &DeviceArray,
-        rows: Vec<DeviceArray>,
+        rows: Vec<Arc<Node>>,
         sizes: Vec<Sizes>,
         queue: Option<&Queue>,
     ) -> Result<Self> {
-        let bitmaps = rows.iter().map(|rows| bitmap(rows.view()));
+        let bitmaps = rows.iter().map(|rows| bitmap(View::whole(rows)));
         let requests: Vec<_> = (bitmaps.chain(sizes.iter().map(|sizes| sizes.request))).collect();
         // SAFETY: bitmaps and sizes lie in the array's memory (`bitmap`, `Sizes::of`). Nobody writes to an array's memory: imports
         // and constructors demand it.
@@ -83,14 +78,9 @@ impl Resolving {
     /// As [`start`](Self::start), on the default queue, for all nodes that have a validity bitmap, to check their null counts, and all
     /// sizes that are not known yet.
     pub(crate) fn start_all(array: &DeviceArray) -> Result<Self> {
-        let mut rows = Vec::new();
-        let mut list = |view: View<'_>, _| {
-            if view.node.length > 0 && view.node.bitmap().is_some() {
-                rows.push(DeviceArray::from_view(array.device().clone(), view));
-            }
-        };
-        View::whole(array.node()).each_part(None, false, &mut list);
-        Self::start(array, rows, unknown_sizes(array), None)
+        let all = array.node().all().into_iter();
+        let rows = all.filter(|node| node.length > 0 && node.bitmap().is_some());
+        Self::start(array, rows.cloned().collect(), unknown_sizes(array), None)
     }
 
     /// Waits for the reading (one host wait, if something is copied) and keeps the null counts of `array`, the one of
@@ -100,18 +90,17 @@ impl Resolving {
     /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn finish(self, array: &DeviceArray) -> Result<()> {
         let answers = self.reading.finish()?;
-        for (i, rows) in self.rows.iter().enumerate() {
-            let view = rows.view();
-            let counted = nulls_of(&answers, i, view);
-            match view.node.nulls.get() {
-                Some(stated) if view.is_all() && stated != counted => {
-                    let path = array.node().path(view.node).unwrap_or_default();
+        for (i, node) in self.rows.iter().enumerate() {
+            let counted = nulls_of(&answers, i, View::whole(node));
+            match node.nulls.get() {
+                Some(stated) if stated != counted => {
+                    let path = array.node().path(node).unwrap_or_default();
                     return Err(Error::invalid(
                         format!("{path}.null_count"),
                         format!("is {stated}, but the validity bitmap has {counted} nulls"),
                     ));
                 }
-                _ => array.keep_null_count(view, counted),
+                _ => node.nulls.set(counted),
             }
         }
         let mut sizes = self.sizes.iter().zip(self.rows.len()..);
@@ -210,10 +199,9 @@ impl Sizes {
 
 /// Lists all unknown sizes of an array and its descendants.
 fn unknown_sizes(array: &DeviceArray) -> Vec<Sizes> {
-    let mut unknown = Vec::new();
-    let mut list = |view: View<'_>, _| unknown.extend(Sizes::of(array.device(), view.node));
-    array.view().each_part(None, false, &mut list);
-    unknown
+    let all = array.node().all().into_iter();
+    all.filter_map(|node| Sizes::of(array.device(), node))
+        .collect()
 }
 
 /// Returns `bytes`, a size in bytes of the buffer at `address`, unless it is negative or more than the device

@@ -73,7 +73,7 @@ pub(super) fn build(
         let owner = Owner::new(array.device().clone(), Memory::Slab(slab), Ready::Now);
         exporter.sizes = Some(Arc::new(owner));
     }
-    Ok(exporter.node(array.view(), array.null_count(), as_batch))
+    Ok(exporter.node(array.view(), as_batch))
 }
 
 /// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
@@ -111,10 +111,14 @@ struct Exporter {
 }
 
 impl Exporter {
-    /// Makes the struct of a node's rows, `nulls` of which are null, and those of its descendants.
-    fn node(&mut self, view: View<'_>, nulls: Option<usize>, batch_root: bool) -> CArray {
+    /// Makes the struct of a node's rows, and those of its descendants.
+    fn node(&mut self, view: View<'_>, batch_root: bool) -> CArray {
         let (node, layout) = (&**view.node, view.layout());
-        let nulls = if batch_root { Some(0) } else { nulls };
+        let nulls = if batch_root {
+            Some(0)
+        } else {
+            view.null_count()
+        };
         let mut buffers = SmallVec::<[_; 3]>::with_capacity(node.buffers.len());
         for buffer in &node.buffers {
             buffers.push(buffer.address().as_ptr().cast_const());
@@ -153,10 +157,7 @@ impl Exporter {
             owners.extend(self.sizes.clone());
             buffers[n_buffers - 1] = list;
         }
-        let child = |i| {
-            let child = view.part(i, batch_root);
-            self.node(child, child.null_count(), false)
-        };
+        let child = |i| self.node(view.part(i, batch_root), false);
         let mut children: Vec<_> = (0..node.children.len()).map(child).collect();
         let (mut pointers, mut dictionary) = (Vec::new(), ptr::null_mut());
         let first = children.as_mut_ptr();

@@ -201,7 +201,7 @@ fn start_counting(array: &DeviceArray, validation: Validation) -> Result<Option<
     match validation {
         Validation::Full => Resolving::start_all(array).map(Some),
         Validation::Structure if array.null_count().is_none() => {
-            Resolving::start(array, vec![array.clone()], Vec::new(), None).map(Some)
+            Resolving::start(array, vec![array.node().clone()], Vec::new(), None).map(Some)
         }
         Validation::Structure => Ok(None),
     }

@@ -25,6 +25,16 @@ pub(crate) struct Export {
     pub(crate) counts: bool,
 }
 
+impl Export {
+    /// As it is for children.
+    fn below(self) -> Self {
+        Self {
+            as_batch: false,
+            ..self
+        }
+    }
+}
+
 /// The bitmaps of an array that an export has to read.
 #[derive(Debug)]
 pub(crate) struct Bitmaps {
@@ -44,10 +54,10 @@ enum Task {
 }
 
 impl Task {
-    /// What an export does with a part, `nulls` of whose rows are null. A bitmap is moved if it has nulls and there is no whole
+    /// What an export does with a part. A bitmap is moved if it has nulls and there is no whole
     /// number of bytes between its first bit and the bit that the values' offset says. With `counts` unknown nulls are counted.
-    fn of(array: &DeviceArray, view: View<'_>, nulls: Option<usize>, export: Export) -> Self {
-        let node = view.node;
+    fn of(array: &DeviceArray, view: View<'_>, export: Export) -> Self {
+        let (node, nulls) = (view.node, view.null_count());
         let kind = node.layout.buffers().get(1);
         // On the CPU every export has an offset to give.
         if node.length == 0
@@ -60,8 +70,7 @@ impl Task {
         if nulls == Some(0) {
             return Self::Nothing;
         }
-        let is_batch = export.as_batch && view == array.view();
-        let in_place = is_batch || view.length == 0 || view.bitmap_shift().is_some();
+        let in_place = export.as_batch || view.length == 0 || view.bitmap_shift().is_some();
         match export.counts && nulls.is_none() {
             _ if !in_place && node.bitmap().is_some() => Self::Move,
             true => Self::Count,
@@ -73,13 +82,12 @@ impl Task {
 impl Bitmaps {
     /// Whether an export has to read bitmaps.
     pub(crate) fn needed(array: &DeviceArray, export: Export) -> bool {
-        let mut needed = false;
-        let mut look = |view: View<'_>, nulls| {
-            needed = needed || Task::of(array, view, nulls, export) != Task::Nothing;
-        };
-        let (view, nulls) = (array.view(), array.null_count());
-        view.each_part(nulls, export.as_batch, &mut look);
-        needed
+        fn needed(array: &DeviceArray, view: View<'_>, export: Export) -> bool {
+            let mut children = 0..view.node.children.len();
+            Task::of(array, view, export) != Task::Nothing
+                || children.any(|i| needed(array, view.part(i, export.as_batch), export.below()))
+        }
+        needed(array, array.view(), export)
     }
 
     /// Queues the copies of the bitmaps on the device's default queue: one list. Waits only where the host reads them
@@ -125,7 +133,7 @@ fn walk(array: &DeviceArray, export: Export, numbers: &Numbers) -> Result<Walk> 
     let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
     // The array need not be ready, so that all bitmaps are asked for.
     planner.readable = false;
-    let root = planner.exported(array, array.view(), array.null_count(), export)?;
+    let root = planner.exported(array, array.view(), export)?;
     Ok(planner.end(root))
 }
 
@@ -135,10 +143,10 @@ impl<'a> Planner<'a> {
         &mut self,
         array: &DeviceArray,
         view: View<'a>,
-        mut nulls: Option<usize>,
         export: Export,
     ) -> Result<Arc<Node>> {
-        let (mut own, task) = (None, Task::of(array, view, nulls, export));
+        let (mut own, mut nulls) = (None, view.null_count());
+        let task = Task::of(array, view, export);
         if task == Task::Offset {
             // Of 64 bits, which are enough for one of 32.
             let offset = self.known(vec![0; 8]);
@@ -148,7 +156,7 @@ impl<'a> Planner<'a> {
             let bitmap = view.node.buffers[0].address().offset(first / 8);
             if let Some(bitmap) = self.read(bitmap, (first % 8 + bits).div_ceil(8), false) {
                 let counted = bits - count_bits(bitmap, first % 8, bits);
-                array.keep_null_count(view, counted);
+                view.set_null_count(counted);
                 nulls = Some(counted);
                 if task == Task::Move {
                     let at = view.offset % 8;
@@ -161,20 +169,20 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        let as_batch = export.as_batch && view == array.view();
-        let below = Export {
-            as_batch: false,
-            ..export
-        };
+        let as_batch = export.as_batch;
         let mut children = Vec::with_capacity(view.node.children.len());
         for i in 0..view.node.children.len() {
             let child = view.part(i, as_batch);
-            children.push(self.exported(array, child, child.null_count(), below)?);
+            children.push(self.exported(array, child, export.below())?);
         }
         let mut same = children.iter().zip(&view.node.children);
         let is_same = same.all(|(new, old)| Arc::ptr_eq(new, old));
         if own.is_none() && is_same && !as_batch {
-            return Ok(view.to_node(nulls));
+            let node = view.to_node();
+            if let Some(nulls) = nulls {
+                node.nulls.set(nulls);
+            }
+            return Ok(node);
         }
         let mut node = Node {
             length: view.length,

@@ -213,7 +213,7 @@ impl DeviceArray {
         }
         let node = if to.id() == DeviceId::CPU {
             // Host memory of another device (page-locked memory, say) becomes the CPU's.
-            Self::from_host(unwrap(self)?)?.to_node()
+            Self::from_host(unwrap(self)?)?.node().clone()
         } else if to.is_host_memory() {
             return self.copied(queue, Scope::Rows);
         } else {

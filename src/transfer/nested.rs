@@ -240,7 +240,11 @@ impl<'a> Planner<'a> {
                 Entry::Occupied(seen) => *seen.get(),
                 Entry::Vacant(new) => {
                     let values = match merges && self.readable && view.node.children.is_empty() {
-                        true => unwrap(&DeviceArray::from_view(self.device().clone(), view)).ok(),
+                        true => unwrap(&DeviceArray::from_node(
+                            self.device().clone(),
+                            view.to_node(),
+                        ))
+                        .ok(),
                         false => None,
                     };
                     match (values, &last) {

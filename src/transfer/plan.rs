@@ -133,25 +133,16 @@ pub(super) fn walk(
     numbers: &Numbers,
 ) -> Result<Walk> {
     let parts: Parts<'_> = arrays.iter().map(|array| array.view()).collect();
-    let nulls = match arrays {
-        [only] => only.null_count(),
-        _ => None,
-    };
     let mut planner = Planner::new(arrays, scope, to, numbers);
-    let root = planner.node(of, &parts, nulls)?;
+    let root = planner.node(of, &parts)?;
     Ok(planner.end(root))
 }
 
 impl Plan {
     /// Returns the bytes of all buffers, without padding.
     pub(super) fn buffer_bytes(&self) -> usize {
-        let mut all = 0;
-        let mut count = |view: View<'_>, _| {
-            let bytes = view.node.buffers.iter().filter_map(NodeBuffer::bytes);
-            all += bytes.sum::<usize>();
-        };
-        View::whole(&self.root).each_part(None, false, &mut count);
-        all
+        let buffers = self.root.all().into_iter().flat_map(|node| &node.buffers);
+        buffers.filter_map(NodeBuffer::bytes).sum()
     }
 
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.

@@ -32,13 +32,8 @@ struct Run<'a> {
 type Runs<'a> = SmallVec<[Run<'a>; 1]>;
 
 impl<'a> Planner<'a> {
-    /// Returns the node of type `of` that the rows of the parts become; `nulls` is the null count, if the caller knows it.
-    pub(super) fn node(
-        &mut self,
-        of: &DataType,
-        parts: &[View<'a>],
-        nulls: Option<usize>,
-    ) -> Result<Arc<Node>> {
+    /// Returns the node of type `of` that the rows of the parts become.
+    pub(super) fn node(&mut self, of: &DataType, parts: &[View<'a>]) -> Result<Arc<Node>> {
         let with_rows: Parts<'a>;
         let parts = match parts {
             [_] => parts,
@@ -73,7 +68,7 @@ impl<'a> Planner<'a> {
             children: Vec::with_capacity(layout.n_children()),
         };
         if layout.has_validity() {
-            self.validity(parts, nulls, &mut node)?;
+            self.validity(parts, &mut node)?;
         }
         match layout.nesting {
             Nesting::Leaf if layout.variadic => self.views(parts, &mut node)?,
@@ -110,7 +105,7 @@ impl<'a> Planner<'a> {
     /// Adds the next child of a node.
     pub(super) fn child(&mut self, rows: &[View<'a>], node: &mut Node) -> Result<()> {
         let of = child_type(&node.data_type, node.children.len()).unwrap_or(&DataType::Null);
-        let child = self.node(of, rows, None)?;
+        let child = self.node(of, rows)?;
         node.children.push(child);
         Ok(())
     }
@@ -156,16 +151,11 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Adds the validity bitmap of a node, and its null count, which is `nulls` if the caller knows it.
-    fn validity(
-        &mut self,
-        parts: &[View<'a>],
-        nulls: Option<usize>,
-        node: &mut Node,
-    ) -> Result<()> {
+    /// Adds the validity bitmap of a node, and its null count.
+    fn validity(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let (mut known, mut unknown, mut runs) = (0, false, Runs::new());
         for view in parts {
-            let nulls = self.nulls(*view, nulls);
+            let nulls = self.nulls(*view);
             unknown |= nulls.is_none();
             known += nulls.unwrap_or(0);
             runs.push(Run {
@@ -188,11 +178,11 @@ impl<'a> Planner<'a> {
     }
 
     /// The nulls of rows, which are counted if the host can read the bitmap.
-    fn nulls(&mut self, view: View<'a>, known: Option<usize>) -> Option<usize> {
+    fn nulls(&mut self, view: View<'a>) -> Option<usize> {
         let Some(bitmap) = view.node.bitmap() else {
             return Some(0);
         };
-        if let Some(nulls) = known.or_else(|| view.null_count()) {
+        if let Some(nulls) = view.null_count() {
             return Some(nulls);
         }
         if !self.readable {
