@@ -7,22 +7,21 @@
 //!
 //! - **Out:** [`shared_memory`] returns a device to upload to. Each buffer starts at a page of 16 KiB and fills whole pages, as
 //!   `newBufferWithBytesNoCopy` demands, except the lengths of a view array's data buffers, which every export makes. Exports and streams carry type METAL, the device id, and no event.
-//! - **In:** [`ImportOptions::with_metal_as_host`](crate::ImportOptions::with_metal_as_host), or
-//!   [`Devices::add`](crate::Devices::add) with a device of [`shared_memory`]. Any id is accepted: nanoarrow writes the registry
+//! - **In:** [`Devices::register`](crate::Devices::register) with [`shared_memory`], for any id: nanoarrow writes the registry
 //!   id of the Metal device, ArrowMetal -1. An array with an event is refused, because only Metal's framework can wait for it.
 //!
 //! ```
 //! use arrow_array::record_batch;
-//! use arrow_device::{DeviceRecordBatch, ImportOptions, SyncPolicy, metal};
+//! use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Devices, SyncPolicy, metal};
 //!
 //! let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
 //! let shared = metal::shared_memory(-1).upload(&batch)?;
 //! let (array, schema) = shared.export(SyncPolicy::Event)?;
-//! assert_eq!(array.device_type(), arrow_device::ArrowDeviceType::METAL);
+//! assert_eq!(array.device_type(), ArrowDeviceType::METAL);
 //!
-//! let options = ImportOptions::default().with_metal_as_host();
+//! Devices::global().register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
 //! // SAFETY: both structs come from `export`, and the memory is host memory.
-//! let imported = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?;
+//! let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
 //! assert_eq!(imported.to_host()?, batch); // copies nothing
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -36,8 +35,7 @@
 use crate::abi::{ArrowDeviceType, DeviceId};
 use crate::device::{Device, host_memory};
 
-/// Returns a device of type METAL with this id, whose memory is host memory. As long as it is used, an id has one such device;
-/// imports with [`with_metal_as_host`](crate::ImportOptions::with_metal_as_host) are on the same one.
+/// Returns a device of type METAL with this id, whose memory is host memory. As long as it is used, an id has one such device.
 ///
 /// An upload copies to one allocation, in which each buffer has whole pages of 16 KiB to itself, with zeros after the last byte.
 /// So does [`compact`](crate::DeviceArray::compact). Nothing is asynchronous. Arrow arrays and buffers view the memory without a

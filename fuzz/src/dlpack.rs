@@ -4,15 +4,12 @@
 //! numbers if that is a number of dimensions that Arrow has; on the CPU the memory has the bytes that
 //! the shape says, from `byte_offset` on. A simulated device knows its own.
 
-use std::sync::Arc;
-
 use arrow_array::{Array, UInt8Array};
 use arrow_device::dlpack::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor, DlpackOptions,
     DlpackStream, DlpackTensor,
 };
 use arrow_device::{ArrowDeviceType, Error, ReleasePolicy};
-use arrow_schema::DataType;
 
 use crate::input::Input;
 use crate::kinds;

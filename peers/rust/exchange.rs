@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::{
-    Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator,
-    DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, Queue, Validation,
+    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator,
+    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, ImportOptions, Queue, Validation, metal,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -18,8 +18,9 @@ use crate::live::{Counted, counted};
 use crate::{spelling, support};
 
 pub(crate) fn checked() -> ImportOptions {
-    let options = ImportOptions::default().with_validation(Validation::Full);
-    options.with_metal_as_host()
+    // What peers export as Metal's is host memory.
+    Devices::global().register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
+    ImportOptions::default().with_validation(Validation::Full)
 }
 
 /// On devices of the tests' own one that nothing else uses, so that work elsewhere comes after its own by events only.

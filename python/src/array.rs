@@ -7,7 +7,6 @@ use arrow_device::python::{
     tensor_from_python_shared, tensor_to_python,
 };
 use arrow_device::{DeviceArray, Error};
-use arrow_schema::DataType;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};

@@ -186,7 +186,7 @@ impl Devices {
     }
 
     /// As [`get`](Self::get), after the resolver of the type, which is told the address if there is one. Page-locked memory without a
-    /// backend is plain host memory if there is nothing to wait for, and so is memory of type METAL with `metal`.
+    /// backend is plain host memory if there is nothing to wait for.
     ///
     /// # Safety
     /// `event` points to a live event of the device type of `id`.
@@ -195,7 +195,6 @@ impl Devices {
         id: DeviceId,
         event: Option<EventPtr>,
         address: impl FnOnce() -> Option<DevicePtr>,
-        metal: bool,
     ) -> Result<Device> {
         let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
         if let Some(resolver) = resolver.filter(|_| id.device_type != ArrowDeviceType::CPU) {
@@ -214,8 +213,6 @@ impl Devices {
             ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if event.is_none() => {
                 Ok(host_memory(id))
             }
-            // Such a device says why it cannot wait for an event.
-            ArrowDeviceType::METAL if metal => Ok(host_memory(id)),
             _ => Err(missing),
         }
     }

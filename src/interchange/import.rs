@@ -38,8 +38,7 @@ impl DeviceArray {
     ///   belongs to the device;
     /// - if the host can read the memory of the device that the array is imported to ([`is_host_readable`](crate::Device::is_host_readable)), it can read the
     ///   array's buffers;
-    /// - the buffers of an array of type METAL are host addresses, if the [options](ImportOptions::with_metal_as_host)
-    ///   or a device that was [registered](crate::metal::shared_memory) say so;
+    /// - the buffers of an array of type METAL are host addresses, if a device of [`metal`](crate::metal) was registered for it;
     /// - the values are valid for their type, and null counts are correct ([`Validation::Full`]
     ///   checks both);
     /// - nobody writes to the memory before it is released.
@@ -226,7 +225,7 @@ unsafe fn import(
     let devices = options.devices();
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
-    let device = unsafe { devices.get_for_import(id, event, address, options.metal) }?;
+    let device = unsafe { devices.get_for_import(id, event, address) }?;
     if event.is_some() && device.is_synchronous() {
         return Err(Error::invalid(
             "sync_event",

@@ -38,7 +38,6 @@ pub enum Validation {
 pub struct ImportOptions {
     devices: Option<Devices>,
     pub(crate) validation: Validation,
-    pub(super) metal: bool,
 }
 
 impl ImportOptions {
@@ -53,14 +52,6 @@ impl ImportOptions {
     #[must_use]
     pub fn with_validation(mut self, validation: Validation) -> Self {
         self.validation = validation;
-        self
-    }
-
-    /// Imports memory of type METAL as host memory that is ready, whatever its device id. See the
-    /// module [`metal`](crate::metal), which says what the producer must keep to.
-    #[must_use]
-    pub fn with_metal_as_host(mut self) -> Self {
-        self.metal = true;
         self
     }
 

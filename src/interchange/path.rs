@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::data::layout::Nesting;
 use crate::error::{Error, Result};
 
 /// A place in a foreign struct and its descendants, which is written out only for errors.
@@ -13,6 +14,14 @@ pub(super) enum Path<'a> {
 }
 
 impl Path<'_> {
+    /// The place of child `i`; a dictionary is the only child.
+    pub(super) fn below(&self, nesting: Nesting, i: usize) -> Path<'_> {
+        match nesting {
+            Nesting::Dictionary => Path::Dictionary(self),
+            _ => Path::Child(self, i),
+        }
+    }
+
     fn text(&self) -> String {
         match self {
             Self::Root(name) => (*name).to_owned(),
@@ -48,14 +57,9 @@ impl Path<'_> {
     /// Refuses pointers that cannot be followed.
     #[inline]
     pub(super) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
-        self.check(usable(pointer), member, || {
+        let usable = !pointer.is_null() && pointer.is_aligned();
+        self.check(usable, member, || {
             format!("is null or misaligned: {pointer:p}")
         })
     }
-}
-
-/// Whether a pointer can be followed.
-#[inline]
-pub(super) fn usable<T>(pointer: *mut T) -> bool {
-    !pointer.is_null() && pointer.is_aligned()
 }

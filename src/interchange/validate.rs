@@ -2,8 +2,7 @@
 //!
 //! An import has checked counts, lengths and the type, and null counts were counted. Most values are checked by arrow-rs
 //! (`ArrayData::validate_values`), each array of the tree by itself, so that an error has its path. This walk adds what arrow-rs
-//! leaves out, and relies on all the same: first offsets, list views, unions, run ends, and nulls where
-//! none may be.
+//! leaves out, and relies on all the same: first offsets, list views, nulls where none may be, and a value for each run.
 //!
 //! Not used, and why:
 //! - `ArrayData::validate`, which `validate_full` calls for each level once more, requires a validity bitmap with bits for
@@ -15,20 +14,19 @@
 //! Not checked, because arrow-rs does not rely on it: whether decimals fit their precision and
 //! times their day, the order of a dense union's offsets, and whether a map's keys are sorted.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow_buffer::ArrowNativeType;
 use arrow_data::ArrayData;
-use arrow_schema::{DataType, Field, FieldRef, UnionFields};
+use arrow_schema::{DataType, Field, FieldRef};
 
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
-use crate::data::build::struct_array;
+use crate::data::gather::int;
 #[cfg(feature = "async")]
 use crate::data::host::unwrap;
-use crate::data::layout::child_field;
-use crate::data::node::Node;
+use crate::data::layout::{BufferKind, Layout, child_field};
+use crate::data::node::{Buffers, Node};
 use crate::error::Result;
 use crate::interchange::path::Path;
 #[cfg(feature = "async")]
@@ -40,53 +38,47 @@ use crate::transfer::{Download, Scope};
 /// # Errors
 /// As [`check`]; those that the device reports.
 pub(super) fn validate(array: &DeviceArray) -> Result<()> {
-    match doubtful(array)? {
-        Some(array) => check(&array.reachable_data()?),
-        None => Ok(()),
-    }
+    doubtful(array).map_or(Ok(()), |array| check(&array.reachable_data()?))
 }
 
 /// As [`validate`]. A poll never blocks.
 #[cfg(feature = "async")]
 pub(super) async fn validate_async(array: &DeviceArray) -> Result<()> {
-    let Some(doubtful) = doubtful(array)? else {
+    let Some(array) = doubtful(array) else {
         return Ok(());
     };
-    let (array, queue) = (doubtful.into_owned(), array.device().default_queue());
+    let queue = array.device().default_queue();
     let host = Box::new(Download::of_scope(array, Scope::Reachable, queue)).await?;
     check(&unwrap(&host)?)
 }
 
 /// Returns what of an imported array may be invalid: `None` if no value can be, of numbers and bits, say. Such columns of a struct
 /// that the host cannot read are left out: columns of nulls take their places.
-fn doubtful(array: &DeviceArray) -> Result<Option<Cow<'_, DeviceArray>>> {
+fn doubtful(array: &DeviceArray) -> Option<DeviceArray> {
     let root = array.node();
     if !may_be_invalid(root, true) {
-        return Ok(None);
+        return None;
     }
     let DataType::Struct(fields) = array.data_type() else {
-        return Ok(Some(Cow::Borrowed(array)));
+        return Some(array.clone());
     };
-    if array.device().is_host_readable() || array.null_count() != Some(0) {
-        return Ok(Some(Cow::Borrowed(array)));
-    }
-    let device = array.device();
-    let mut columns: Vec<(FieldRef, DeviceArray)> = Vec::with_capacity(fields.len());
-    for (i, field) in fields.iter().enumerate() {
-        columns.push(match array.child(i) {
-            Some(column) if may_be_invalid(column.node(), field.is_nullable()) => {
-                (field.clone(), column)
-            }
-            _ => (
-                Arc::new(Field::new(field.name(), DataType::Null, true)),
-                DeviceArray::new_null(device, array.len())?,
-            ),
-        });
-    }
-    let (fields, columns): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
-    let root = DataType::Struct(fields.into());
-    let left = struct_array(device, root, array.len(), &columns);
-    Ok(Some(Cow::Owned(left)))
+    let column = |(field, column): (&FieldRef, &Arc<Node>)| {
+        if may_be_invalid(column, field.is_nullable()) {
+            return (field.clone(), column.clone());
+        }
+        let nulls = Node::new(DataType::Null, column.length, Buffers::new(), Vec::new());
+        let field = Field::new(field.name(), DataType::Null, true);
+        (Arc::new(field), Arc::new(nulls))
+    };
+    let columns = fields.iter().zip(&root.children).map(column);
+    let (fields, children): (Vec<_>, Vec<_>) = columns.unzip();
+    let left = Node {
+        data_type: DataType::Struct(fields.into()),
+        children,
+        ..Node::clone(root)
+    };
+    let device = array.device().clone();
+    Some(DeviceArray::from_node(device, Arc::new(left)))
 }
 
 /// Whether a node, whose field may be nullable, or one of its descendants may be invalid, although its structure is not.
@@ -137,20 +129,30 @@ fn node(data: &ArrayData, path: &Path<'_>) -> Result<()> {
 /// Checks the values of one array.
 fn values(data: &ArrayData) -> Result<(), String> {
     use DataType as T;
+    let (buffers, children) = (data.buffers(), data.child_data());
     match data.data_type() {
         T::ListView(_) => return list_view::<i32>(data),
         T::LargeListView(_) => return list_view::<i64>(data),
-        T::Union(fields, _) => return union(data, fields),
-        T::Utf8 | T::Binary => first_offset::<i32>(data, data.buffers()[1].len())?,
-        T::LargeUtf8 | T::LargeBinary => first_offset::<i64>(data, data.buffers()[1].len())?,
-        T::List(_) | T::Map(_, _) => first_offset::<i32>(data, data.child_data()[0].len())?,
-        T::LargeList(_) => first_offset::<i64>(data, data.child_data()[0].len())?,
-        T::RunEndEncoded(ends, _) => match ends.data_type() {
-            T::Int16 => runs::<i16>(data)?,
-            T::Int32 => runs::<i32>(data)?,
-            _ => runs::<i64>(data)?,
-        },
+        T::RunEndEncoded(_, _) if children[0].null_count() != 0 => {
+            return Err("run ends have nulls".into());
+        }
+        T::RunEndEncoded(_, _) if children[0].len() != children[1].len() => {
+            let (ends, values) = (children[0].len(), children[1].len());
+            return Err(format!("{ends} run ends, {values} values"));
+        }
         _ => {}
+    }
+    if let [_, BufferKind::Offsets { width }, ..] = Layout::of(data.data_type()).buffers() {
+        // arrow-rs compares each offset with the one before, and skips the first.
+        let width = usize::from(*width);
+        let limit = buffers
+            .get(1)
+            .map_or_else(|| children[0].len(), |bytes| bytes.len());
+        let stored = buffers[0].chunks_exact(width).nth(data.offset());
+        let first = stored.map_or(0, |first| int(first, width));
+        if !usize::try_from(first).is_ok_and(|first| first <= limit) {
+            return Err(format!("first offset {first} is not within 0 and {limit}"));
+        }
     }
     data.validate_values().map_err(|e| {
         let text = e.to_string();
@@ -159,16 +161,6 @@ fn values(data: &ArrayData) -> Result<(), String> {
             false => text,
         }
     })
-}
-
-/// arrow-rs compares each offset with the one before, and skips the first.
-fn first_offset<T: ArrowNativeType>(data: &ArrayData, limit: usize) -> Result<(), String> {
-    match data.buffer::<T>(0).first() {
-        Some(first) if first.to_usize().is_none_or(|n| n > limit) => Err(format!(
-            "first offset {first:?} is not within 0 and {limit}"
-        )),
-        _ => Ok(()),
-    }
 }
 
 fn list_view<T: ArrowNativeType>(data: &ArrayData) -> Result<(), String> {
@@ -182,46 +174,6 @@ fn list_view<T: ArrowNativeType>(data: &ArrayData) -> Result<(), String> {
                 "list {i}, offset {offset:?}, size {size:?}, is not within {rows} rows"
             ));
         }
-    }
-    Ok(())
-}
-
-/// Checks type ids, and the offsets of a dense union. arrow-rs does since 59.3.
-fn union(data: &ArrayData, fields: &UnionFields) -> Result<(), String> {
-    let mut rows = [None; 1 << 8];
-    for ((id, _), child) in fields.iter().zip(data.child_data()) {
-        rows[usize::from(id as u8)] = Some(child.len());
-    }
-    let offsets = (data.buffers().len() > 1).then(|| data.buffer::<i32>(1));
-    for (i, id) in data.buffer::<i8>(0)[..data.len()].iter().enumerate() {
-        let Some(rows) = rows[usize::from(*id as u8)] else {
-            return Err(format!("row {i} has type id {id}, which no field has"));
-        };
-        if let Some(offset) = offsets.map(|offsets| offsets[i]) {
-            if offset.to_usize().is_none_or(|offset| offset >= rows) {
-                return Err(format!(
-                    "row {i} has offset {offset}, but the child of type id {id} has {rows} rows"
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Checks that each run has a value, and that runs, whose order arrow-rs checks, reach the last row; it does since 59.3.
-fn runs<T: ArrowNativeType>(data: &ArrayData) -> Result<(), String> {
-    let (ends, values) = (&data.child_data()[0], &data.child_data()[1]);
-    if ends.null_count() != 0 {
-        return Err("run ends have nulls".into());
-    }
-    if ends.len() != values.len() {
-        return Err(format!("{} run ends, {} values", ends.len(), values.len()));
-    }
-    let last = ends.buffer::<T>(0)[..ends.len()].last();
-    let last = last.and_then(|last| last.to_usize()).unwrap_or(0);
-    let rows = data.offset() + data.len();
-    if !data.is_empty() && last < rows {
-        return Err(format!("the last run ends at row {last} of {rows}"));
     }
     Ok(())
 }

@@ -24,9 +24,9 @@ const PAGE: usize = 16 << 10;
 const IDS: [i64; 2] = [-1, 0x1_0000_03a4];
 
 fn options() -> ImportOptions {
-    ImportOptions::default()
-        .with_devices(Devices::new())
-        .with_metal_as_host()
+    let devices = Devices::new();
+    devices.register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
+    ImportOptions::default().with_devices(devices)
 }
 
 fn wait() -> ExportOptions {
