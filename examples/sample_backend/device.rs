@@ -36,7 +36,7 @@ impl SampleDevice {
             id,
             memory: Memory::new(id),
             events: Events::default(),
-            failure: Failure::new(),
+            failure: Failure::default(),
             process: Process::this(),
             backlog: Backlog::default(),
         });

@@ -25,7 +25,7 @@ impl Memory {
         Self {
             id,
             live: Ranges::new(),
-            pool: Pool::new(),
+            pool: Pool::default(),
         }
     }
 

@@ -20,8 +20,6 @@ const METAL_PAGE: usize = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     queue: Arc<HostQueue>,
-    /// Shared with whoever counts the backends that hold it.
-    _count: Option<Arc<()>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +39,6 @@ impl HostBackend {
         };
         Self {
             queue: Arc::new(HostQueue { id, page }),
-            _count: None,
         }
     }
 
@@ -53,14 +50,6 @@ impl HostBackend {
     /// The number of bytes of which each buffer fills a multiple.
     pub(crate) fn alignment(&self) -> usize {
         self.queue.page.unwrap_or(ALIGNMENT)
-    }
-
-    /// As [`new`](Self::new), but holds `count` as long as it lives.
-    pub(crate) fn counted(id: DeviceId, count: Arc<()>) -> Self {
-        Self {
-            _count: Some(count),
-            ..Self::new(id)
-        }
     }
 }
 

@@ -89,7 +89,7 @@ impl Devices {
         static OPENING: Mutex<()> = Mutex::new(());
         let _one = lock(&OPENING);
         let id = DeviceId::new(ArrowDeviceType::EXT_DEV, number);
-        if let Some(Ok(device)) = Self::global().known(id) {
+        if let Some(device) = Self::global().known(id) {
             return Ok(device);
         }
         let device = new_simulated(id)?;

@@ -1,5 +1,6 @@
 //! [`Device`].
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -11,6 +12,9 @@ use crate::device::host_pool::HostPool;
 use crate::device::parts::Worker;
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
+
+/// The name of the threads that run what comes after events.
+pub(crate) const RELEASES: &str = "arrow-device release";
 
 /// A device, with its memory, queues and counters. Clones are the same device.
 ///
@@ -61,6 +65,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(slabs) = self.slabs() {
             slabs.clear(&*self.backend);
+            forget_host_memory(self.capabilities.id);
         }
     }
 }
@@ -77,13 +82,19 @@ impl Device {
             default_queue: backend.default_queue()?,
             counters: Counters::default(),
             process: Process::this(),
-            releases: Worker::new("arrow-device release"),
+            releases: Worker::new(RELEASES),
             slabs: HostPool::default(),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
             backend,
         })))
+    }
+
+    /// Wraps a backend of host memory.
+    pub(crate) fn on_host(id: DeviceId) -> Self {
+        Self::new(Arc::new(HostBackend::new(id)))
+            .expect("the host backend always has a default queue")
     }
 
     /// Returns the device type and id.
@@ -323,5 +334,30 @@ impl fmt::Debug for Device {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.id().fmt(f)
+    }
+}
+
+/// The devices of [`host_memory`] that are used. Not in a set of devices, where `get` must keep returning that the backend is
+/// missing.
+static HOST_MEMORY: Mutex<BTreeMap<DeviceId, WeakDevice>> = Mutex::new(BTreeMap::new());
+
+/// Returns a device for page-locked or Metal's memory as plain host memory: the same one for an id
+/// as long as it is used.
+pub(crate) fn host_memory(id: DeviceId) -> Device {
+    let mut devices = lock(&HOST_MEMORY);
+    if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
+        return device;
+    }
+    let device = Device::on_host(id);
+    devices.insert(id, device.downgrade());
+    device
+}
+
+/// Forgets the device of [`host_memory`] with this id if it is not used any more. Ids come from producers, so that an unused one must
+/// not take memory for ever.
+fn forget_host_memory(id: DeviceId) {
+    let mut devices = lock(&HOST_MEMORY);
+    if devices.get(&id).is_some_and(|device| !device.is_used()) {
+        devices.remove(&id);
     }
 }

@@ -1,20 +1,18 @@
 //! Host memory for copies, and the pool that keeps what is idle.
 
 use std::alloc::{self, Layout};
-use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::Mutex;
 
 use crate::abi::DeviceId;
 use crate::device::backend::{Backend, DevicePtr};
 use crate::device::cpu::ALIGNMENT;
-use crate::device::lock;
+use crate::device::parts::{Block as Idle, Pool};
 use crate::error::{Error, Result};
 
 /// The default limit, in bytes, of the idle blocks of a pool.
 const IDLE_LIMIT: usize = 1 << 30;
-/// The limit of the number of idle blocks.
-const IDLE_BLOCKS: usize = 1024;
+/// Blocks belong to no queue: no work uses what is idle.
+const NO_QUEUE: u64 = 0;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be
 /// reused more often.
 const GRAIN: usize = 64 << 10;
@@ -25,16 +23,8 @@ pub(crate) struct Block {
     ptr: NonNull<u8>,
     /// Bytes.
     capacity: usize,
-    kind: Kind,
-}
-
-/// Where a block was allocated.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// The global allocator.
-    Heap,
-    /// [`Backend::allocate_host`].
-    Locked,
+    /// Whether it is from [`Backend::allocate_host`], and not from the global allocator.
+    is_locked: bool,
 }
 
 // SAFETY: the block is plain memory that only its holder accesses, and any thread may free it.
@@ -62,7 +52,7 @@ impl Block {
         Some(Self {
             ptr,
             capacity,
-            kind: Kind::Heap,
+            is_locked: false,
         })
     }
 
@@ -81,12 +71,12 @@ impl Block {
         Ok(Some(Self {
             ptr,
             capacity,
-            kind: Kind::Locked,
+            is_locked: true,
         }))
     }
 
     pub(crate) fn is_locked(&self) -> bool {
-        matches!(self.kind, Kind::Locked)
+        self.is_locked
     }
 
     pub(crate) fn ptr(&self) -> NonNull<u8> {
@@ -100,24 +90,18 @@ impl Block {
 
     /// Frees the block. `backend` is the one that allocated it, if one did.
     pub(crate) fn free(self, backend: Option<&dyn Backend>) {
-        match self.kind {
-            Kind::Heap => {
-                if let Some(layout) = layout(self.capacity) {
-                    // SAFETY: `ordinary` allocated the block with this layout, and its holder does
-                    // not use it any more.
-                    unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
-                }
+        if !self.is_locked {
+            if let Some(layout) = layout(self.capacity) {
+                // SAFETY: `ordinary` allocated the block with this layout, and its holder does
+                // not use it any more.
+                unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
             }
-            Kind::Locked => {
-                if let Some(backend) = backend {
-                    // SAFETY: `locked` allocated the block from this backend with this size. Its
-                    // holder does not use it any more, and holders outlive the copies that use it
-                    // (`Queue::keep_until_done`, `Reading`).
-                    unsafe {
-                        backend.free_host(DevicePtr::new(self.ptr.as_ptr().cast()), self.capacity)
-                    }
-                }
-            }
+        } else if let Some(backend) = backend {
+            let ptr = DevicePtr::new(self.ptr.as_ptr().cast());
+            // SAFETY: `locked` allocated the block from this backend with this size. Its
+            // holder does not use it any more, and holders outlive the copies that use it
+            // (`Queue::keep_until_done`, `Reading`).
+            unsafe { backend.free_host(ptr, self.capacity) }
         }
     }
 }
@@ -132,77 +116,41 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
 /// longest are freed.
-pub(crate) struct HostPool {
-    idle: Mutex<Idle>,
-    /// The limit of the bytes that are idle.
-    limit: usize,
-}
-
-#[derive(Default)]
-struct Idle {
-    /// In the order of their return.
-    blocks: VecDeque<Block>,
-    /// The sum of the capacities.
-    bytes: usize,
-}
+pub(crate) struct HostPool(Pool<Block>);
 
 impl Default for HostPool {
     fn default() -> Self {
-        Self::with_limit(IDLE_LIMIT)
+        Self(Pool::new(IDLE_LIMIT))
     }
 }
 
 impl HostPool {
-    fn with_limit(limit: usize) -> Self {
-        Self {
-            idle: Mutex::default(),
-            limit,
-        }
-    }
-
-    /// Returns an idle block of at least `capacity` bytes, and at most twice that unless it is
-    /// small. Of the smallest such blocks it is the one that was used last, whose memory may still
-    /// be cached.
+    /// Returns an idle block of at least `capacity` bytes, and at most twice that. Of the smallest such blocks it is the one that was
+    /// used last, whose memory may still be cached.
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
-        let fits = capacity..=capacity.saturating_mul(2).max(GRAIN);
-        let mut idle = lock(&self.idle);
-        let newest_first = || idle.blocks.iter().enumerate().rev();
-        let exact = newest_first().find(|(_, block)| block.capacity == capacity);
-        let (i, _) = exact.or_else(|| {
-            let fitting = newest_first().filter(|(_, block)| fits.contains(&block.capacity));
-            fitting.min_by_key(|(_, block)| block.capacity)
-        })?;
-        let block = idle.blocks.remove(i)?;
-        idle.bytes -= block.capacity;
-        Some(block)
+        Some(self.0.take(NO_QUEUE, capacity, |_| true)?.after)
     }
 
-    /// Keeps a block for reuse. Returns blocks beyond the limits, which the caller frees.
-    #[must_use]
-    pub(crate) fn give_back(&self, block: Block) -> Vec<Block> {
-        if block.capacity > self.limit {
-            return vec![block];
-        }
-        let mut idle = lock(&self.idle);
-        idle.bytes += block.capacity;
-        idle.blocks.push_back(block);
-        let mut excess = Vec::new();
-        while idle.blocks.len() > IDLE_BLOCKS || idle.bytes > self.limit {
-            let Some(block) = idle.blocks.pop_front() else {
-                break;
-            };
-            idle.bytes -= block.capacity;
-            excess.push(block);
-        }
-        excess
+    /// Keeps a block for reuse, and frees blocks beyond the limit. `backend` is the one that allocated them.
+    pub(crate) fn give_back(&self, block: Block, backend: &dyn Backend) {
+        self.0.give(Idle {
+            base: DevicePtr::NULL,
+            bytes: block.capacity,
+            queue: NO_QUEUE,
+            after: block,
+        });
+        free(self.0.take_done(false, |_| true), backend);
     }
 
     /// Frees all idle blocks.
     pub(crate) fn clear(&self, backend: &dyn Backend) {
-        let idle = std::mem::take(&mut *lock(&self.idle));
-        for block in idle.blocks {
-            block.free(Some(backend));
-        }
+        free(self.0.take_all(), backend);
+    }
+}
+
+fn free(idle: Vec<Idle<Block>>, backend: &dyn Backend) {
+    for idle in idle {
+        idle.after.free(Some(backend));
     }
 }
 
@@ -216,72 +164,52 @@ mod tests {
 
     const KIB: usize = 1 << 10;
 
-    fn free(blocks: Vec<Block>) -> Vec<usize> {
-        let capacities = blocks.iter().map(|block| block.capacity).collect();
-        blocks.into_iter().for_each(|block| block.free(None));
-        capacities
-    }
-
-    /// Returns new blocks to the pool, and the capacities (KiB) of the blocks beyond the limits
-    /// each time.
-    fn fill(pool: &HostPool, capacities: &[usize]) -> Vec<Vec<usize>> {
-        let give = |kib: &usize| {
+    /// Gives new blocks back to the pool.
+    fn fill(pool: &HostPool, capacities: &[usize]) {
+        for kib in capacities {
             let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
-            let excess = free(pool.give_back(block));
-            excess.into_iter().map(|bytes| bytes / KIB).collect()
-        };
-        capacities.iter().map(give).collect()
+            pool.give_back(block, &HostBackend::new(DeviceId::CPU));
+        }
     }
 
     fn take(pool: &HostPool, kib: usize) -> Option<usize> {
         let block = pool.take(kib * KIB)?;
-        Some(free(vec![block])[0] / KIB)
+        let capacity = block.capacity;
+        block.free(None);
+        Some(capacity / KIB)
     }
 
     #[test]
     fn the_oldest_goes_when_there_is_too_much() {
-        let pool = HostPool::with_limit(512 * KIB);
-        let none = Vec::new;
-        assert_eq!(
-            fill(&pool, &[128, 256, 128, 192, 1024, 64]),
-            [none(), none(), none(), vec![128, 256], vec![1024], none()]
-        );
+        let pool = HostPool(Pool::new(512 * KIB));
+        fill(&pool, &[128, 256, 128, 192]);
+        assert_eq!([take(&pool, 256), take(&pool, 128)], [None, Some(128)]);
+        assert_eq!([take(&pool, 128), take(&pool, 128)], [Some(192), None]);
         // What was used last is freed last.
+        fill(&pool, &[128, 64]);
         let kept = pool.take(128 * KIB).unwrap();
-        assert!(pool.give_back(kept).is_empty());
-        assert_eq!(fill(&pool, &[384]), [[192, 64]]);
-        pool.clear(&HostBackend::new(DeviceId::CPU));
-    }
-
-    #[test]
-    fn the_oldest_goes_when_there_are_too_many() {
-        let pool = HostPool::with_limit(1 << 30);
-        fill(&pool, &vec![2; IDLE_BLOCKS]);
-        assert_eq!(fill(&pool, &[1, 4]), [[2], [2]]);
-        pool.clear(&HostBackend::new(DeviceId::CPU));
-        assert_eq!(take(&pool, 1), None);
-        assert_eq!(fill(&pool, &[1]), [[0; 0]]);
-        pool.clear(&HostBackend::new(DeviceId::CPU));
+        pool.give_back(kept, &HostBackend::new(DeviceId::CPU));
+        fill(&pool, &[384]);
+        assert_eq!([take(&pool, 64), take(&pool, 384)], [Some(128), Some(384)]);
     }
 
     #[test]
     fn the_smallest_that_fits_serves() {
-        let pool = HostPool::with_limit(1 << 30);
-        fill(&pool, &[512, 256, 128, 8, 4]);
+        let pool = HostPool::default();
+        fill(&pool, &[512, 256, 128]);
         assert_eq!(take(&pool, 192), Some(256));
         assert_eq!(take(&pool, 192), None, "more than twice as large");
-        assert_eq!(take(&pool, 2), Some(4));
-        assert_eq!(take(&pool, 2), Some(8), "small ones may be any");
         // The last one of equals.
         let [a, b] = [0; 2].map(|_| Block::ordinary(round(KIB).unwrap()).unwrap());
         let last = b.ptr;
         for block in [a, b] {
-            assert!(pool.give_back(block).is_empty());
+            pool.give_back(block, &HostBackend::new(DeviceId::CPU));
         }
         let taken = pool.take(KIB).unwrap();
         assert_eq!(taken.ptr, last);
         taken.free(None);
         pool.clear(&HostBackend::new(DeviceId::CPU));
+        assert_eq!(take(&pool, 512), None);
     }
 
     #[test]

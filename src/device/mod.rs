@@ -31,7 +31,6 @@ pub(crate) mod gpu;
 mod handle;
 pub(crate) mod host_pool;
 pub mod parts;
-mod process;
 mod queue;
 mod registry;
 #[cfg(feature = "rocm")]
@@ -52,18 +51,17 @@ pub use event::SyncEvent;
 #[cfg(feature = "async")]
 pub(crate) use event::completion;
 pub(crate) use event::{Completion, EventRef, Seen};
+pub(crate) use handle::host_memory;
 pub use handle::{Device, WeakDevice};
-#[cfg(feature = "sim")]
-pub(crate) use parts::is_worker;
-pub(crate) use process::{FORKED, Process};
+pub(crate) use parts::{FORKED, Process};
 pub use queue::Queue;
 pub use registry::Devices;
-pub(crate) use registry::host_memory;
+
 pub(crate) use stats::Counters;
 pub use stats::TransferStats;
 
 /// Locks a mutex whose data is consistent whenever the lock is free: no code that may panic runs
 /// halfway through a change.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

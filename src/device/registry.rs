@@ -7,12 +7,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::abi::{ArrowDeviceType, guard};
-use crate::device::cpu::HostBackend;
-use crate::device::handle::WeakDevice;
-use crate::device::{Device, DeviceId, DevicePtr, EventPtr, lock};
+use crate::device::{Device, DeviceId, DevicePtr, EventPtr, host_memory, lock};
 use crate::error::{Error, Result};
 
-type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
+/// Locked while it makes a device, so that a device is made once.
+type Factory = Arc<Mutex<dyn Fn(i64) -> Result<Device> + Send>>;
 type Resolver = Arc<
     dyn Fn(DeviceId, Option<EventPtr>, Option<DevicePtr>) -> Result<Option<Device>> + Send + Sync,
 >;
@@ -22,9 +21,7 @@ type Resolver = Arc<
 /// [`Devices::global`] is the process's default set and is never dropped; further sets are for
 /// tests, and for programs that keep devices apart. Clones share their contents.
 ///
-/// The factory of a device's type makes the device at its first use, and the set keeps it. If there
-/// is no such device ([`Error::DeviceNotAvailable`]), the set keeps the reason too, for the first
-/// 64 such ids, and returns it to later requests.
+/// The factory of a device's type makes the device at its first use, and the set keeps it.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -39,16 +36,8 @@ pub struct Devices(Arc<Registry>);
 struct Registry {
     factories: Mutex<HashMap<ArrowDeviceType, Factory>>,
     resolvers: Mutex<HashMap<ArrowDeviceType, Resolver>>,
-    devices: Mutex<HashMap<DeviceId, Slot>>,
+    devices: Mutex<HashMap<DeviceId, Device>>,
 }
-
-/// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own
-/// device.
-type Slot = Arc<OnceLock<Result<Device>>>;
-
-/// For how many ids the reason is kept why there is no device. Producers choose ids, as many as
-/// they like.
-const KEPT_REASONS: usize = 64;
 
 impl Devices {
     /// Creates a set that contains only the CPU.
@@ -59,11 +48,7 @@ impl Devices {
     /// Returns the CPU. There is one per process.
     pub fn cpu() -> Device {
         static CPU: OnceLock<Device> = OnceLock::new();
-        CPU.get_or_init(|| {
-            Device::new(Arc::new(HostBackend::new(DeviceId::CPU)))
-                .expect("the host backend always has a default queue")
-        })
-        .clone()
+        CPU.get_or_init(|| Device::on_host(DeviceId::CPU)).clone()
     }
 
     /// Adds a device under its own id.
@@ -77,21 +62,13 @@ impl Devices {
             return (device == Self::cpu()).then_some(()).ok_or_else(taken);
         }
         let mut devices = lock(&self.0.devices);
-        let slot = devices.entry(device.id()).or_default();
-        // A device replaces a kept error.
-        if slot.get().is_some_and(Result::is_err) {
-            *slot = Slot::default();
-        }
-        let slot = slot.clone();
-        drop(devices);
-        let there = slot.get_or_init(|| Ok(device.clone()));
-        let added = there.as_ref().is_ok_and(|there| *there == device);
-        added.then_some(()).ok_or_else(taken)
+        let there = devices.entry(device.id()).or_insert_with(|| device.clone());
+        (*there == device).then_some(()).ok_or_else(taken)
     }
 
-    /// Registers a factory, which makes a device of this type from its id. Devices and errors that
-    /// are kept already stay. The factory must not request the id that it is making from this set,
-    /// which would deadlock.
+    /// Registers a factory, which makes a device of this type from its id. Devices that the set has
+    /// already stay. The factory makes one device at a time, and must not request one of its type from
+    /// this set, which would deadlock.
     ///
     /// The device that the factory returns must have this type and the requested id, because
     /// imports rely on it to reach the memory of that device. Otherwise it is dropped, and
@@ -110,7 +87,8 @@ impl Devices {
         device_type: ArrowDeviceType,
         factory: impl Fn(i64) -> Result<Device> + Send + Sync + 'static,
     ) {
-        let old = lock(&self.0.factories).insert(device_type, Arc::new(factory));
+        let factory = Arc::new(Mutex::new(factory));
+        let old = lock(&self.0.factories).insert(device_type, factory);
         // Dropped outside the lock: the old factory may hold values that use this set.
         drop(old);
     }
@@ -151,38 +129,26 @@ impl Devices {
         if id.device_type == ArrowDeviceType::CPU {
             return Ok(Self::cpu());
         }
-        let factory = lock(&self.0.factories).get(&id.device_type).cloned();
-        let Some(factory) = factory else {
-            // The error is not kept: a factory or a device may be registered later.
-            return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
-        };
-        let slot = lock(&self.0.devices).entry(id).or_default().clone();
-        let made = slot.get_or_init(|| {
-            let made = guard::call_foreign("factory", || factory(id.id));
-            let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked".into())))?;
-            of_this_id(made, id, "factory")
-        });
-        if let Err(e) = made {
-            let mut devices = lock(&self.0.devices);
-            let reasons = devices
-                .values()
-                .filter(|slot| slot.get().is_some_and(Result::is_err));
-            let is_kept =
-                matches!(e, Error::DeviceNotAvailable { .. }) && reasons.count() <= KEPT_REASONS;
-            let known = devices.get(&id);
-            if !is_kept && known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
-                // The error may be temporary, or one of too many: the next request tries again.
-                devices.remove(&id);
-            }
+        if let Some(known) = self.known(id) {
+            return Ok(known);
         }
-        made.clone()
+        let factory = lock(&self.0.factories).get(&id.device_type).cloned();
+        let factory = factory.ok_or_else(|| no_backend(id))?;
+        let factory = lock(&factory);
+        // Another thread may have made it meanwhile.
+        if let Some(known) = self.known(id) {
+            return Ok(known);
+        }
+        let made = guard::call_foreign("factory", || factory(id.id));
+        let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked".into())))?;
+        let made = of_this_id(made, id, "factory")?;
+        // One that was added meanwhile stays.
+        Ok(lock(&self.0.devices).entry(id).or_insert(made).clone())
     }
 
-    /// Returns the device of this type and id, or why there is none, if that is known without
-    /// asking a factory.
-    pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
-        let slot = lock(&self.0.devices).get(&id).cloned()?;
-        slot.get().cloned()
+    /// Returns the device of this type and id that the set has already.
+    pub(super) fn known(&self, id: DeviceId) -> Option<Device> {
+        lock(&self.0.devices).get(&id).cloned()
     }
 
     /// As [`get`](Self::get), after the resolver of the type, which is told the address if there is one. Page-locked memory without a
@@ -264,34 +230,6 @@ fn of_this_id(found: Device, id: DeviceId, by: &str) -> Result<Device> {
     Err(absent(id, reason.into()))
 }
 
-/// Returns a device for page-locked or Metal's memory as plain host memory: the same one for an id
-/// as long as it is used. Ids come from producers, so an unused one must not take memory for ever.
-pub(crate) fn host_memory(id: DeviceId) -> Device {
-    // Not in a set of devices, where `get` must keep returning that the backend is missing.
-    static HOST_MEMORY: Mutex<Option<HostMemory>> = Mutex::new(None);
-    let mut known = lock(&HOST_MEMORY);
-    let HostMemory { devices, used } = known.get_or_insert_with(HostMemory::default);
-    if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
-        return device;
-    }
-    if devices.len() > 8 + 2 * (Arc::strong_count(used) - 1) {
-        // More than half are unused, so the cost per insertion is constant.
-        devices.retain(|_, device| device.is_used());
-        devices.shrink_to(2 * devices.len());
-    }
-    let device = Device::new(Arc::new(HostBackend::counted(id, used.clone())))
-        .expect("the host backend always has a default queue");
-    devices.insert(id, device.downgrade());
-    device
-}
-
-#[derive(Default)]
-struct HostMemory {
-    devices: HashMap<DeviceId, WeakDevice>,
-    /// Each device that is used holds a clone: the number of clones counts them.
-    used: Arc<()>,
-}
-
 fn no_backend(device: DeviceId) -> Error {
     let reason = match device.device_type {
         ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
@@ -339,7 +277,7 @@ mod tests {
         let devices = Devices::new();
         devices.add(Devices::cpu()).unwrap();
         let id = DeviceId::new(ArrowDeviceType::CPU, 3);
-        let other = Device::new(Arc::new(HostBackend::new(id))).unwrap();
+        let other = Device::on_host(id);
         assert!(matches!(devices.add(other), Err(Error::InvalidArgument(_))));
         assert_eq!(devices.get(id).unwrap(), Devices::cpu());
     }

@@ -153,11 +153,7 @@ impl Drop for HostSlab {
         let block = self.block.take();
         let pool = self.device.as_ref().and_then(Device::slabs);
         match (&self.device, pool) {
-            (Some(device), Some(pool)) => {
-                for block in pool.give_back(block) {
-                    block.free(Some(device.backend()));
-                }
-            }
+            (Some(device), Some(pool)) => pool.give_back(block, device.backend()),
             _ => block.free(None),
         }
     }

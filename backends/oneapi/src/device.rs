@@ -58,7 +58,7 @@ impl OneApiDevice {
             );
             return Err(sys::absent(id, reason));
         }
-        let failure = Arc::new(Failure::new());
+        let failure = Arc::new(Failure::default());
         let blocks = Blocks::new(
             id,
             found.device.clone(),

@@ -93,7 +93,7 @@ impl Blocks {
             kind,
             live: Ranges::new(),
             host: Ranges::new(),
-            pool: Pool::new(),
+            pool: Pool::default(),
             frees: Worker::new("arrow-device oneapi free"),
             failure,
         }

@@ -57,7 +57,7 @@ impl Shared {
             live: Ranges::new(),
             host: Ranges::new(),
             queues: Queues::default(),
-            pool: Pool::with_limits(idle_bytes, 1024),
+            pool: Pool::new(idle_bytes),
         }
     }
 

@@ -59,7 +59,7 @@ impl Context {
             physical,
             device,
             family,
-            failure: Failure::new(),
+            failure: Failure::default(),
             worker: Worker::new("arrow-device vulkan"),
             copier: Worker::new("arrow-device vulkan copies"),
             origin: ManuallyDrop::new(origin),

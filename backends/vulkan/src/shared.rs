@@ -74,7 +74,7 @@ impl Shared {
                 live: Ranges::new(),
                 host: Ranges::new(),
                 bytes: Arc::new(bytes),
-                pool: Pool::with_limits(idle_bytes, 1024),
+                pool: Pool::new(idle_bytes),
             }),
             memory,
             info,

@@ -67,7 +67,7 @@ impl Memory {
         }
         Ok(Self {
             live: Ranges::new(),
-            idle: Pool::with_limits(idle_bytes, 1024),
+            idle: Pool::new(idle_bytes),
             usages: usages
                 | BufferUsages::STORAGE
                 | BufferUsages::COPY_SRC

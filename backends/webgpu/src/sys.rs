@@ -38,7 +38,7 @@ impl Gpu {
             queue: ManuallyDrop::new(queue.clone()),
             info: device.adapter_info(),
             limits: device.limits(),
-            failure: Failure::new(),
+            failure: Failure::default(),
             process: Process::this(),
         };
         exit::watch();

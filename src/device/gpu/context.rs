@@ -53,7 +53,7 @@ impl<R: Runtime> Context<R> {
             reads_managed: features.reads_managed,
             pool: None,
             heap: Heap::default(),
-            failure: Failure::new(),
+            failure: Failure::default(),
             dropped: Mutex::default(),
             events: Mutex::default(),
         };

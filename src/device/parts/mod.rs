@@ -99,7 +99,7 @@
 //! }
 //!
 //! # let id = DeviceId::new(arrow_device::abi::ArrowDeviceType::OPENCL, 0);
-//! # let (failure, live, pool) = (Failure::new(), Ranges::new(), Pool::new());
+//! # let (failure, live, pool) = (Failure::default(), Ranges::new(), Pool::default());
 //! # let shared = Shared { id, failure, live, pool, frees: Worker::new("arrow-device example") };
 //! # let queue = arrow_device::device::parts::queue_number();
 //! # let base = shared.allocate(queue, 100)?;
@@ -122,11 +122,9 @@ mod ranges;
 mod reserved;
 mod worker;
 
-pub use super::process::Process;
-pub use failure::Failure;
+pub(crate) use failure::FORKED;
+pub use failure::{Failure, Process};
 pub use pool::{Block, Pool, queue_number};
 pub use ranges::{Found, Ranges};
 pub use reserved::Reserved;
 pub use worker::Worker;
-#[cfg(feature = "sim")]
-pub(crate) use worker::is_worker;

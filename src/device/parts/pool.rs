@@ -1,6 +1,6 @@
 //! Device memory that was freed and waits for its next use.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::device::backend::DevicePtr;
 use crate::device::lock;
 
-/// What [`Pool::new`] leaves idle at most.
+/// What a pool leaves idle at most.
 const IDLE_BYTES: usize = 256 << 20;
 const IDLE_BLOCKS: usize = 1024;
 /// The most blocks of other queues whose events one [`Pool::take`] asks about, and the most pending ones at which
@@ -44,13 +44,13 @@ pub struct Block<E> {
 /// then take it again without a wait, since its work runs in order. Any other queue gets it only once the event has completed.
 ///
 /// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the
-/// function that it is given. It calls that without a lock held; meanwhile the block concerned counts, but no other call finds it.
-/// The pool does not free its blocks when it is dropped; [`take_all`](Self::take_all) returns them first.
+/// function that it is given, which must not use the pool: it is locked meanwhile. The pool does not free its blocks when it is
+/// dropped; [`take_all`](Self::take_all) returns them first.
 ///
 /// ```
 /// use arrow_device::device::{DevicePtr, parts::{Block, Pool, queue_number}};
 ///
-/// let pool = Pool::new();
+/// let pool = Pool::default();
 /// let (one, other) = (queue_number(), queue_number());
 /// // Here an event is the time at which it completes.
 /// let base = DevicePtr::new(std::ptr::without_provenance_mut(0x10000));
@@ -70,68 +70,32 @@ pub struct Pool<E> {
 }
 
 struct Idle<E> {
-    /// By age, the oldest first.
-    blocks: BTreeMap<u64, Block<E>>,
-    /// All bytes and blocks, with those whose events are being asked about.
-    bytes: u128,
-    count: usize,
-    /// The age of the next block.
-    next: u64,
+    /// The oldest first.
+    blocks: VecDeque<Block<E>>,
+    /// Of all blocks.
+    bytes: usize,
 }
 
-/// Blocks that are out of the pool while their events are asked about. Those that are left go back to their places when this is
-/// dropped.
-struct Asked<'a, E> {
-    pool: &'a Pool<E>,
-    blocks: Vec<(u64, Block<E>)>,
-}
-
-impl<E> Asked<'_, E> {
-    /// Takes out the first block whose event has completed.
-    fn take_done(&mut self, is_done: &mut impl FnMut(&E) -> bool) -> Option<Block<E>> {
-        let i = self
-            .blocks
-            .iter()
-            .position(|(_, block)| is_done(&block.after))?;
-        let (_, block) = self.blocks.swap_remove(i);
-        lock(&self.pool.idle).subtract(&block);
+impl<E> Idle<E> {
+    fn remove(&mut self, i: usize) -> Option<Block<E>> {
+        let block = self.blocks.remove(i)?;
+        self.bytes = self.bytes.saturating_sub(block.bytes);
         Some(block)
     }
 }
 
-impl<E> Drop for Asked<'_, E> {
-    fn drop(&mut self) {
-        let blocks = self.blocks.drain(..);
-        lock(&self.pool.idle).blocks.extend(blocks);
-    }
-}
-
-impl<E> Idle<E> {
-    /// A block has left the pool.
-    fn subtract(&mut self, block: &Block<E>) {
-        self.bytes -= block.bytes as u128;
-        self.count -= 1;
-    }
-}
-
 impl<E> Pool<E> {
-    /// Makes an empty pool that, after [`take_done`](Self::take_done), keeps at most 256 MiB in 1,024 blocks.
-    pub const fn new() -> Self {
-        Self::with_limits(IDLE_BYTES, IDLE_BLOCKS)
-    }
-
-    /// Makes an empty pool with other limits: for a device with little memory, for example, or whose allocations are few.
-    pub const fn with_limits(bytes: usize, blocks: usize) -> Self {
+    /// Makes an empty pool that, after [`take_done`](Self::take_done), keeps at most so many bytes, in 1,024 blocks. The default is
+    /// 256 MiB.
+    pub const fn new(idle_bytes: usize) -> Self {
         let idle = Idle {
-            blocks: BTreeMap::new(),
+            blocks: VecDeque::new(),
             bytes: 0,
-            count: 0,
-            next: 0,
         };
         Self {
             idle: Mutex::new(idle),
-            most_bytes: bytes,
-            most_blocks: blocks,
+            most_bytes: idle_bytes,
+            most_blocks: IDLE_BLOCKS,
         }
     }
 
@@ -142,7 +106,8 @@ impl<E> Pool<E> {
     }
 
     /// Takes out a block of at least `bytes` bytes, at most twice as large, for work on `queue` from now on: the smallest of
-    /// the queue's own, or else the smallest of the oldest few of other queues for whose event `is_done` returns `true`.
+    /// the queue's own, of which the newest, or else the smallest of the oldest few of other queues for whose event `is_done`
+    /// returns `true`.
     pub fn take(
         &self,
         queue: u64,
@@ -150,42 +115,25 @@ impl<E> Pool<E> {
         mut is_done: impl FnMut(&E) -> bool,
     ) -> Option<Block<E>> {
         let fits = |block: &Block<E>| (bytes..=bytes.saturating_mul(2)).contains(&block.bytes);
-        let mut asked = Asked {
-            pool: self,
-            blocks: Vec::new(),
-        };
-        {
-            let mut idle = lock(&self.idle);
-            let own = idle
-                .blocks
-                .iter()
-                .filter(|(_, block)| block.queue == queue && fits(block));
-            let own = own
-                .min_by_key(|(_, block)| block.bytes)
-                .map(|(age, _)| *age);
-            if let Some(block) = own.and_then(|age| idle.blocks.remove(&age)) {
-                idle.subtract(&block);
-                return Some(block);
-            }
-            let others = idle.blocks.iter().filter(|(_, block)| fits(block));
-            let others: Vec<u64> = others.take(ASKED).map(|(age, _)| *age).collect();
-            let others = others.into_iter();
-            asked.blocks = others
-                .filter_map(|age| idle.blocks.remove_entry(&age))
-                .collect();
-        }
-        asked.blocks.sort_by_key(|(_, block)| block.bytes);
-        asked.take_done(&mut is_done)
+        let mut idle = lock(&self.idle);
+        let fitting = || idle.blocks.iter().enumerate().filter(|(_, b)| fits(b));
+        let own = || fitting().rev().filter(|(_, block)| block.queue == queue);
+        let exact = own().find(|(_, block)| block.bytes == bytes);
+        let own = exact.or_else(|| own().min_by_key(|(_, block)| block.bytes));
+        let found = own.or_else(|| {
+            let mut others: Vec<_> = fitting().take(ASKED).collect();
+            others.sort_by_key(|(_, block)| block.bytes);
+            others.into_iter().find(|(_, block)| is_done(&block.after))
+        });
+        let (i, _) = found?;
+        idle.remove(i)
     }
 
     /// Puts a block into the pool, after work of its queue so far, which its event stands for.
     pub fn give(&self, block: Block<E>) {
         let mut idle = lock(&self.idle);
-        let age = idle.next;
-        idle.next += 1;
-        idle.bytes += block.bytes as u128;
-        idle.count += 1;
-        idle.blocks.insert(age, block);
+        idle.bytes = idle.bytes.saturating_add(block.bytes);
+        idle.blocks.push_back(block);
     }
 
     /// Takes out blocks for whose event `is_done` returns `true`, for the caller to free: the oldest ones, until the rest is
@@ -194,41 +142,23 @@ impl<E> Pool<E> {
     /// before it asks the runtime for another block, and the latter in [`Backend::trim`](crate::device::Backend::trim) and
     /// when the runtime has no memory left, before it asks again.
     pub fn take_done(&self, all: bool, mut is_done: impl FnMut(&E) -> bool) -> Vec<Block<E>> {
-        let mut done = Vec::new();
-        let (mut next, mut pending) = (0, 0);
-        loop {
-            let (age, block) = {
-                let mut idle = lock(&self.idle);
-                let age = idle.blocks.range(next..).next().map(|(age, _)| *age);
-                let is_enough = !all && (pending == ASKED || !self.exceeds(&idle, 1));
-                let oldest = age.filter(|_| !is_enough);
-                match oldest.and_then(|age| idle.blocks.remove_entry(&age)) {
-                    Some(oldest) => oldest,
-                    None => return done,
-                }
-            };
-            next = age + 1;
-            let mut asked = Asked {
-                pool: self,
-                blocks: vec![(age, block)],
-            };
-            match asked.take_done(&mut is_done) {
-                Some(block) => done.push(block),
-                None => pending += 1,
+        let mut idle = lock(&self.idle);
+        let (mut done, mut pending) = (Vec::new(), 0);
+        while all || (pending < ASKED && self.exceeds(&idle, 1)) {
+            match idle.blocks.get(pending) {
+                None => break,
+                Some(block) if is_done(&block.after) => done.extend(idle.remove(pending)),
+                Some(_) => pending += 1,
             }
         }
+        done
     }
 
-    /// Takes out all blocks, at the end of a device: a block that another thread is asking about meanwhile stays. The caller waits
-    /// for their events before it frees them.
+    /// Takes out all blocks, at the end of a device. The caller waits for their events before it frees them.
     pub fn take_all(&self) -> Vec<Block<E>> {
         let mut idle = lock(&self.idle);
-        let blocks = std::mem::take(&mut idle.blocks);
-        for block in blocks.values() {
-            idle.subtract(block);
-        }
-        drop(idle);
-        blocks.into_values().collect()
+        idle.bytes = 0;
+        idle.blocks.drain(..).collect()
     }
 
     /// Returns whether there is more in the pool than `times` its limits: with 1, it is worth freeing what is done; with more,
@@ -238,19 +168,19 @@ impl<E> Pool<E> {
     }
 
     fn exceeds(&self, idle: &Idle<E>, times: usize) -> bool {
-        idle.bytes > self.most_bytes.saturating_mul(times) as u128
-            || idle.count > self.most_blocks.saturating_mul(times)
+        idle.bytes > self.most_bytes.saturating_mul(times)
+            || idle.blocks.len() > self.most_blocks.saturating_mul(times)
     }
 
     /// Returns whether there are no blocks in the pool.
     pub fn is_empty(&self) -> bool {
-        lock(&self.idle).count == 0
+        lock(&self.idle).blocks.is_empty()
     }
 }
 
 impl<E> Default for Pool<E> {
     fn default() -> Self {
-        Self::new()
+        Self::new(IDLE_BYTES)
     }
 }
 
@@ -258,7 +188,7 @@ impl<E> fmt::Debug for Pool<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let idle = lock(&self.idle);
         f.debug_struct("Pool")
-            .field("blocks", &idle.count)
+            .field("blocks", &idle.blocks.len())
             .field("bytes", &idle.bytes)
             .finish()
     }
@@ -284,14 +214,17 @@ mod tests {
     }
 
     fn pool(blocks: &[(usize, usize, u64)]) -> Pool<usize> {
-        let pool = Pool::with_limits(1000, 3);
+        let pool = Pool {
+            most_blocks: 3,
+            ..Pool::new(1000)
+        };
         for (after, bytes, queue) in blocks {
             pool.give(block(*after, *bytes, *queue));
         }
         pool
     }
 
-    fn idle_bytes(pool: &Pool<usize>) -> u128 {
+    fn idle_bytes(pool: &Pool<usize>) -> usize {
         lock(&pool.idle).bytes
     }
 
@@ -311,7 +244,7 @@ mod tests {
         ]);
         let take = || pool.take(1, 100, |_| panic!("an own block needs no event"));
         let taken: Vec<usize> = std::iter::from_fn(take).map(|block| block.after).collect();
-        assert_eq!(taken, [2, 4, 3]);
+        assert_eq!(taken, [4, 2, 3], "of equals the newest");
         assert_eq!(idle_bytes(&pool), 300 + 99 + 201);
     }
 
@@ -330,7 +263,7 @@ mod tests {
     /// smallest first.
     #[test]
     fn few_events_are_asked_about() {
-        let pool = Pool::with_limits(usize::MAX, usize::MAX);
+        let pool = Pool::new(usize::MAX);
         for after in 0..1000 {
             pool.give(block(after, 200 - after % 2, 2));
         }
@@ -377,7 +310,7 @@ mod tests {
     fn few_pending_blocks_are_asked_about() {
         const N: usize = if cfg!(miri) { 100 } else { 1000 };
         const DONE: usize = N / 10;
-        let pool = Pool::with_limits(0, 0);
+        let pool = Pool::new(0);
         (0..N).for_each(|after| pool.give(block(after, 256, 1)));
         let asked = RefCell::new(0);
         let freed = |all: bool, done: fn(&usize) -> bool| {
@@ -407,20 +340,13 @@ mod tests {
         );
     }
 
-    /// No lock is held while an event is asked about, and a panic loses no block.
     #[test]
-    fn the_pool_can_be_used_while_an_event_is_asked_about() {
-        let pool = pool(&[(0, 100, 2), (1, 100, 2)]);
-        let taken = pool.take(1, 100, |after| {
-            pool.give(block(2, 100, 1));
-            // The one that is asked about counts.
-            assert_eq!(idle_bytes(&pool), 300);
-            *after == 0
-        });
-        assert_eq!(taken.map(|block| block.after), Some(0));
+    fn a_panic_loses_no_block() {
+        let pool = pool(&[(1, 100, 2), (2, 100, 2)]);
         let panicking = || pool.take_done(true, |_| panic!("a test of panics"));
         let panicking = std::panic::AssertUnwindSafe(panicking);
         assert!(std::panic::catch_unwind(panicking).is_err());
+        assert_eq!(idle_bytes(&pool), 200);
         assert_eq!(names(pool.take_all()), [1, 2]);
     }
 
@@ -429,7 +355,7 @@ mod tests {
     fn threads_take_turns_with_blocks() {
         const BLOCKS: usize = 6;
         let rounds = if cfg!(miri) { 20 } else { 20_000 };
-        let pool = Pool::with_limits(0, 0);
+        let pool = Pool::new(0);
         let in_use: [AtomicBool; BLOCKS] = Default::default();
         // A block's event is done once somebody has asked about it three times since its last use.
         let asked = [(); BLOCKS].map(|()| AtomicUsize::new(3));

@@ -1,10 +1,9 @@
 //! Addresses at which there is no memory.
 
 use std::ffi::c_void;
-use std::io;
 
 use crate::device::DeviceId;
-use crate::device::backend::{DevicePtr, device_error};
+use crate::device::backend::DevicePtr;
 use crate::error::{Error, Result};
 
 /// Addresses at which there is no memory, for memory that has a handle and no address. A load or a store there ends the process;
@@ -44,36 +43,22 @@ impl Reserved {
     /// Reserves addresses for `bytes` bytes. Errors name the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::OutOfMemory`] if the system has no such range of addresses, and
-    /// [`Error::NotSupported`] on systems that have none.
+    /// [`Error::InvalidArgument`] for 0 bytes, and [`Error::OutOfMemory`] if the system has no such range of addresses: other systems
+    /// than Unix and Windows have none.
     pub fn new(device: DeviceId, bytes: usize) -> Result<Self> {
         if bytes == 0 {
             return Err(Error::argument("0 bytes of addresses"));
         }
-        let out_of_memory = || Error::OutOfMemory {
+        let base = with_end(bytes).and_then(system::reserve);
+        let base = base.ok_or(Error::OutOfMemory {
             device,
-            operation: system::RESERVE,
+            operation: "reserve addresses",
             bytes,
-        };
-        let base = system::reserve(with_end(bytes).ok_or_else(out_of_memory)?);
-        match base {
-            Ok(base) => Ok(Self {
-                base: DevicePtr::new(base),
-                bytes,
-            }),
-            Err(e) if system::is_too_much(&e) => Err(out_of_memory()),
-            Err(e) => Err(match e.kind() {
-                io::ErrorKind::Unsupported => Error::NotSupported {
-                    device,
-                    operation: system::RESERVE,
-                    reason: "addresses without memory are reserved on Unix and Windows only".into(),
-                },
-                _ => {
-                    let code = e.raw_os_error().unwrap_or(0);
-                    device_error(device, system::RESERVE, code, e.to_string())
-                }
-            }),
-        }
+        })?;
+        Ok(Self {
+            base: DevicePtr::new(base),
+            bytes,
+        })
     }
 
     /// Returns the first address.
@@ -103,23 +88,14 @@ impl Drop for Reserved {
 
 #[cfg(unix)]
 mod system {
-    use super::{c_void, io};
+    use super::c_void;
 
-    pub(super) const RESERVE: &str = "mmap";
-
-    pub(super) fn reserve(bytes: usize) -> io::Result<*mut c_void> {
+    pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
         // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
         let base =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
-        match base {
-            libc::MAP_FAILED => Err(io::Error::last_os_error()),
-            base => Ok(base),
-        }
-    }
-
-    pub(super) fn is_too_much(e: &io::Error) -> bool {
-        e.kind() == io::ErrorKind::OutOfMemory
+        (base != libc::MAP_FAILED).then_some(base)
     }
 
     /// # Safety
@@ -132,9 +108,7 @@ mod system {
 
 #[cfg(windows)]
 mod system {
-    use super::{c_void, io};
-
-    pub(super) const RESERVE: &str = "VirtualAlloc";
+    use super::c_void;
 
     const MEM_RESERVE: u32 = 0x2000;
     const MEM_RELEASE: u32 = 0x8000;
@@ -152,19 +126,10 @@ mod system {
         fn VirtualFree(address: *mut c_void, size: usize, kind: u32) -> i32;
     }
 
-    pub(super) fn reserve(bytes: usize) -> io::Result<*mut c_void> {
+    pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
         // SAFETY: the system chooses the address, so nothing else is there.
         let base = unsafe { VirtualAlloc(std::ptr::null_mut(), bytes, MEM_RESERVE, PAGE_NOACCESS) };
-        match base.is_null() {
-            true => Err(io::Error::last_os_error()),
-            false => Ok(base),
-        }
-    }
-
-    /// Also a size beyond the address space, which Windows calls an invalid parameter; there is no other here.
-    pub(super) fn is_too_much(e: &io::Error) -> bool {
-        const ERROR_INVALID_PARAMETER: i32 = 87;
-        e.kind() == io::ErrorKind::OutOfMemory || e.raw_os_error() == Some(ERROR_INVALID_PARAMETER)
+        (!base.is_null()).then_some(base)
     }
 
     /// # Safety
@@ -177,16 +142,10 @@ mod system {
 
 #[cfg(not(any(unix, windows)))]
 mod system {
-    use super::{c_void, io};
+    use super::c_void;
 
-    pub(super) const RESERVE: &str = "reserve addresses";
-
-    pub(super) fn reserve(_bytes: usize) -> io::Result<*mut c_void> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub(super) fn is_too_much(_: &io::Error) -> bool {
-        false
+    pub(super) fn reserve(_bytes: usize) -> Option<*mut c_void> {
+        None
     }
 
     /// # Safety

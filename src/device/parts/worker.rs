@@ -1,6 +1,5 @@
 //! Work that the host does for a device, on a thread of its own.
 
-use std::cell::Cell;
 use std::fmt;
 use std::mem::{forget, replace, take};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,8 +22,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// - **One thread**, as long as the system starts one. A job that blocks delays all others, so no job may wait for what another of
 ///   the same worker does. A backend has one worker for calls that block, and another one for what it watches.
 /// - **Panics** of a job are caught. The panic hook reports them; the other jobs run.
-/// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return.
-///   Call them without a lock held that a job takes.
+/// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return,
+///   and those that come meanwhile. Call them without a lock held that a job takes.
 /// - **Drop** does not wait: what is left is still done, and the thread then ends.
 /// - **Forks.** A child of the process that made the worker has neither its thread nor a runtime that may be called. Jobs that the
 ///   child pushes are leaked, without a call.
@@ -56,9 +55,6 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when there is work, or the worker was dropped.
     wake: Condvar,
-    /// With a stack that is too large there is no thread.
-    #[cfg(test)]
-    stack_bytes: usize,
 }
 
 #[derive(Default)]
@@ -70,16 +66,6 @@ struct State {
     running: bool,
     /// The worker was dropped.
     closed: bool,
-}
-
-thread_local! {
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this is the thread of a worker, whose polls come at any time.
-#[cfg(feature = "sim")]
-pub(crate) fn is_worker() -> bool {
-    IS_WORKER.get()
 }
 
 impl Shared {
@@ -101,9 +87,8 @@ impl Shared {
         });
     }
 
-    /// The thread. It ends when there has been no work for a while.
-    fn run(&self) {
-        IS_WORKER.set(true);
+    /// Runs jobs until there has been none for so long.
+    fn run(&self, idle: Duration) {
         let (mut jobs, mut pause) = (Vec::new(), PAUSE.0);
         // When all jobs were asked, and how long that took.
         let (mut asked, mut took) = (Instant::now(), Duration::ZERO);
@@ -114,7 +99,7 @@ impl Shared {
             let due = asked + pause.max((4 * took).min(LONG_PAUSE));
             let nothing = |state: &mut State| state.jobs.is_empty() && !(state.closed && is_idle);
             let time = match is_idle {
-                true => IDLE,
+                true => idle,
                 false => due.saturating_duration_since(Instant::now()),
             };
             let waited = self.wake.wait_timeout_while(state, time, nothing);
@@ -143,19 +128,6 @@ impl Shared {
             };
         }
     }
-
-    /// Runs jobs on this thread until all of them have ended.
-    fn run_here(&self, mut jobs: Vec<Job>) {
-        let mut pause = PAUSE.0;
-        loop {
-            self.round(&mut jobs);
-            if jobs.is_empty() {
-                return;
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(PAUSE.1);
-        }
-    }
 }
 
 impl Worker {
@@ -165,8 +137,6 @@ impl Worker {
             name,
             state: Mutex::default(),
             wake: Condvar::new(),
-            #[cfg(test)]
-            stack_bytes: tests::stack_bytes(name),
         };
         Self {
             shared: Arc::new(shared),
@@ -209,24 +179,20 @@ impl Worker {
         let mut state = shared.lock();
         state.jobs.push(job);
         state.pending += 1;
-        if !state.running {
+        let is_first = !replace(&mut state.running, true);
+        drop(state);
+        shared.wake.notify_one();
+        if is_first {
             let thread = shared.clone();
             // The standard library panics for a name with a null byte.
             let name = shared.name.replace('\0', "");
             let builder = std::thread::Builder::new().name(name);
+            // With a stack that is too large there is no thread.
             #[cfg(test)]
-            let builder = builder.stack_size(shared.stack_bytes);
-            state.running = builder.spawn(move || thread.run()).is_ok();
-        }
-        let stranded = if state.running {
-            Vec::new()
-        } else {
-            take(&mut state.jobs)
-        };
-        drop(state);
-        shared.wake.notify_one();
-        if !stranded.is_empty() {
-            shared.run_here(stranded);
+            let builder = builder.stack_size(tests::stack_bytes(shared.name));
+            if builder.spawn(move || thread.run(IDLE)).is_err() {
+                shared.run(Duration::ZERO);
+            }
         }
     }
 
@@ -295,7 +261,7 @@ mod tests {
             this.push(move || inner.send(2).unwrap());
             sender.send(1).unwrap();
         });
-        assert_eq!((ran.try_recv(), ran.try_recv()), (Ok(2), Ok(1)));
+        assert_eq!((ran.try_recv(), ran.try_recv()), (Ok(1), Ok(2)));
         let mut polls = 0;
         let (sender, ran) = mpsc::channel();
         let poll = move || {

@@ -65,10 +65,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
+use crate::device::handle::RELEASES;
 use crate::device::parts::Reserved;
 use crate::device::{
     AddressClass, Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, RawQueue,
-    Relation, is_worker, lock,
+    Relation, lock,
 };
 use crate::error::{Error, Result};
 
@@ -253,7 +254,7 @@ unsafe impl Backend for SimDevice {
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "query event")?;
         // The release thread asks at any time and any number of times.
-        if !is_worker() {
+        if std::thread::current().name() != Some(RELEASES) {
             core.count(FaultOp::Query, "query event", 0)?;
         }
         Ok(state.reached(point))
