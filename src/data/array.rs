@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::layout::child_field;
-use crate::data::node::{Node, View};
+use crate::data::node::{Node, View, owners};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -265,7 +265,7 @@ impl DeviceArray {
 
     /// The owners of the array's buffers and of its descendants', each once.
     pub(crate) fn owners(&self) -> Vec<Arc<Owner>> {
-        self.node().owners(|_| true)
+        owners([self.node()], |_| true)
     }
 
     pub(crate) fn node(&self) -> &Arc<Node> {

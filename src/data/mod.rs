@@ -5,11 +5,10 @@ mod array;
 pub(crate) mod batch;
 pub(crate) mod build;
 pub(crate) mod fit;
-pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
 pub(crate) mod node;
-pub(crate) mod resolve;
+pub(crate) mod numbers;
 mod validity;
 
 pub use array::DeviceArray;

@@ -99,38 +99,6 @@ impl Node {
         first.filter(|buffer| self.layout.has_validity() && !buffer.is_null())
     }
 
-    /// The owners of the memory of this node and its descendants that `choose` chooses, each once.
-    pub(crate) fn owners(&self, choose: impl Fn(&Owner) -> bool) -> Vec<Arc<Owner>> {
-        fn collect(
-            node: &Node,
-            choose: &impl Fn(&Owner) -> bool,
-            all: &mut Vec<Arc<Owner>>,
-            seen: &mut HashSet<*const Owner>,
-        ) {
-            let owners = node
-                .buffers
-                .iter()
-                .filter_map(|buffer| buffer.owner.as_ref());
-            for owner in owners.filter(|owner| choose(owner)) {
-                let is_new = match &all[..] {
-                    [] => true,
-                    // Mostly there is only one, or the same as before.
-                    [first, ..] if Arc::ptr_eq(first, owner) => false,
-                    [.., last] => !Arc::ptr_eq(last, owner) && seen.insert(Arc::as_ptr(owner)),
-                };
-                if is_new {
-                    all.push(owner.clone());
-                }
-            }
-            for child in &node.children {
-                collect(child, choose, all, seen);
-            }
-        }
-        let mut all = Vec::new();
-        collect(self, &choose, &mut all, &mut HashSet::new());
-        all
-    }
-
     /// The node and all of its descendants, parents before their children.
     pub(crate) fn all(self: &Arc<Self>) -> Vec<&Arc<Self>> {
         let mut all = vec![self];
@@ -166,6 +134,43 @@ impl Node {
         let path = self.path(to).unwrap_or_else(|| "array".into());
         format!("{path}.buffers[{buffer}]")
     }
+}
+
+/// The owners of the memory of some nodes and their descendants that `choose` chooses, each once.
+pub(crate) fn owners<'a>(
+    nodes: impl IntoIterator<Item = &'a Arc<Node>>,
+    choose: impl Fn(&Owner) -> bool,
+) -> Vec<Arc<Owner>> {
+    fn collect(
+        node: &Node,
+        choose: &impl Fn(&Owner) -> bool,
+        all: &mut Vec<Arc<Owner>>,
+        seen: &mut HashSet<*const Owner>,
+    ) {
+        let owners = node
+            .buffers
+            .iter()
+            .filter_map(|buffer| buffer.owner.as_ref());
+        for owner in owners.filter(|owner| choose(owner)) {
+            let is_new = match &all[..] {
+                [] => true,
+                // Mostly there is only one, or the same as before.
+                [first, ..] if Arc::ptr_eq(first, owner) => false,
+                [.., last] => !Arc::ptr_eq(last, owner) && seen.insert(Arc::as_ptr(owner)),
+            };
+            if is_new {
+                all.push(owner.clone());
+            }
+        }
+        for child in &node.children {
+            collect(child, choose, all, seen);
+        }
+    }
+    let (mut all, mut seen) = (Vec::new(), HashSet::new());
+    for node in nodes {
+        collect(node, &choose, &mut all, &mut seen);
+    }
+    all
 }
 
 impl NodeBuffer {

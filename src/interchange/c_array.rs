@@ -126,7 +126,7 @@ impl Exporter {
         let n_buffers = buffers.len();
         if view.length == 0 && self.on_cpu {
             // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
-            // ([`Bitmaps`](crate::transfer::Bitmaps)).
+            // ([`Export`](crate::transfer::Export)).
             for (i, kind) in layout.buffers().iter().enumerate() {
                 if matches!(kind, BufferKind::Offsets { .. }) && node.buffers[i].bytes() == Some(0)
                 {
@@ -135,7 +135,7 @@ impl Exporter {
             }
         }
         // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
-        // not matter: the export has moved the others ([`Bitmaps`](crate::transfer::Bitmaps)).
+        // not matter: the export has moved the others ([`Export`](crate::transfer::Export)).
         if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
             buffers[0] = bitmap.address().offset(bytes).as_ptr().cast_const();
         }

@@ -11,6 +11,7 @@ use arrow_schema::Field;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
+use crate::data::node::owners;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::ExportSync;
 #[cfg(feature = "async")]
@@ -20,7 +21,7 @@ use crate::interchange::c_array::{self, Event};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
-use crate::transfer::{Bitmaps, Export};
+use crate::transfer::Export;
 
 impl DeviceArray {
     /// Exports the array and its type as C structs, without copying, except for some validity
@@ -104,11 +105,8 @@ fn export(
         as_batch,
         counts: options.counts_nulls,
     };
-    match Bitmaps::needed(array, export) {
-        true => {
-            let array = Bitmaps::start(array, export)?.finish(array)?;
-            export_resolved(&array, options, as_batch)
-        }
+    match export.reads(array) {
+        true => export_resolved(&export.resolved(array)?, options, as_batch),
         false => export_resolved(array, options, as_batch),
     }
 }
@@ -126,15 +124,8 @@ pub(crate) async fn export_async(
         as_batch: true,
         counts: options.counts_nulls,
     };
-    if Bitmaps::needed(&array, export) {
-        if array.device().is_host_readable() {
-            // The host reads the bitmaps in place.
-            completion(array.ready_event()?).await?;
-        }
-        let mut bitmaps = Bitmaps::start(&array, export)?;
-        completion(bitmaps.reading.event().cloned()).await?;
-        bitmaps.reading.waited();
-        array = bitmaps.finish(&array)?;
+    if export.reads(&array) {
+        array = export.resolved_async(&array).await?;
     }
     if export_sync(&array, options.sync) == ExportSync::Wait {
         completion(array.ready_event()?).await?;
@@ -177,7 +168,7 @@ fn export_sync(array: &DeviceArray, sync: SyncPolicy) -> ExportSync {
 /// Returns the event after which the array's memory is ready, if it is not ready already.
 fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
     let device = array.device();
-    let guarded = array.node().owners(|owner| owner.ready().is_some());
+    let guarded = owners([array.node()], |owner| owner.ready().is_some());
     let Some(first) = guarded.first() else {
         return Ok(None);
     };

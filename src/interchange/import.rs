@@ -12,7 +12,9 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::check_type;
-use crate::data::resolve::Resolving;
+#[cfg(feature = "async")]
+use crate::data::numbers::resolve_async;
+use crate::data::numbers::{Numbers, resolve};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 #[cfg(feature = "async")]
 use crate::device::completion;
@@ -166,15 +168,10 @@ pub(crate) async fn check_async(
     validation: Validation,
 ) -> Result<DeviceRecordBatch> {
     let (array, full) = (batch.as_struct(), validation == Validation::Full);
-    // Nothing is read of most batches.
-    if full || array.null_count().is_none() {
+    if full {
         completion(array.ready_event()?).await?;
     }
-    if let Some(mut counting) = start_counting(array, validation)? {
-        completion(counting.reading.event().cloned()).await?;
-        counting.reading.waited();
-        counting.finish(array)?;
-    }
+    resolve_async(array, |numbers| count(numbers, array, validation)).await?;
     check_no_nulls(array)?;
     if full {
         validate_async(array).await?;
@@ -184,26 +181,23 @@ pub(crate) async fn check_async(
 
 /// Checks what can be checked only by reading the array's memory. Waits for it.
 fn check(array: &DeviceArray, validation: Validation) -> Result<()> {
-    if let Some(counting) = start_counting(array, validation)? {
-        counting.finish(array)?;
-    }
+    let walk = |numbers: &Numbers| count(numbers, array, validation);
+    resolve(Numbers::default(), &[array], None, walk)?;
     match validation {
         Validation::Full => validate(array),
         Validation::Structure => Ok(()),
     }
 }
 
-/// Starts to count the nulls that an import of a batch has to count: all, to check the counts that
+/// Counts the nulls that an import of a batch has to count: all, to check the counts that
 /// are stated, or those of the root if its count is not stated. In the former case, the sizes that
 /// the check of the values needs are read along with them.
-fn start_counting(array: &DeviceArray, validation: Validation) -> Result<Option<Resolving>> {
+fn count(numbers: &Numbers, array: &DeviceArray, validation: Validation) -> Result<()> {
     match validation {
-        Validation::Full => Resolving::start_all(array).map(Some),
-        Validation::Structure if array.null_count().is_none() => {
-            Resolving::start(array, vec![array.node().clone()], Vec::new(), None).map(Some)
-        }
-        Validation::Structure => Ok(None),
+        Validation::Full => numbers.check(array)?,
+        Validation::Structure => _ = numbers.null_count(array.view()),
     }
+    Ok(())
 }
 
 /// Checks a foreign array against its type, and imports it.

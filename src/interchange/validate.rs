@@ -22,11 +22,11 @@ use arrow_schema::{DataType, Field, FieldRef};
 
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
-use crate::data::gather::int;
 #[cfg(feature = "async")]
 use crate::data::host::unwrap;
 use crate::data::layout::{BufferKind, Layout, child_field};
 use crate::data::node::{Buffers, Node};
+use crate::data::numbers::int;
 use crate::error::Result;
 use crate::interchange::path::Path;
 #[cfg(feature = "async")]

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use arrow_schema::DataType;
 
 use crate::data::DeviceArray;
-use crate::data::node::Node;
+use crate::data::node::{Node, owners};
 use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, Device, DeviceId, DevicePtr, Queue, SyncEvent,
 };
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready, read_back};
-use crate::transfer::plan::{Plan, Scope, owners, plan};
+use crate::transfer::plan::{Plan, Scope, plan};
 use crate::transfer::region::{CopyRegion, Rewrite};
 use crate::transfer::staging;
 use crate::transfer::upload::{keep_until, result};
@@ -48,7 +48,7 @@ pub(super) fn execute(mut plan: Plan, arrays: &[&DeviceArray], queue: &Queue) ->
     let copying = Copying {
         queue,
         from,
-        owners: owners(arrays),
+        owners: owners(arrays.iter().map(|array| array.node()), |_| true),
         base: memory.address(),
     };
     let sources: Vec<DeviceArray> = arrays.iter().map(|array| (*array).clone()).collect();

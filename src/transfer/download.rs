@@ -8,13 +8,13 @@ use std::task::{Context, Poll};
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::SchemaRef;
 
-use crate::data::gather::{Gathering, Request};
 use crate::data::host::{to_array, to_batch};
+use crate::data::numbers::Numbers;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Completion, CopyKind, CopyOp, Counters, Device, Devices, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner, Reading, Ready};
-use crate::transfer::plan::{Numbers, Plan, Scope, Walk, walk};
+use crate::transfer::plan::{Plan, Scope, walk};
 use crate::transfer::region::Rewrite;
 
 /// A copy of an array (`T` is [`ArrayRef`]) or of a batch ([`RecordBatch`]) to the host that was started and may still be
@@ -53,7 +53,7 @@ pub struct Download<T> {
 #[derive(Debug)]
 enum State {
     /// Numbers that are known, and those that are being read.
-    Planning(Numbers, Option<(Vec<Request>, Gathering)>),
+    Planning(Numbers),
     Copies(Plan, Reading<DeviceArray>),
     /// The host reads the array where it is.
     InPlace,
@@ -72,7 +72,7 @@ impl<T> Download<T> {
             scope: Scope::Rows,
             queues: queues.into(),
             wait: None,
-            state: State::Planning(Numbers::default(), None),
+            state: State::Planning(Numbers::default()),
             make,
             schema,
         }
@@ -106,7 +106,7 @@ impl<T> Download<T> {
     /// As [`DeviceArray::to_host`].
     pub fn wait(mut self) -> Result<T> {
         match &self.state {
-            State::Planning(_, None) if self.is_in_place() => {
+            State::Planning(_) if self.is_in_place() => {
                 self.array.wait()?;
                 self.state = State::InPlace;
             }
@@ -150,8 +150,7 @@ impl<T> Download<T> {
     /// Takes the next step, once what it has to wait for has completed: plans, and starts the copies, or else a read of the numbers that the
     /// plan lacks. Does not block.
     fn step(&mut self) -> Result<()> {
-        let State::Planning(mut numbers, reading) = std::mem::replace(&mut self.state, State::Over)
-        else {
+        let State::Planning(mut numbers) = std::mem::replace(&mut self.state, State::Over) else {
             return Err(over());
         };
         let (array, queue) = (&self.array, &self.queues.copies);
@@ -159,31 +158,24 @@ impl<T> Download<T> {
             self.state = State::InPlace;
             array.ready_event_on(Some(queue))?
         } else {
-            if let Some((requests, mut reading)) = reading {
-                reading.waited();
-                numbers.add(&requests, reading.finish()?);
-            }
-            match walk(&[array], array.data_type(), self.scope, None, &numbers)? {
-                Walk::Plan(plan) => {
+            numbers.waited();
+            numbers.finish()?;
+            let (of, scope) = (array.data_type(), self.scope);
+            match numbers.walk(|numbers| walk(&[array], of, scope, None, numbers))? {
+                Some(plan) => {
                     let reading = copy(&plan, array, queue)?;
                     let event = reading.event().cloned();
                     self.state = State::Copies(plan, reading);
                     event
                 }
-                Walk::Lacks(requests)
-                    if requests.iter().any(|r| r.on_host) && !array.is_ready()? =>
-                {
-                    // The host reads these in place.
-                    self.state = State::Planning(numbers, None);
+                None if numbers.reads_in_place(array.device()) && !array.is_ready()? => {
+                    self.state = State::Planning(numbers);
                     array.ready_event_on(Some(queue))?
                 }
-                Walk::Lacks(requests) => {
-                    let sizes = self.queues.sizes()?;
-                    // SAFETY: the requests of a walk lie in the array's memory (see there), to which nobody writes: imports and
-                    // constructors demand it.
-                    let reading = unsafe { Gathering::of(array, &requests, Some(sizes)) }?;
-                    let event = reading.event().cloned();
-                    self.state = State::Planning(numbers, Some((requests, reading)));
+                None => {
+                    numbers.start(&[array], Some(self.queues.sizes()?))?;
+                    let event = numbers.event().cloned();
+                    self.state = State::Planning(numbers);
                     event
                 }
             }

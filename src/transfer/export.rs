@@ -7,14 +7,15 @@ use std::sync::Arc;
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::DeviceArray;
-use crate::data::gather::{Gathering, Request};
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NullCount, View};
-use crate::data::resolve::count_bits;
+#[cfg(feature = "async")]
+use crate::data::numbers::resolve_async;
+use crate::data::numbers::{Numbers, resolve};
 use crate::device::DeviceId;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
-use crate::transfer::plan::{Numbers, Planner, Scope, Walk, zeros};
+use crate::transfer::plan::{Plan, Planner, Scope, zeros};
 
 /// How an array is exported.
 #[derive(Clone, Copy, Debug)]
@@ -23,24 +24,6 @@ pub(crate) struct Export {
     pub(crate) as_batch: bool,
     /// All null counts are stated.
     pub(crate) counts: bool,
-}
-
-impl Export {
-    /// As it is for children.
-    fn below(self) -> Self {
-        Self {
-            as_batch: false,
-            ..self
-        }
-    }
-}
-
-/// The bitmaps of an array that an export has to read.
-#[derive(Debug)]
-pub(crate) struct Bitmaps {
-    export: Export,
-    requests: Vec<Request>,
-    pub(crate) reading: Gathering,
 }
 
 /// What is done with the bitmap of a part.
@@ -79,43 +62,42 @@ impl Task {
     }
 }
 
-impl Bitmaps {
-    /// Whether an export has to read bitmaps.
-    pub(crate) fn needed(array: &DeviceArray, export: Export) -> bool {
-        fn needed(array: &DeviceArray, view: View<'_>, export: Export) -> bool {
+impl Export {
+    /// Whether it reads bitmaps, or makes something.
+    pub(crate) fn reads(self, array: &DeviceArray) -> bool {
+        fn reads(array: &DeviceArray, view: View<'_>, export: Export) -> bool {
             let mut children = 0..view.node.children.len();
             Task::of(array, view, export) != Task::Nothing
-                || children.any(|i| needed(array, view.part(i, export.as_batch), export.below()))
+                || children.any(|i| reads(array, view.part(i, export.as_batch), export.below()))
         }
-        needed(array, array.view(), export)
+        reads(array, array.view(), self)
     }
 
-    /// Queues the copies of the bitmaps on the device's default queue: one list. Waits only where the host reads them
-    /// in place.
-    pub(crate) fn start(array: &DeviceArray, export: Export) -> Result<Self> {
-        let requests = match walk(array, export, &Numbers::default())? {
-            Walk::Lacks(requests) => requests,
-            Walk::Plan(_) => Vec::new(),
-        };
-        // SAFETY: a bitmap has one bit for each row of its node, which was checked when the node was made, and views lie
-        // inside their node. Nobody writes to an array's memory: imports and constructors demand it.
-        let reading = unsafe { Gathering::of(array, &requests, None) }?;
-        Ok(Self {
-            export,
-            requests,
-            reading,
-        })
+    /// Reads the bitmaps on the device's default queue, with one list of copies and one host wait. Bitmaps that move go to one fresh
+    /// allocation, with one list of copies. Returns an array that exports as the original would. Its bitmaps start at the bit that the
+    /// values' offset says, and the nulls in those that were read are known; where nodes are whole, the original knows them too.
+    pub(crate) fn resolved(self, array: &DeviceArray) -> Result<DeviceArray> {
+        let walk = |numbers: &Numbers| self.walk(array, numbers);
+        self.made(array, resolve(Numbers::default(), &[array], None, walk)?)
     }
 
-    /// Waits for the bitmaps: one host wait. `array` is the one of [`start`](Self::start), and keeps the counts.
-    /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as the original
-    /// would. Its bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known.
-    pub(crate) fn finish(self, array: &DeviceArray) -> Result<DeviceArray> {
-        let mut numbers = Numbers::default();
-        numbers.add(&self.requests, self.reading.finish()?);
-        let Walk::Plan(plan) = walk(array, self.export, &numbers)? else {
-            return Err(Error::argument("the array changed during its export"));
-        };
+    /// As [`resolved`](Self::resolved). A poll does not wait for the bitmaps.
+    #[cfg(feature = "async")]
+    pub(crate) async fn resolved_async(self, array: &DeviceArray) -> Result<DeviceArray> {
+        let plan = resolve_async(array, |numbers| self.walk(array, numbers)).await?;
+        self.made(array, plan)
+    }
+
+    /// Plans what is new in the array that is exported.
+    fn walk(self, array: &DeviceArray, numbers: &Numbers) -> Result<Plan> {
+        let arrays = [array];
+        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
+        let root = planner.exported(array, array.view(), self)?;
+        Ok(planner.end(root))
+    }
+
+    /// The array that is exported.
+    fn made(self, array: &DeviceArray, plan: Plan) -> Result<DeviceArray> {
         let device = array.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
@@ -125,16 +107,14 @@ impl Bitmaps {
         };
         Ok(array.like(device.clone(), node))
     }
-}
 
-/// Walks over an array, as [`plan::walk`](crate::transfer::plan::walk). The plan makes what is new in the array that is exported.
-fn walk(array: &DeviceArray, export: Export, numbers: &Numbers) -> Result<Walk> {
-    let arrays = [array];
-    let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-    // The array need not be ready, so that all bitmaps are asked for.
-    planner.readable = false;
-    let root = planner.exported(array, array.view(), export)?;
-    Ok(planner.end(root))
+    /// As it is for children.
+    fn below(self) -> Self {
+        Self {
+            as_batch: false,
+            ..self
+        }
+    }
 }
 
 impl<'a> Planner<'a> {
@@ -152,16 +132,12 @@ impl<'a> Planner<'a> {
             let offset = self.known(vec![0; 8]);
             own = Some((1, self.buffer(true, [offset])?));
         } else if task != Task::Nothing {
-            let (first, bits) = (view.validity_offset, view.length);
-            let bitmap = view.node.buffers[0].address().offset(first / 8);
-            if let Some(bitmap) = self.read(bitmap, (first % 8 + bits).div_ceil(8), false) {
-                let counted = bits - count_bits(bitmap, first % 8, bits);
-                view.set_null_count(counted);
-                nulls = Some(counted);
-                if task == Task::Move {
-                    let at = view.offset % 8;
-                    let mut moved = vec![0; (at + bits).div_ceil(8)];
-                    set_bits(&mut moved, bitmap, at, first % 8, bits);
+            nulls = self.numbers.null_count(view);
+            if task == Task::Move {
+                if let Some(bitmap) = self.numbers.bitmap(view) {
+                    let (first, at) = (view.validity_offset % 8, view.offset % 8);
+                    let mut moved = vec![0; (at + view.length).div_ceil(8)];
+                    set_bits(&mut moved, bitmap, at, first, view.length);
                     let moved = self.known(moved);
                     // Of rows that are skipped.
                     let skipped = zeros(view.offset / 8);

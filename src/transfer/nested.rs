@@ -10,10 +10,10 @@ use arrow_schema::{DataType, UnionMode};
 use smallvec::SmallVec;
 
 use crate::data::DeviceArray;
-use crate::data::gather::{int, push_int};
 use crate::data::host::unwrap;
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, View};
+use crate::data::numbers::{int, push_int};
 use crate::error::{Error, Result};
 use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large, unchanged};
 use crate::transfer::region::Rewrite;
@@ -40,7 +40,11 @@ impl<'a> Planner<'a> {
                 true => 0,
                 false => ends.length * width,
             };
-            all.extend(self.read(buffer.address().offset(ends.offset * width), bytes, false));
+            all.extend(self.numbers.read(
+                buffer.address().offset(ends.offset * width),
+                bytes,
+                false,
+            ));
         }
         if all.len() < parts.len() {
             return Ok(());
@@ -154,8 +158,8 @@ impl<'a> Planner<'a> {
         let mut moved = Vec::new();
         for (k, view) in parts.iter().enumerate() {
             let at = |i: usize, width| view.node.buffers[i].address().offset(view.offset * width);
-            let ids = self.read(at(0, 1), view.length, false);
-            let offsets = self.read(at(1, 4), view.length * 4, false);
+            let ids = self.numbers.read(at(0, 1), view.length, false);
+            let offsets = self.numbers.read(at(1, 4), view.length * 4, false);
             let (starts, offsets) = (starts(k), offsets.unwrap_or_default().chunks_exact(4));
             for (id, offset) in ids.unwrap_or_default().iter().zip(offsets) {
                 let start = starts[usize::from(*id)];
@@ -185,7 +189,7 @@ impl<'a> Planner<'a> {
                 } else {
                     view.length * 16
                 };
-                let views = self.read(views, bytes, false);
+                let views = self.numbers.read(views, bytes, false);
                 mark(views.unwrap_or_default(), table, &mut used);
             }
         }

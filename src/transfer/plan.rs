@@ -5,16 +5,15 @@
 //! that, one walk over the arrays lists the numbers that it lacks; once they are read, all of a level together, the next walk
 //! goes further. Whole arrays of known sizes take one walk and no read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_schema::DataType;
 use smallvec::SmallVec;
 
 use crate::data::DeviceArray;
-use crate::data::gather::{Answers, Gathering, Request};
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::data::resolve::Sizes;
+use crate::data::numbers::{Numbers, resolve};
 use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
@@ -53,39 +52,6 @@ pub(crate) struct Plan {
     pub(super) counts: Vec<usize>,
 }
 
-/// Numbers that were read from the arrays' memory.
-#[derive(Debug, Default)]
-pub(super) struct Numbers {
-    /// Address and bytes of each, in ascending order, and its place in `read`.
-    places: Vec<((DevicePtr, usize), [usize; 2])>,
-    read: Vec<Answers>,
-}
-
-impl Numbers {
-    pub(super) fn add(&mut self, requests: &[Request], answers: Answers) {
-        let (list, requests) = (self.read.len(), requests.iter().enumerate());
-        let place = |(i, r): (usize, &Request)| ((r.address, r.bytes), [list, i]);
-        self.places.extend(requests.map(place));
-        self.places.sort_unstable();
-        self.read.push(answers);
-    }
-
-    fn get(&self, at: DevicePtr, bytes: usize) -> Option<&[u8]> {
-        let found = self
-            .places
-            .binary_search_by_key(&(at, bytes), |place| place.0);
-        let [list, i] = self.places[found.ok()?].1;
-        Some(self.read[list].bytes(i))
-    }
-}
-
-/// What a walk came to.
-pub(super) enum Walk {
-    Plan(Plan),
-    /// These must be read first.
-    Lacks(Vec<Request>),
-}
-
 /// Plans the transfer of arrays of one device, at least one, which become an array of type `of` on the device `to`, or on the host.
 /// Memory that the host can read is waited for. Numbers are read on `queue`, a queue of the arrays' device, or on its default queue.
 pub(super) fn plan(
@@ -95,43 +61,23 @@ pub(super) fn plan(
     to: Option<&Device>,
     queue: Option<&Queue>,
 ) -> Result<Plan> {
-    let device = arrays[0].device();
-    if device.is_host_readable() {
-        arrays.iter().try_for_each(|array| array.wait())?;
-    }
-    let mut numbers = Numbers::default();
-    loop {
-        let requests = match walk(arrays, of, scope, to, &numbers)? {
-            Walk::Plan(plan) => return Ok(plan),
-            Walk::Lacks(requests) => requests,
-        };
-        // SAFETY: the requests of a walk lie in the arrays' memory (see `walk`), to which nobody writes: imports and
-        // constructors demand it.
-        let read = unsafe { Gathering::start(device, owners(arrays), &requests, queue) }?;
-        numbers.add(&requests, read.finish()?);
-    }
+    let numbers = match arrays[0].device().is_host_readable() {
+        true => Numbers::in_place(arrays)?,
+        false => Numbers::default(),
+    };
+    resolve(numbers, arrays, queue, |numbers| {
+        walk(arrays, of, scope, to, numbers)
+    })
 }
 
-/// The owners of all arrays, each once.
-pub(super) fn owners(arrays: &[&DeviceArray]) -> Vec<Arc<Owner>> {
-    if let [only] = arrays {
-        return only.owners();
-    }
-    let mut seen = HashSet::new();
-    let all = arrays.iter().flat_map(|array| array.owners());
-    all.filter(|owner| seen.insert(Arc::as_ptr(owner)))
-        .collect()
-}
-
-/// As [`plan`], as far as the numbers are known. Where the host can read the arrays, they are ready. Each request lies in their memory:
-/// it is for rows inside a node's buffers, whose sizes the import has checked or arrow-rs guarantees.
+/// As [`plan`], as far as the numbers are known; where the host can read the arrays, they are known to be in place.
 pub(super) fn walk(
     arrays: &[&DeviceArray],
     of: &DataType,
     scope: Scope,
     to: Option<&Device>,
     numbers: &Numbers,
-) -> Result<Walk> {
+) -> Result<Plan> {
     let parts: Parts<'_> = arrays.iter().map(|array| array.view()).collect();
     let mut planner = Planner::new(arrays, scope, to, numbers);
     let root = planner.node(of, &parts)?;
@@ -200,8 +146,7 @@ pub(super) struct Planner<'a> {
     pub(super) to_device: bool,
     /// Buffers start at multiples of so many bytes.
     grain: usize,
-    numbers: &'a Numbers,
-    lacks: Vec<Request>,
+    pub(super) numbers: &'a Numbers,
     /// What was planned so far. The root is not its own yet.
     plan: Plan,
     /// The allocation of the last region's source.
@@ -257,7 +202,6 @@ impl<'a> Planner<'a> {
             to_device: to.is_some(),
             grain: to.map_or(ALIGNMENT, Device::alignment),
             numbers,
-            lacks: Vec::new(),
             plan: Plan {
                 root: arrays[0].node().clone(),
                 regions: Vec::new(),
@@ -272,13 +216,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What the walk came to, with the node of the root.
-    pub(super) fn end(mut self, root: Arc<Node>) -> Walk {
+    /// The plan, whose result is `root`.
+    pub(super) fn end(mut self, root: Arc<Node>) -> Plan {
         self.plan.root = root;
-        match self.lacks.is_empty() {
-            true => Walk::Plan(self.plan),
-            false => Walk::Lacks(self.lacks),
-        }
+        self.plan
     }
 
     /// Adds a node whose nulls are counted when its bitmap is copied, except for `known` ones. Returns its number.
@@ -379,43 +320,10 @@ impl<'a> Planner<'a> {
         (DevicePtr::NULL, region)
     }
 
-    /// Returns bytes of the arrays' memory; `None` if they must be read first. With `on_host` they are in memory of the host, whatever
-    /// device the arrays are on. The caller ensures that they lie in the arrays' memory.
-    pub(super) fn read(&mut self, at: DevicePtr, bytes: usize, on_host: bool) -> Option<&'a [u8]> {
-        if bytes == 0 {
-            return Some(&[]);
-        }
-        if self.readable {
-            // SAFETY: callers ask for rows inside a node's buffers, whose sizes were checked when the node was made. The host can read
-            // them, they are ready, and nobody writes to them (see `walk`). The arrays, which live for `'a`, keep them alive.
-            return Some(unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) });
-        }
-        let known = self.numbers.get(at, bytes);
-        if known.is_none() {
-            self.lacks.push(Request {
-                address: at,
-                bytes,
-                on_host,
-            });
-        }
-        known
-    }
-
     /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.
-    pub(super) fn know_sizes(&mut self, view: View<'a>) -> Result<bool> {
-        let Some(sizes) = Sizes::of(self.device, view.node) else {
-            return Ok(true);
-        };
-        let Request {
-            address,
-            bytes,
-            on_host,
-        } = sizes.request;
-        let Some(stored) = self.read(address, bytes, on_host) else {
-            return Ok(false);
-        };
-        sizes.set(self.device, stored, |k| self.path(view, k))?;
-        Ok(true)
+    pub(super) fn know_sizes(&self, view: View<'a>) -> Result<bool> {
+        let path = |i| self.path(view, i);
+        self.numbers.know_sizes(self.device, view.node, path)
     }
 
     pub(super) fn device(&self) -> &'a Device {

@@ -2,8 +2,7 @@
 
 use arrow_buffer::bit_mask::set_bits;
 
-use crate::data::gather::int;
-use crate::data::resolve::count_bits;
+use crate::data::numbers::{count_bits, int};
 use crate::device::DevicePtr;
 use crate::transfer::staging;
 
@@ -251,7 +250,7 @@ fn renumber(views: &mut [u8], table: &[u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::gather::push_int;
+    use crate::data::numbers::push_int;
 
     fn source(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use arrow_schema::DataType;
 use smallvec::SmallVec;
 
-use crate::data::gather::int;
 use crate::data::layout::{BufferKind, Nesting, check_rows, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
-use crate::data::resolve::{check_size, count_bits};
+use crate::data::numbers::{check_size, int};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::plan::{
@@ -178,24 +177,11 @@ impl<'a> Planner<'a> {
     }
 
     /// The nulls of rows, which are counted if the host can read the bitmap.
-    fn nulls(&mut self, view: View<'a>) -> Option<usize> {
-        let Some(bitmap) = view.node.bitmap() else {
-            return Some(0);
-        };
-        if let Some(nulls) = view.null_count() {
-            return Some(nulls);
+    fn nulls(&self, view: View<'a>) -> Option<usize> {
+        match self.readable {
+            true => self.numbers.null_count(view),
+            false => view.null_count(),
         }
-        if !self.readable {
-            return None;
-        }
-        let (skip, bits) = (view.validity_offset % 8, view.length);
-        let bytes = (skip + bits).div_ceil(8);
-        let bitmap = self.read(
-            bitmap.address().offset(view.validity_offset / 8),
-            bytes,
-            false,
-        )?;
-        Some(bits - count_bits(bitmap, skip, bits))
     }
 
     /// Returns buffer 1, of a bit for each row.
@@ -290,8 +276,8 @@ impl<'a> Planner<'a> {
             } else {
                 let last = offsets.offset(view.length * width);
                 let (first, last) = (
-                    self.read(offsets, width, false),
-                    self.read(last, width, false),
+                    self.numbers.read(offsets, width, false),
+                    self.numbers.read(last, width, false),
                 );
                 ends.extend(first.zip(last).map(|(a, b)| (int(a, width), int(b, width))));
             }

@@ -1,0 +1,424 @@
+//! What only memory tells: null counts that are not known yet, which are counted in the validity bitmaps, and numbers that are stored in
+//! device memory, such as the size of a text array's data (its last offset). They stay unknown until something needs them. Then a walk
+//! over the arrays asks for them; all that it lacks are read together, and the walk is repeated.
+
+use std::sync::{Arc, Mutex};
+
+use crate::data::array::DeviceArray;
+use crate::data::layout::BufferKind;
+use crate::data::node::{Node, View, owners};
+#[cfg(feature = "async")]
+use crate::device::completion;
+use crate::device::{AddressClass, CopyKind, CopyOp, Device, DevicePtr, Queue, SyncEvent, lock};
+use crate::error::{Error, Result};
+use crate::memory::{HostSlab, Owner, Reading};
+
+impl DeviceArray {
+    /// Counts the nulls of this array and of its descendants where they are not known yet, and returns those of
+    /// the array's own validity bitmap. All bitmaps that are needed are copied to the host together, on the
+    /// device's default queue, with one host wait; where the host can read them, nothing is copied.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
+    pub fn resolve_null_counts(&self) -> Result<usize> {
+        resolve(Numbers::default(), &[self], None, |numbers| {
+            for node in self.node().all() {
+                numbers.null_count(View::whole(node));
+            }
+            Ok(())
+        })?;
+        Ok(self.null_count().unwrap_or(0))
+    }
+
+    /// Reads the sizes of this array's buffers, and of its descendants', that are stored in device memory and not
+    /// known yet. They are copied to the host together, on the device's default queue, with one host wait, and
+    /// kept: [`buffer`](Self::buffer) returns such buffers afterwards. Where the host can read them, nothing is
+    /// copied.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
+    /// device reports.
+    pub fn resolve_sizes(&self) -> Result<()> {
+        let all = self.node().all();
+        resolve(Numbers::default(), &[self], None, |numbers| {
+            all.iter().try_for_each(|node| numbers.sizes(self, node))
+        })
+    }
+
+    /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
+    /// `queue` with one host wait, and kept.
+    pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
+        resolve(Numbers::default(), &[self], Some(queue), |numbers| {
+            numbers.sizes(self, self.node())
+        })?;
+        Ok(self.node().buffers[2].bytes().unwrap_or(0))
+    }
+}
+
+/// Repeats a walk over arrays of one device until it lacks nothing, and returns its result. What it lacks is read on `queue`, or on the
+/// device's default queue, with one list of copies and one host wait for each walk but the last.
+pub(crate) fn resolve<T>(
+    mut numbers: Numbers,
+    arrays: &[&DeviceArray],
+    queue: Option<&Queue>,
+    walk: impl Fn(&Numbers) -> Result<T>,
+) -> Result<T> {
+    loop {
+        if let Some(result) = numbers.walk(&walk)? {
+            return Ok(result);
+        }
+        numbers.start(arrays, queue)?;
+        numbers.finish()?;
+    }
+}
+
+/// As [`resolve`], on the default queue. A poll never blocks.
+#[cfg(feature = "async")]
+pub(crate) async fn resolve_async<T>(
+    array: &DeviceArray,
+    walk: impl Fn(&Numbers) -> Result<T>,
+) -> Result<T> {
+    let mut numbers = Numbers::default();
+    loop {
+        if let Some(result) = numbers.walk(&walk)? {
+            return Ok(result);
+        }
+        if numbers.reads_in_place(array.device()) {
+            completion(array.ready_event()?).await?;
+        }
+        numbers.start(&[array], None)?;
+        completion(numbers.event().cloned()).await?;
+        numbers.waited();
+        numbers.finish()?;
+    }
+}
+
+type Owners = Vec<Arc<Owner>>;
+
+/// What is known of the bytes of some arrays.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    /// The owners of the arrays' memory, once the host has waited for it.
+    ready: Option<Owners>,
+    /// The host can read all of that memory.
+    readable: bool,
+    /// Copies that are done, in ascending order, and the host buffer that they went to.
+    known: Vec<(Vec<CopyOp>, HostSlab)>,
+    reading: Option<(Vec<CopyOp>, Reading<Owners>)>,
+    /// What the last walk asked for in vain.
+    lacks: Mutex<Vec<Piece>>,
+}
+
+/// A piece of an array's memory.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    at: DevicePtr,
+    bytes: usize,
+    on_host: bool,
+}
+
+impl Numbers {
+    /// All of some arrays that the host can read. Waits for their memory.
+    pub(crate) fn in_place(arrays: &[&DeviceArray]) -> Result<Self> {
+        let owners = owners(arrays.iter().map(|array| array.node()), |_| true);
+        owners.iter().try_for_each(|owner| owner.wait_host())?;
+        Ok(Self {
+            ready: Some(owners),
+            readable: arrays[0].device().is_host_readable(),
+            ..Self::default()
+        })
+    }
+
+    /// Returns the bytes at an address of the arrays' memory; `None` if they must be read first. With `on_host` that is memory of the
+    /// host, whatever device the arrays are on. Callers ask only for what lies inside a node's buffers, whose sizes were checked when the
+    /// node was made, or are stated by its producer (contract of the import).
+    pub(crate) fn read(&self, at: DevicePtr, bytes: usize, on_host: bool) -> Option<&[u8]> {
+        if bytes == 0 {
+            return Some(&[]);
+        }
+        let place = match self.ready.is_some() && (on_host || self.readable) {
+            true => Some(at),
+            false => (self.known.iter()).find_map(|(copies, _)| place(copies, at, bytes)),
+        };
+        let Some(place) = place else {
+            lock(&self.lacks).push(Piece { at, bytes, on_host });
+            return None;
+        };
+        // SAFETY: either they are in host memory that is ready, to which nobody writes (imports and constructors demand it), or in a host
+        // buffer, into which all copies are done and to which only this struct has access. `self` keeps owners and buffers alive.
+        Some(unsafe { std::slice::from_raw_parts(place.as_ptr().cast(), bytes) })
+    }
+
+    /// Returns the bytes that hold the validity bits of rows that have a bitmap, the first one in bit `validity_offset % 8`; `None` if
+    /// they must be read first.
+    pub(crate) fn bitmap(&self, view: View<'_>) -> Option<&[u8]> {
+        let first = view.validity_offset;
+        let address = view.node.buffers[0].address().offset(first / 8);
+        self.read(address, (first % 8 + view.length).div_ceil(8), false)
+    }
+
+    /// Returns the nulls of rows, and keeps their number if it was not known; `None` if their bitmap must be read first.
+    pub(crate) fn null_count(&self, view: View<'_>) -> Option<usize> {
+        view.null_count().or_else(|| {
+            let nulls = self.count(view)?;
+            view.set_null_count(nulls);
+            Some(nulls)
+        })
+    }
+
+    fn count(&self, view: View<'_>) -> Option<usize> {
+        let (bits, first) = (self.bitmap(view)?, view.validity_offset % 8);
+        Some(view.length - count_bits(bits, first, view.length))
+    }
+
+    /// Keeps the sizes of a node's buffers that are stored in device memory, unless they must be read first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if one is impossible.
+    pub(crate) fn sizes(&self, array: &DeviceArray, node: &Node) -> Result<()> {
+        let path = |i| array.node().buffer_path(node, i);
+        self.know_sizes(array.device(), node, path).map(drop)
+    }
+
+    /// As [`sizes`](Self::sizes). Returns whether they are known now. `path` names a buffer of the node, for errors.
+    pub(crate) fn know_sizes(
+        &self,
+        device: &Device,
+        node: &Node,
+        path: impl Fn(usize) -> String,
+    ) -> Result<bool> {
+        let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
+            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
+                if data.bytes().is_none() && (offsets.is_null() || node.length == 0) {
+                    data.set_bytes(0);
+                }
+                let width = usize::from(*width);
+                let last = (node.offset + node.length) * width;
+                (
+                    offsets.address().offset(last),
+                    width,
+                    std::slice::from_ref(data),
+                )
+            }
+            (_, [_, _, data @ .., sizes]) if node.layout.variadic => (sizes.address(), 8, data),
+            _ => return Ok(true),
+        };
+        if data.iter().all(|data| data.bytes().is_some()) {
+            return Ok(true);
+        }
+        let bytes = data.len() * width;
+        let class = || device.backend().classify(address, bytes).class;
+        let on_host = node.layout.variadic && class() == AddressClass::Host;
+        let Some(stored) = self.read(address, bytes, on_host) else {
+            return Ok(false);
+        };
+        for (i, (buffer, bytes)) in data.iter().zip(stored.chunks(width)).enumerate() {
+            let path = || path(2 + i);
+            buffer.set_bytes(check_size(
+                device,
+                buffer.address(),
+                int(bytes, width),
+                path,
+            )?);
+        }
+        Ok(true)
+    }
+
+    /// Counts the nulls of all nodes, those that came with a null count too, and keeps all sizes, unless they must be read first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
+    pub(crate) fn check(&self, array: &DeviceArray) -> Result<()> {
+        let all = array.node().all();
+        for node in all.iter().filter(|node| node.length > 0) {
+            let Some(counted) = node.bitmap().and_then(|_| self.count(View::whole(node))) else {
+                continue;
+            };
+            match node.nulls.get() {
+                Some(stated) if stated != counted => {
+                    let path = array.node().path(node).unwrap_or_default();
+                    return Err(Error::invalid(
+                        format!("{path}.null_count"),
+                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
+                    ));
+                }
+                _ => node.nulls.set(counted),
+            }
+        }
+        all.iter().try_for_each(|node| self.sizes(array, node))
+    }
+
+    /// Returns the result of a walk, unless it lacked something.
+    pub(crate) fn walk<T>(&self, walk: impl FnOnce(&Self) -> Result<T>) -> Result<Option<T>> {
+        lock(&self.lacks).clear();
+        let result = walk(self)?;
+        Ok(lock(&self.lacks).is_empty().then_some(result))
+    }
+
+    /// Whether the host reads some of what the last walk lacked where it is, so that [`start`](Self::start) waits for the memory.
+    pub(crate) fn reads_in_place(&self, device: &Device) -> bool {
+        device.is_host_readable() || lock(&self.lacks).iter().any(|piece| piece.on_host)
+    }
+
+    /// Queues the copies of what the last walk over these arrays lacked. Memory that the host can read is not copied; the call waits only
+    /// for that. No byte is copied twice, however often the walk asked for it: a producer may list the same memory any number of times.
+    pub(crate) fn start(&mut self, arrays: &[&DeviceArray], queue: Option<&Queue>) -> Result<()> {
+        let device = arrays[0].device();
+        if self.reads_in_place(device) {
+            let Self {
+                ready, readable, ..
+            } = Self::in_place(arrays)?;
+            (self.ready, self.readable) = (ready, readable);
+        }
+        let mut lacks = std::mem::take(&mut *lock(&self.lacks));
+        lacks.retain(|piece| !piece.on_host && !self.readable);
+        lacks.sort_unstable_by_key(|piece| piece.at);
+        let too_many = || Error::argument("too many bytes to read back");
+        let mut copies = Vec::<CopyOp>::with_capacity(lacks.len());
+        for Piece { at, bytes, .. } in lacks {
+            let skip = |copy: &CopyOp| at.address() - copy.src.address();
+            match copies.last_mut() {
+                // Pieces that share a byte lie in one allocation, and are read together.
+                Some(last) if skip(last) < last.bytes => {
+                    let end = skip(last).checked_add(bytes).ok_or_else(too_many)?;
+                    last.bytes = last.bytes.max(end);
+                }
+                _ => copies.push(CopyOp {
+                    src: at,
+                    dst: DevicePtr::NULL,
+                    bytes,
+                    kind: CopyKind::DeviceToHost,
+                }),
+            }
+        }
+        if copies.is_empty() {
+            return Ok(());
+        }
+        let room = |copy: &CopyOp| copy.bytes.checked_next_multiple_of(8);
+        let add = |sum: usize, copy| sum.checked_add(room(copy)?);
+        let all = copies.iter().try_fold(0, add).ok_or_else(too_many)?;
+        let slab = device.host_slab(all)?;
+        let mut next = slab.as_device_ptr();
+        for copy in &mut copies {
+            copy.dst = next;
+            next = next.offset(room(copy).unwrap_or(0));
+        }
+        let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
+        let owners = owners(arrays.iter().map(|array| array.node()), |_| true);
+        let sources = owners.clone();
+        // SAFETY: each source is a union of overlapping pieces, which lie in memory of the owners (`read`), to which nobody writes: imports
+        // and constructors demand it. The slab has room for each copy, and the reading keeps slab and owners alive.
+        let reading = unsafe { Reading::start(&queue, &owners, &copies, slab, sources) }?;
+        self.reading = Some((copies, reading));
+        Ok(())
+    }
+
+    /// Returns the event after which the copies are done, or `None` if they are already.
+    pub(crate) fn event(&self) -> Option<&SyncEvent> {
+        self.reading.as_ref()?.1.event()
+    }
+
+    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
+    pub(crate) fn waited(&mut self) {
+        if let Some((_, reading)) = &mut self.reading {
+            reading.waited();
+        }
+    }
+
+    /// Waits for the copies, if there are any: one host wait.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        if let Some((copies, reading)) = self.reading.take() {
+            self.known.push((copies, reading.finish()?.0));
+        }
+        Ok(())
+    }
+}
+
+/// Where the bytes at an address went, if one of the copies, which are in ascending order, has them.
+fn place(copies: &[CopyOp], at: DevicePtr, bytes: usize) -> Option<DevicePtr> {
+    let after = copies.partition_point(|copy| copy.src <= at);
+    let copy = &copies[after.checked_sub(1)?];
+    let skip = at.address() - copy.src.address();
+    let has_all = skip.checked_add(bytes).is_some_and(|end| end <= copy.bytes);
+    has_all.then(|| copy.dst.offset(skip))
+}
+
+/// Returns `bytes`, a size in bytes of the buffer at `address`, unless it is negative or more than the device
+/// has there.
+pub(crate) fn check_size(
+    device: &Device,
+    address: DevicePtr,
+    bytes: i64,
+    path: impl Fn() -> String,
+) -> Result<usize> {
+    let refuse = |what: String| Err(Error::invalid(path(), what));
+    // The end must lie inside the address space too.
+    let end = |n: usize| isize::try_from(address.address().saturating_add(n));
+    let size = usize::try_from(bytes).ok();
+    let Some(size) = size.filter(|n| isize::try_from(*n).is_ok() && end(*n).is_ok()) else {
+        return refuse(format!("has a length of {bytes} bytes"));
+    };
+    if size == 0 {
+        return Ok(0);
+    }
+    if address.is_null() {
+        return refuse(format!("is null but {size} bytes long"));
+    }
+    if let Err(why) = device.backend().classify(address, size).check() {
+        return refuse(format!(
+            "claims {size} bytes at {address:?}, which {device} does not have{why}"
+        ));
+    }
+    Ok(size)
+}
+
+/// Returns how many of the `bits` bits from bit `first` are set.
+pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
+    arrow_buffer::bit_chunk_iterator::UnalignedBitChunk::new(bytes, first, bits).count_ones()
+}
+
+/// Returns the signed integer of `width` bytes, in this machine's order of bytes, at the start of `bytes`.
+pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
+    let mut wide = [0; 8];
+    wide[highest(width)].copy_from_slice(&bytes[..width]);
+    // Shifting down extends the sign.
+    i64::from_ne_bytes(wide) >> (64 - 8 * width)
+}
+
+/// Appends the lowest `width` bytes of `value`, in this machine's order of bytes.
+pub(crate) fn push_int(to: &mut Vec<u8>, value: i64, width: usize) {
+    let wide = (value << (64 - 8 * width)).to_ne_bytes();
+    to.extend_from_slice(&wide[highest(width)]);
+}
+
+/// Where the highest `width` bytes of an integer of 8 bytes are.
+const fn highest(width: usize) -> std::ops::Range<usize> {
+    match cfg!(target_endian = "big") {
+        true => 0..width,
+        false => 8 - width..8,
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets, keys and run ends lie in memory as this machine writes them, whichever end comes first.
+    #[test]
+    fn integers_of_each_width() {
+        for n in [0i64, 1, -1, 100, -127, 127] {
+            let written: [&[u8]; 4] = [
+                &(n as i8).to_ne_bytes(),
+                &(n as i16 * 257).to_ne_bytes(),
+                &(n as i32 * 0x0102_0304).to_ne_bytes(),
+                &(n * 0x0102_0304_0506_0708).to_ne_bytes(),
+            ];
+            let values = [n, n * 257, n * 0x0102_0304, n * 0x0102_0304_0506_0708];
+            for (value, bytes) in values.into_iter().zip(written) {
+                assert_eq!(int(bytes, bytes.len()), value);
+                let mut again = vec![];
+                push_int(&mut again, value, bytes.len());
+                assert_eq!(again, bytes);
+            }
+        }
+    }
+}
