@@ -5,10 +5,11 @@
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
-    produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce_at,
 };
-use arrow_device::{Device, Devices, Error, ExportOptions, ImportOptions, SyncPolicy};
+use arrow_device::{
+    Device, DeviceRecordBatches, Devices, Error, ExportOptions, ImportOptions, SyncPolicy,
+};
 use futures::{StreamExt, stream};
 
 #[tokio::main]
@@ -45,7 +46,7 @@ fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<
     let (schema, on, device_type) = (batch.schema(), device.clone(), device.id().device_type);
     let batches = stream::iter(0..10).map(move |_| on.upload(&batch));
     let metadata = [("batches".to_owned(), "10".to_owned())].into();
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
     let (batches, options) = (
         batches.with_metadata(metadata),
         ExportOptions::new(SyncPolicy::Event),

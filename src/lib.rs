@@ -171,7 +171,7 @@ pub use error::{Error, Result};
 pub use interchange::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
-    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
     HostRecordBatchReader, UploadingReader, export_reader,
 };
 pub use transfer::Download;

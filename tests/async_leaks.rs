@@ -10,10 +10,8 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
-};
-use arrow_device::{ArrowDeviceType, ExportOptions, SyncPolicy};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatches, ExportOptions, SyncPolicy};
 use futures::stream;
 use kit::{FakeConsumer, FakeProducer, batch, numbers, poll, poll_next};
 
@@ -140,10 +138,10 @@ fn consumers() {
 fn producers() {
     let producing = |n: i64, consumer: &FakeConsumer| {
         let items: Vec<_> = (0..n).map(|i| Ok(batch(i))).collect();
-        let batches = DeviceRecordBatchStreamAdapter::new(
+        let batches = DeviceRecordBatches::from_stream(
+            stream::iter(items),
             numbers(0, 1).schema(),
             ArrowDeviceType::CPU,
-            stream::iter(items),
         );
         let batches = batches.with_metadata(kit::map(&[("k", "v")]));
         let options = ExportOptions::new(SyncPolicy::Event);

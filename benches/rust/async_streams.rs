@@ -10,10 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
-    Outcome, produce,
+    AsyncDeviceRecordBatchStream, AsyncStreamHandler, Opening, Outcome, produce,
 };
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, ImportOptions, SyncPolicy};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, ImportOptions,
+    SyncPolicy,
+};
 use futures::StreamExt;
 use futures::executor::{LocalPool, block_on};
 use futures::future::{join, try_join_all};
@@ -41,7 +43,7 @@ fn produced(
 ) -> impl Future<Output = arrow_device::Result<Outcome>> + Unpin + Send + use<> {
     let (batch, schema) = (batch.clone(), batch.schema());
     let batches = futures::stream::iter((0..n).map(move |_| Ok(batch.clone())));
-    let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches);
+    let stream = DeviceRecordBatches::from_stream(batches, schema, ArrowDeviceType::CPU);
     produce(stream, handler, ExportOptions::new(SyncPolicy::Event))
 }
 

@@ -12,9 +12,9 @@ use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, Devices, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
+    ImportOptions, SyncPolicy, export_reader,
 };
 use arrow_schema::{ArrowError, DataType};
 
@@ -263,8 +263,7 @@ fn stream(input: &Input, n: usize) -> Result<Duration> {
     through(n, || {
         let batch = input.device.clone();
         let batches = (0..n).map(move |_| Ok(batch.clone()));
-        let reader =
-            DeviceRecordBatchIterator::new(batches, input.host.schema(), ArrowDeviceType::CPU);
+        let reader = DeviceRecordBatches::new(batches, input.host.schema(), ArrowDeviceType::CPU);
         let mut stream = FFI_ArrowDeviceArrayStream::new(reader, OPTIONS)?;
         // SAFETY: this crate exported the stream above, and this is its only owner.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatchIterator;
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceRecordBatchIterator, DeviceRecordBatchReader, UploadingReader,
+    ArrowDeviceType, Device, DeviceRecordBatchReader, DeviceRecordBatches, UploadingReader,
 };
 
 use crate::batches;
@@ -90,7 +90,7 @@ pub fn run(way: Way, n: usize) -> Result<[f64; 4]> {
             slow.produce(time);
             Ok(there.clone())
         });
-        let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::EXT_DEV);
+        let reader = DeviceRecordBatches::new(batches, schema, ArrowDeviceType::EXT_DEV);
         for batch in reader.into_host_reader() {
             drop(batch?);
         }

@@ -28,8 +28,8 @@ use super::stream::SendableDeviceStream;
 /// process. If the stream's polls need a current Tokio runtime, the reading thread must have one.
 ///
 /// ```
-/// use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
-/// use arrow_device::{DeviceRecordBatch, Result};
+/// use arrow_device::async_stream::DeviceRecordBatchStream;
+/// use arrow_device::{DeviceRecordBatch, DeviceRecordBatches, Result};
 /// use arrow_device_datafusion::BlockingReader;
 /// use tokio::sync::mpsc;
 ///
@@ -42,7 +42,7 @@ use super::stream::SendableDeviceStream;
 /// tokio::spawn(async move { while sender.send(Ok(batch.clone())).await.is_ok() {} });
 ///
 /// let received = futures::stream::poll_fn(move |cx| receiver.poll_recv(cx));
-/// let received = DeviceRecordBatchStreamAdapter::new(schema, device_type, received);
+/// let received = DeviceRecordBatches::from_stream(received, schema, device_type);
 /// let reader = BlockingReader::new(Box::pin(received));
 /// assert_eq!(reader.take(1000).filter(Result::is_ok).count(), 1000);
 /// # Ok(())
@@ -149,7 +149,7 @@ fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
 mod tests {
     use std::task::Poll;
 
-    use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+    use arrow_device::DeviceRecordBatches;
     use arrow_schema::Schema;
     use futures::stream::{self, Stream};
 
@@ -159,7 +159,7 @@ mod tests {
         stream: impl Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     ) -> BlockingReader {
         let schema = Arc::new(Schema::empty());
-        let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, stream);
+        let stream = DeviceRecordBatches::from_stream(stream, schema, ArrowDeviceType::CPU);
         BlockingReader::new(Box::pin(stream))
     }
 

@@ -13,12 +13,11 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
-    produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, produce,
 };
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Error, ExportOptions, FFI_ArrowDeviceArray, Result,
-    SyncPolicy, Validation,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Error, ExportOptions,
+    FFI_ArrowDeviceArray, Result, SyncPolicy, Validation,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -284,7 +283,7 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
         batches,
     };
     let mut stream =
-        DeviceRecordBatchStreamAdapter::new(schema, place.device.id().device_type, script);
+        DeviceRecordBatches::from_stream(script, schema, place.device.id().device_type);
 
     let consumer = FakeConsumer::with_options(place.validating(Validation::Structure));
     let answers = Arc::new((AtomicU8::new(input.u8()), AtomicU8::new(input.u8())));

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Waker};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, ReleasePolicy,
-    SyncPolicy, Validation,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, ExportOptions, FFI_ArrowDeviceArrayStream, ReleasePolicy, SyncPolicy,
+    Validation,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
@@ -392,7 +392,7 @@ fn stream(
     let parts = [(0, half), (half, rows.len() - half)];
     let batches: Vec<_> = parts.map(|(at, n)| up.slice(at, n)).into();
     let device_type = device.device().id().device_type;
-    let reader = DeviceRecordBatchIterator::new(batches, up.schema(), device_type);
+    let reader = DeviceRecordBatches::new(batches, up.schema(), device_type);
     let stream =
         FFI_ArrowDeviceArrayStream::new(reader, export_options(input)).expect("names are C's");
     let options = place_of(world, device).validating(Validation::Structure);

@@ -9,9 +9,8 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions,
-    Result, SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
+    ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
@@ -240,7 +239,7 @@ pub(crate) fn target(input: &mut Input<'_>) {
 
 /// The schema through our own export.
 fn reimported(schema: SchemaRef) -> Result<SchemaRef> {
-    let reader = DeviceRecordBatchIterator::new([], schema, ArrowDeviceType::CPU);
+    let reader = DeviceRecordBatches::new([], schema, ArrowDeviceType::CPU);
     let options = ExportOptions::new(SyncPolicy::Event);
     let stream = FFI_ArrowDeviceArrayStream::new(reader, options)?;
     // SAFETY: our own stream.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator,
-    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
+    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
     FFI_ArrowDeviceArrayStream, ImportOptions, Queue, Validation, metal,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn peers_stream(
             }
             upload(&columns, k % COMMON as u64, &queue).map_err(Failure::into_error)
         });
-        let reader = DeviceRecordBatchIterator::new(batches, schema, device_type);
+        let reader = DeviceRecordBatches::new(batches, schema, device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
         // SAFETY: the caller guarantees that `out` is valid for writes (see `# Safety`).
         unsafe { out.write(stream) };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, Devices, ExportOptions,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, ExportOptions,
     FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, SyncPolicy,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -146,8 +146,7 @@ pub unsafe extern "C" fn peers_python_stream(
         std::thread::sleep(Duration::from_millis(milliseconds.into()));
         device.upload(&batch())
     };
-    let reader =
-        DeviceRecordBatchIterator::new((0..batches).map(next), schema(), ArrowDeviceType::CPU);
+    let reader = DeviceRecordBatches::new((0..batches).map(next), schema(), ArrowDeviceType::CPU);
     let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Wait));
     let Ok(stream) = stream else { return 5 };
     // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).

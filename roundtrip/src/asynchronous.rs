@@ -5,11 +5,11 @@ use std::thread::{self, JoinHandle};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, ReaderStream, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, produce,
 };
 use arrow_device::{
-    Device, Error, ExportOptions, HostRecordBatchReader, ImportOptions, Result, SyncPolicy,
-    UploadingReader,
+    Device, DeviceRecordBatchReader, Error, ExportOptions, HostRecordBatchReader, ImportOptions,
+    Result, SyncPolicy, UploadingReader,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 use futures::StreamExt;
@@ -24,7 +24,7 @@ pub(crate) fn host_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<Box<dyn RecordBatchReader>> {
-    let batches = ReaderStream::spawn(UploadingReader::new(reader, device), 1)?;
+    let batches = UploadingReader::new(reader, device).into_stream(1)?;
     // SAFETY: `handler` requires a producer that follows the specification and sends valid data.
     // `produce` below does, and sends record batches that were just uploaded.
     let (handler, opening) =

@@ -43,12 +43,12 @@ impl FFI_ArrowDeviceArrayStream {
     /// A consumer may read the stream on any thread, so the reader is `Send`:
     ///
     /// ```compile_fail,E0277
-    /// # use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, Error, ExportOptions};
+    /// # use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Error, ExportOptions};
     /// # use arrow_device::{FFI_ArrowDeviceArrayStream, SyncPolicy};
     /// # fn export(batch: DeviceRecordBatch) -> Result<FFI_ArrowDeviceArrayStream, Error> {
     /// let (schema, shared) = (batch.schema(), std::rc::Rc::new(batch));
     /// let batches = std::iter::once_with(move || Ok(DeviceRecordBatch::clone(&shared)));
-    /// let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU);
+    /// let reader = DeviceRecordBatches::new(batches, schema, ArrowDeviceType::CPU);
     /// FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event)) // does not compile: an `Rc`
     /// # }
     /// ```

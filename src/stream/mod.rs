@@ -33,5 +33,5 @@ mod upload;
 pub use export::export_reader;
 pub use host::HostRecordBatchReader;
 pub use import::DeviceRecordBatchStreamReader;
-pub use reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
+pub use reader::{DeviceRecordBatchReader, DeviceRecordBatches};
 pub use upload::UploadingReader;

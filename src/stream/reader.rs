@@ -1,10 +1,23 @@
 //! Readers of device batches.
 
+#[cfg(feature = "async")]
+use std::collections::HashMap;
+#[cfg(feature = "async")]
+use std::pin::Pin;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll, ready};
+
 use arrow_schema::SchemaRef;
+#[cfg(feature = "async")]
+use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::error::Result;
+#[cfg(feature = "async")]
+use crate::stream::ahead::ahead;
+#[cfg(feature = "async")]
+use crate::stream::async_stream::DeviceRecordBatchStream;
 use crate::stream::host::HostRecordBatchReader;
 
 /// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
@@ -47,6 +60,26 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
         let schema = self.schema();
         HostRecordBatchReader::new(self, schema)
     }
+
+    /// Returns the reader as a stream. A thread of its own reads it, so that a reader that blocks (the `get_next` of a foreign stream,
+    /// for example) does not block a thread of the executor. It reads ahead until `batches` batches, at least one, wait to be taken,
+    /// and then one more. It ends with the reader, after an error, which a panic of the reader is too, or at the next batch after
+    /// the stream has been dropped. In a child of the process (`fork`), where the thread does not exist, the next item is an error.
+    ///
+    /// # Errors
+    /// [`Error::Arrow`](crate::Error::Arrow) with an [`IoError`](arrow_schema::ArrowError::IoError) if the thread cannot be started.
+    #[cfg(feature = "async")]
+    fn into_stream(
+        self,
+        batches: usize,
+    ) -> Result<impl DeviceRecordBatchStream + Unpin + Send + 'static>
+    where
+        Self: Sized + Send + 'static,
+    {
+        let (schema, device_type) = (self.schema(), self.device_type());
+        let batches = ahead(self, batches)?;
+        Ok(DeviceRecordBatches::of(batches, schema, device_type))
+    }
 }
 
 impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {
@@ -59,16 +92,18 @@ impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {
     }
 }
 
-/// Makes a [`DeviceRecordBatchReader`] of any iterator of batches. It ends after an error.
+/// Makes a [`DeviceRecordBatchReader`] of any iterator of batches, and a stream of any stream of batches. It ends after an error.
 #[derive(Debug)]
-pub struct DeviceRecordBatchIterator<I> {
-    batches: I,
-    ended: bool,
+pub struct DeviceRecordBatches<B> {
+    /// `None` after its end or an error.
+    batches: Option<B>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
+    #[cfg(feature = "async")]
+    metadata: Option<HashMap<String, String>>,
 }
 
-impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I> {
+impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatches<I> {
     /// Wraps batches that all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This is not
     /// checked here, but where batches are exported or staged to the host.
     pub fn new(
@@ -76,30 +111,41 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I>
         schema: SchemaRef,
         device_type: ArrowDeviceType,
     ) -> Self {
-        Self {
-            batches: batches.into_iter(),
-            ended: false,
-            schema,
-            device_type,
-        }
+        Self::of(batches.into_iter(), schema, device_type)
     }
 }
 
-impl<I: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for DeviceRecordBatchIterator<I> {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
+impl<B> DeviceRecordBatches<B> {
+    fn of(batches: B, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
+        Self {
+            batches: Some(batches),
+            schema,
+            device_type,
+            #[cfg(feature = "async")]
+            metadata: None,
         }
-        let next = self.batches.next();
-        self.ended = !matches!(next, Some(Ok(_)));
+    }
+
+    /// Ends after an error.
+    fn ended<T>(&mut self, next: Option<Result<T>>) -> Option<Result<T>> {
+        if !matches!(next, Some(Ok(_))) {
+            self.batches = None;
+        }
         next
     }
 }
 
+impl<I: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for DeviceRecordBatches<I> {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.batches.as_mut()?.next();
+        self.ended(next)
+    }
+}
+
 impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
-    for DeviceRecordBatchIterator<I>
+    for DeviceRecordBatches<I>
 {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
@@ -107,5 +153,52 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
 
     fn device_type(&self) -> ArrowDeviceType {
         self.device_type
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S: Stream> DeviceRecordBatches<Pin<Box<S>>> {
+    /// Wraps a stream whose batches all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This
+    /// is not checked here, but where batches are exported ([`produce`](crate::async_stream::produce)) or staged to the host.
+    pub fn from_stream(stream: S, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
+        Self::of(Box::pin(stream), schema, device_type)
+    }
+
+    /// Sets the [metadata](DeviceRecordBatchStream::metadata) of the whole stream.
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: HashMap<String, String>) -> Self {
+        self.metadata = Some(metadata);
+        self
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for DeviceRecordBatches<S> {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(batches) = &mut self.batches else {
+            return Poll::Ready(None);
+        };
+        let next = ready!(Pin::new(batches).poll_next(cx));
+        Poll::Ready(self.ended(next))
+    }
+}
+
+#[cfg(feature = "async")]
+impl<S> DeviceRecordBatchStream for DeviceRecordBatches<S>
+where
+    S: Stream<Item = Result<DeviceRecordBatch>> + Unpin,
+{
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        self.metadata.as_ref()
     }
 }

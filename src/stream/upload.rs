@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
 #[cfg(feature = "async")]
 use crate::stream::async_stream::DeviceRecordBatchStream;
-use crate::stream::reader::{DeviceRecordBatchIterator, DeviceRecordBatchReader};
+use crate::stream::reader::{DeviceRecordBatchReader, DeviceRecordBatches};
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
 const BYTES: usize = 128 << 20;
@@ -135,7 +135,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
         let read = ahead(read, batches)?;
         let declared = schema.clone();
         let uploaded = read.map(move |batch| uploads.next(batch, &declared));
-        Ok(DeviceRecordBatchIterator::new(
+        Ok(DeviceRecordBatches::new(
             ahead(uploaded, batches)?,
             schema,
             device_type,

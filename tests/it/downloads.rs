@@ -12,7 +12,7 @@ use crate::support::*;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Devices,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches, Devices,
     ExportOptions, ImportOptions, Result, SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::{DataType, Field, Schema};
@@ -388,7 +388,7 @@ fn downloads_are_queued_ahead() {
             .collect();
         sim.synchronize().unwrap();
         let schema = batch_of(&sent[0]).schema();
-        let stream = DeviceRecordBatchIterator::new(batches, schema, sim.id().device_type);
+        let stream = DeviceRecordBatches::new(batches, schema, sim.id().device_type);
         let mut reader = stream.into_host_reader().with_prefetch(ahead);
         let lists = sim.faults().seen(FaultOp::Copy);
         sim.faults().fail_nth(FaultOp::HostWait, 1);
@@ -415,7 +415,7 @@ fn reads_of_sizes_overtake_copies() {
     let batches = [batch(), batch()].map(Result::unwrap);
     sim.synchronize().unwrap();
     let results = batches.clone().map(Ok);
-    let stream = DeviceRecordBatchIterator::new(results, sent.schema(), sim.id().device_type);
+    let stream = DeviceRecordBatches::new(results, sent.schema(), sim.id().device_type);
     let mut reader = stream.into_host_reader();
     let lists = sim.faults().seen(FaultOp::Copy);
     // Two reads of sizes, then the wait for the first batch's copies.

@@ -9,9 +9,9 @@ use crate::support_c::sim::cpu;
 use crate::support_c::{CArray, CDeviceArray, DICTIONARY, Foreign, Moved, take};
 use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ReleasePolicy, SyncPolicy,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, Devices, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
+    ReleasePolicy, SyncPolicy,
 };
 use arrow_schema::{DataType, Field};
 
@@ -199,7 +199,7 @@ fn a_stream() {
     let up = place.device.upload(&batch).unwrap();
     let both = [up.slice(1, 3), Ok(up)];
     let device_type = place.device.id().device_type;
-    let both = DeviceRecordBatchIterator::new(both, batch.schema(), device_type);
+    let both = DeviceRecordBatches::new(both, batch.schema(), device_type);
     let stream = FFI_ArrowDeviceArrayStream::new(both, options()).unwrap();
     // SAFETY: the stream comes from an export of this crate, whose values are valid.
     let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, place.options.clone()) };

@@ -13,13 +13,11 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int64Array, StringArray, StructArray, make_array};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader, ExportOptions,
-    FFI_ArrowDeviceArray, ImportOptions, Result, SyncPolicy, Validation,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader, DeviceRecordBatches,
+    ExportOptions, FFI_ArrowDeviceArray, ImportOptions, Result, SyncPolicy, Validation,
 };
 use arrow_schema::{DataType, Field, Schema};
 use futures::StreamExt;
@@ -72,7 +70,7 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
                 unsafe { AsyncDeviceRecordBatchStream::handler(1, options.clone()) };
             let device_type = batch.device().id().device_type;
             let batches = futures::stream::iter([Ok(batch)]);
-            let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+            let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
             let sync = ExportOptions::new(SyncPolicy::Event);
             let producing = produce(batches, handler, sync);
             let consuming = async { opening.await?.next().await.expect("a batch") };

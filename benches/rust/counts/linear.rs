@@ -9,8 +9,8 @@ use std::time::Duration;
 use arrow_array::{ArrayRef, Int32Array, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator,
-    DeviceRecordBatchReader, Devices, ImportOptions, Result as DeviceResult, SyncPolicy,
+    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader,
+    DeviceRecordBatches, Devices, ImportOptions, Result as DeviceResult, SyncPolicy,
     UploadingReader,
 };
 use arrow_device_benches::batches::{self, Result};
@@ -102,7 +102,7 @@ const CASES: &[(&str, Case)] = &[
         let schema = up.schema();
         let all = (0..n).map(move |_| Ok(up.clone()));
         work(|| {
-            let reader = DeviceRecordBatchIterator::new(all, schema, device_type);
+            let reader = DeviceRecordBatches::new(all, schema, device_type);
             let host = reader.into_host_reader();
             Ok(host.collect::<std::result::Result<Vec<_>, _>>()?)
         })

@@ -29,7 +29,7 @@ use crate::stream::SendableDeviceStream;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use arrow_device::{ArrowDeviceType, async_stream::ReaderStream};
+/// # use arrow_device::ArrowDeviceType;
 /// # use arrow_device_datafusion::{DeviceSource, DeviceSpec, DeviceTable, ScanRequest, SendableDeviceStream};
 /// # use arrow_schema::{DataType, Field, Schema, SchemaRef};
 /// /// The numbers from 0 on, made on the device.
@@ -133,7 +133,7 @@ pub trait DeviceSource: fmt::Debug + Send + Sync {
     /// Starts the scan of a partition. It is called on a thread of the runtime, so it must not
     /// block:
     /// [`ScanRequest::stream_later`] makes a stream of a future, and
-    /// [`ReaderStream`](arrow_device::async_stream::ReaderStream) reads a blocking reader on a thread of its own.
+    /// [`into_stream`](arrow_device::DeviceRecordBatchReader::into_stream) reads a blocking reader on a thread of its own.
     ///
     /// The batches are on [`request.device`](ScanRequest::device). They have either the schema of
     /// the request or that of the table, from which the scan then takes the columns that were asked

@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use arrow_device::async_stream::{
-    DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ReaderStream,
+use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches, Error, Result,
 };
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, Error, Result};
 use arrow_schema::SchemaRef;
 use datafusion_physical_expr::Partitioning;
 use futures_core::Stream;
@@ -25,10 +25,10 @@ impl ScanRequest {
         &self,
         batches: impl Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     ) -> SendableDeviceStream {
-        Box::pin(DeviceRecordBatchStreamAdapter::new(
+        Box::pin(DeviceRecordBatches::from_stream(
+            batches,
             self.schema(),
             self.device_type(),
-            batches,
         ))
     }
 
@@ -168,7 +168,7 @@ impl StreamSource {
         open: impl Fn(ScanRequest) -> Result<R> + Send + Sync + 'static,
     ) -> Self {
         let open = move |request| -> Result<SendableDeviceStream> {
-            Ok(Box::pin(ReaderStream::spawn(open(request)?, 1)?))
+            Ok(Box::pin(open(request)?.into_stream(1)?))
         };
         Self {
             schema,

@@ -81,7 +81,7 @@ impl DeviceTable {
     ///
     /// ```
     /// # use arrow_device::Devices;
-    /// # use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+    /// # use arrow_device::DeviceRecordBatches;
     /// # use arrow_device_datafusion::DeviceTable;
     /// # let batch = Devices::cpu().upload(&arrow_array::record_batch!(("a", Int64, [1, 2]))?)?;
     /// # let (schema, device) = (batch.schema(), Devices::cpu());
@@ -92,7 +92,7 @@ impl DeviceTable {
     ///         // Open a file, ask a server ...
     ///         let device_type = request.device.id().device_type;
     ///         let batches = futures::stream::iter([Ok(batch)]);
-    ///         Ok(DeviceRecordBatchStreamAdapter::new(schema, device_type, batches))
+    ///         Ok(DeviceRecordBatches::from_stream(batches, schema, device_type))
     ///     }
     /// });
     /// # let _ = table;

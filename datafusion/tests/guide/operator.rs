@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
-use arrow_device::{ArrowDeviceType, Device};
+use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatches};
 use arrow_device_datafusion::{
     DeviceExec, DevicePlan, DeviceSpec, DeviceTransitions, SendableDeviceStream, execute_child,
 };
@@ -58,7 +58,7 @@ impl DevicePlan for HeadExec {
             let batch = batch?; // work that fills it may still be queued; nothing waits here
             batch.slice(0, rows.min(batch.num_rows()))
         });
-        let output = DeviceRecordBatchStreamAdapter::new(schema, device_type, output);
+        let output = DeviceRecordBatches::from_stream(output, schema, device_type);
         Ok(Box::pin(output))
     }
 }

@@ -1,8 +1,10 @@
 use std::sync::Arc;
 
-use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::device::sim::SimMemory;
-use arrow_device::{Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Devices, Queue};
+use arrow_device::{
+    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatches, Devices, Queue,
+};
 use arrow_device_datafusion::{
     DeviceExec, DevicePlan, DeviceSpec, DeviceTable, DeviceTransitions, SendableDeviceStream,
     device_of, execute_child, to_datafusion,
@@ -124,7 +126,7 @@ impl DevicePlan for GreaterExec {
         let (schema, device_type, than) = (input.schema(), input.device_type(), self.than);
         let filtered = input.map_ok(move |batch| filter(batch, than, queue.clone()));
         let filtered = filtered.try_buffered(2); // the next kernel is queued meanwhile
-        let output = DeviceRecordBatchStreamAdapter::new(schema, device_type, filtered);
+        let output = DeviceRecordBatches::from_stream(filtered, schema, device_type);
         Ok(Box::pin(output))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_device::Device;
-use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+use arrow_device::DeviceRecordBatches;
 use arrow_device_datafusion::{
     DeviceExec, DevicePlan, DeviceSpec, DeviceToHostExec, SendableDeviceStream,
 };
@@ -145,7 +145,7 @@ impl DevicePlan for Asked {
             device.upload(&batch)
         };
         let batches = futures::stream::iter((0..self.batches.len()).map(read));
-        let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+        let stream = DeviceRecordBatches::from_stream(batches, schema, device_type);
         Ok(Box::pin(stream))
     }
 

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
-use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches,
+};
 use arrow_device_datafusion::{DeviceTable, ScanRequest};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -135,7 +136,7 @@ pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
     let open = move |request: ScanRequest| {
         let (schema, device_type) = (numbers(0, 1).schema(), request.device.id().device_type);
         let stream = make(request.partition);
-        let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, stream);
+        let stream = DeviceRecordBatches::from_stream(stream, schema, device_type);
         std::future::ready(Ok(stream))
     };
     let schema = numbers(0, 1).schema();

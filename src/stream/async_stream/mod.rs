@@ -2,10 +2,8 @@
 //!
 //! ```
 //! use arrow_array::record_batch;
-//! use arrow_device::async_stream::{
-//!     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
-//! };
-//! use arrow_device::{Devices, ExportOptions, SyncPolicy};
+//! use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce};
+//! use arrow_device::{DeviceRecordBatches, Devices, ExportOptions, SyncPolicy};
 //! use futures::StreamExt;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -26,7 +24,7 @@
 //! let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
 //! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 //! let batches = futures::stream::iter([Ok(batch)]);
-//! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+//! let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
 //! let producing = produce(batches, handler, ExportOptions::new(SyncPolicy::Event));
 //!
 //! let (produced, rows): (_, arrow_device::Result<usize>) = futures::join!(producing, consuming);
@@ -52,9 +50,11 @@
 //! # Streams and readers
 //!
 //! All streams here implement [`DeviceRecordBatchStream`]. Adapters make one of
-//! - any [`Stream`](futures_core::Stream) of device batches: [`DeviceRecordBatchStreamAdapter`];
+//! - any [`Stream`](futures_core::Stream) of device batches:
+//!   [`DeviceRecordBatches::from_stream`](crate::DeviceRecordBatches::from_stream);
 //! - a stream of host batches, which are uploaded: [`UploadingReader::from_stream`](crate::UploadingReader::from_stream);
-//! - a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), on a thread of its own: [`ReaderStream`];
+//! - a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), on a thread of its own:
+//!   [`into_stream`](crate::DeviceRecordBatchReader::into_stream);
 //!
 //! and they make of one
 //! - a stream of host batches, arrow-rs's [`RecordBatchStream`](arrow_array::nonblocking::RecordBatchStream):
@@ -70,13 +70,74 @@ mod demand;
 mod foreign;
 mod handler;
 mod inbox;
-mod items;
 mod producer;
-mod reader;
 mod sync;
+
+use std::collections::HashMap;
+use std::pin::Pin;
+
+use arrow_schema::SchemaRef;
+use futures_core::Stream;
 
 pub use consumer::{AsyncDeviceRecordBatchStream, Opening};
 pub use handler::AsyncStreamHandler;
-pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 pub use producer::{Outcome, produce, produce_at};
-pub use reader::ReaderStream;
+
+use crate::abi::ArrowDeviceType;
+use crate::data::DeviceRecordBatch;
+use crate::error::Result;
+use crate::stream::HostRecordBatchReader;
+
+/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
+/// be on several devices of that type. All streams of this crate end after an error.
+///
+/// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+pub trait DeviceRecordBatchStream: Stream<Item = Result<DeviceRecordBatch>> {
+    /// Returns the schema that all batches [fit](crate::DeviceRecordBatchReader#schemas).
+    fn schema(&self) -> SchemaRef;
+
+    /// Returns the type of device that all batches are on.
+    fn device_type(&self) -> ArrowDeviceType;
+
+    /// Returns key-value metadata of the whole stream, if there is any. An async device stream carries it
+    /// (`ArrowAsyncProducer.additional_metadata`).
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        None
+    }
+
+    /// Returns key-value metadata of the batch that was returned last, if there is any. An async device stream carries it with each
+    /// batch (the argument of `on_next_task`).
+    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
+        None
+    }
+
+    /// Returns the stream as arrow-rs's [`RecordBatchStream`]. Memory that the host can read is not copied; other memory
+    /// is downloaded, one batch ahead of the consumer. Polling never blocks. Metadata is dropped.
+    ///
+    /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+    fn into_host_stream(self) -> HostRecordBatchReader<Pin<Box<Self>>>
+    where
+        Self: Sized,
+    {
+        let schema = self.schema();
+        HostRecordBatchReader::new(Box::pin(self), schema)
+    }
+}
+
+impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>> {
+    fn schema(&self) -> SchemaRef {
+        (**self).schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        (**self).device_type()
+    }
+
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        (**self).metadata()
+    }
+
+    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
+        (**self).batch_metadata()
+    }
+}

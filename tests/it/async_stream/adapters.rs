@@ -7,12 +7,12 @@ use std::task::Poll;
 
 use arrow_array::nonblocking::RecordBatchStream;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
-use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
-    UploadingReader,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ImportOptions, Result,
+    SyncPolicy, UploadingReader,
 };
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use futures::{Stream, StreamExt, stream};
@@ -38,7 +38,7 @@ pub(crate) fn given(
         Poll::Ready(items.next())
     });
     let device_type = ArrowDeviceType::EXT_DEV;
-    let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
+    let stream = DeviceRecordBatches::from_stream(items, schema, device_type);
     (stream, asked)
 }
 

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
-    produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    Device, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions, Result, SyncPolicy,
+    Device, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ExportOptions, ImportOptions,
+    Result, SyncPolicy,
 };
 use arrow_schema::{DataType, SchemaRef};
 use futures::executor::block_on;
@@ -49,7 +49,7 @@ fn pipe_on(
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(3, import) };
     let (up, device_type) = (device.clone(), device.id().device_type);
     let batches = stream::iter(sent).map(move |batch| up.upload(&batch));
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
     let options = ExportOptions::new(sync);
     (Box::pin(produce(batches, handler, options)), opening)
 }
@@ -125,7 +125,7 @@ fn batches_may_be_on_several_devices() {
         .zip(sims.iter().cycle())
         .map(|(i, sim)| sim.upload(&numbers(i * 100, 5)));
     let (up, schema) = (stream::iter(up.collect::<Vec<_>>()), numbers(0, 5).schema());
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, sims[0].id().device_type, up);
+    let batches = DeviceRecordBatches::from_stream(up, schema, sims[0].id().device_type);
     let produce = produce(batches, handler, options());
     let read = async { opening.await.unwrap().collect::<Vec<_>>().await };
     let (outcome, found) = block_on(join(produce, read));

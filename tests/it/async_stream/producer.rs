@@ -8,12 +8,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Outcome, produce, produce_at,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome, produce, produce_at};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions, Result,
-    SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ExportOptions,
+    ImportOptions, Result, SyncPolicy,
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema};
 use futures::executor::block_on;
@@ -29,12 +27,12 @@ pub(crate) fn options() -> ExportOptions {
 }
 
 /// Batches as a stream, in memory of the host.
-pub(crate) fn adapted<S>(batches: S) -> DeviceRecordBatchStreamAdapter<S>
+pub(crate) fn adapted<S>(batches: S) -> DeviceRecordBatches<Pin<Box<S>>>
 where
     S: Stream<Item = Result<DeviceRecordBatch>>,
 {
     let schema = numbers(0, 1).schema();
-    DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches)
+    DeviceRecordBatches::from_stream(batches, schema, ArrowDeviceType::CPU)
 }
 
 /// `n` batches of the host for `consumer`.
@@ -430,7 +428,7 @@ fn what_does_not_fit_is_an_error() {
     ] {
         let consumer = FakeConsumer::requesting(9);
         let items = stream::iter(items);
-        let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
+        let batches = DeviceRecordBatches::from_stream(items, schema, device_type);
         let e = block_on(produce(batches, consumer.handler(), options())).unwrap_err();
         assert_eq!(consumer.story(), story);
         assert_eq!(consumer.error().0, e.errno());

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
-use arrow_device::async_stream::{DeviceRecordBatchStreamAdapter, Outcome, produce};
+use arrow_device::async_stream::{Outcome, produce};
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, SyncPolicy};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, SyncPolicy,
+};
 use arrow_schema::{DataType, Field, Schema};
 use futures::stream;
 use libc::EIO;
@@ -29,7 +31,7 @@ pub(crate) fn on_sim(
     });
     let schema = batches[0].schema();
     let batches = stream::iter(batches.into_iter().map(Ok));
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, batches);
+    let batches = DeviceRecordBatches::from_stream(batches, schema, ArrowDeviceType::EXT_DEV);
     let options = ExportOptions::new(sync);
     let produce = Box::pin(produce(batches, consumer.handler(), options));
     (consumer, produce)

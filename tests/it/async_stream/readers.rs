@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
-use arrow_device::async_stream::{DeviceRecordBatchStream, ReaderStream};
+use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Error,
-    Result,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches, Error, Result,
 };
 use arrow_schema::ArrowError;
 
 use crate::async_stream::kit::*;
 
-// ---- ReaderStream
+// ---- readers as streams
 
 /// A reader that tells when it was dropped.
 struct Told<F>(F, Arc<AtomicBool>);
@@ -43,7 +42,7 @@ fn reader(
     let batches = Told(next, dropped.clone());
     let schema = numbers(0, 1).schema();
     (
-        DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU),
+        DeviceRecordBatches::new(batches, schema, ArrowDeviceType::CPU),
         dropped,
     )
 }
@@ -59,7 +58,7 @@ pub(crate) fn counting(
 fn a_reader_as_a_stream() {
     for depth in [0, 1, 5, usize::MAX >> 1] {
         let (reader, dropped) = reader(counting(100));
-        let stream = ReaderStream::spawn(reader, depth).unwrap();
+        let stream = reader.into_stream(depth).unwrap();
         assert_eq!(stream.schema(), numbers(0, 1).schema());
         assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
         let found = all(stream).into_iter();
@@ -78,7 +77,7 @@ fn a_reader_that_blocks_does_not_block_the_poll() {
         pass.pass();
         batches()
     });
-    let mut stream = ReaderStream::spawn(reader, 2).unwrap();
+    let mut stream = reader.into_stream(2).unwrap();
     let (wakes, waker) = Wakes::new();
     let start = Instant::now();
     assert!(poll_next_with(&mut stream, &waker).is_pending());
@@ -101,7 +100,7 @@ fn a_reader_is_asked_ahead_no_further_than_the_depth() {
             count.fetch_add(1, SeqCst);
             batches()
         });
-        let mut stream = ReaderStream::spawn(reader, depth).unwrap();
+        let mut stream = reader.into_stream(depth).unwrap();
         for taken in 1..20 {
             assert!(next(&mut stream).unwrap().is_ok());
             std::thread::sleep(SHORT / 25);
@@ -124,7 +123,7 @@ fn errors_and_panics_of_the_reader_are_the_last_item() {
                 _ => batches(),
             }
         });
-        let mut items = all(ReaderStream::spawn(reader, 2).unwrap());
+        let mut items = all(reader.into_stream(2).unwrap());
         assert_eq!(items.len(), 3);
         let e = items.pop().unwrap().unwrap_err();
         assert!(e.to_string().contains(expected), "{e}");
@@ -138,7 +137,7 @@ fn errors_and_panics_of_the_reader_are_the_last_item() {
 fn dropping_a_reader_stream_ends_its_thread() {
     // Held up by a full queue.
     let (first, dropped) = reader(counting(i64::MAX));
-    let mut stream = ReaderStream::spawn(first, 2).unwrap();
+    let mut stream = first.into_stream(2).unwrap();
     assert!(next(&mut stream).is_some());
     drop(stream);
     eventually("the thread ends", || dropped.load(SeqCst));
@@ -149,7 +148,7 @@ fn dropping_a_reader_stream_ends_its_thread() {
         pass.pass();
         None
     });
-    let mut stream = ReaderStream::spawn(second, 2).unwrap();
+    let mut stream = second.into_stream(2).unwrap();
     let (wakes, waker) = Wakes::new();
     assert!(poll_next_with(&mut stream, &waker).is_pending());
     gate.reached();

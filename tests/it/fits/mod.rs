@@ -9,14 +9,13 @@ use arrow_array::{
 };
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
-    produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
-    Result, SyncPolicy, UploadingReader, export_reader,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream, Result,
+    SyncPolicy, UploadingReader, export_reader,
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit, UnionMode};
 use futures::executor::block_on;
@@ -130,7 +129,7 @@ fn given(
     batches: &[RecordBatch],
 ) -> impl DeviceRecordBatchReader + Send + 'static {
     let device_type = device.id().device_type;
-    DeviceRecordBatchIterator::new(uploaded(device, batches), schema, device_type)
+    DeviceRecordBatches::new(uploaded(device, batches), schema, device_type)
 }
 
 fn adapted(
@@ -139,7 +138,7 @@ fn adapted(
     batches: &[RecordBatch],
 ) -> impl DeviceRecordBatchStream + 'static {
     let batches = stream::iter(uploaded(device, batches));
-    DeviceRecordBatchStreamAdapter::new(schema, device.id().device_type, batches)
+    DeviceRecordBatches::from_stream(batches, schema, device.id().device_type)
 }
 
 /// The error is the producer's own.
@@ -234,7 +233,7 @@ fn null_values_of_a_dictionary() {
             .unwrap();
     let batch = Devices::cpu().upload(&batch).unwrap();
     let declared = strict(batch.schema().field(0).data_type().clone());
-    let reader = DeviceRecordBatchIterator::new(
+    let reader = DeviceRecordBatches::new(
         [Ok(batch)],
         Arc::new(Schema::new(vec![declared])),
         Devices::cpu().id().device_type,
@@ -268,7 +267,7 @@ fn nulls_that_nobody_counted() {
         let read = |batch: &DeviceRecordBatch| {
             let device_type = place.device.id().device_type;
             let batches = [Ok(batch.clone())];
-            let reader = DeviceRecordBatchIterator::new(batches, declared.clone(), device_type);
+            let reader = DeviceRecordBatches::new(batches, declared.clone(), device_type);
             reader.into_host_reader().next().unwrap()
         };
         if place.sim.is_some() {

@@ -1,7 +1,7 @@
 //! Async device streams whose other side throws: which callback, and what comes of it.
 
-use arrow_device::async_stream::{DeviceRecordBatchStreamAdapter, Outcome, produce};
-use arrow_device::{ArrowDeviceType, Error, FFI_ArrowDeviceArray, SyncPolicy};
+use arrow_device::async_stream::{Outcome, produce};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatches, Error, FFI_ArrowDeviceArray, SyncPolicy};
 use futures::stream;
 
 use crate::async_stream::kit::{FakeConsumer, FakeProducer, all, batch, block_on, numbers};
@@ -34,7 +34,7 @@ fn consumers_throw() {
             items.push(Err(Error::Cancelled { operation: "it" }));
         }
         let (schema, items) = (numbers(0, 1).schema(), stream::iter(items));
-        let items = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, items);
+        let items = DeviceRecordBatches::from_stream(items, schema, ArrowDeviceType::CPU);
         let outcome = block_on(produce(items, consumer.handler(), options()));
         assert_eq!(consumer.story(), story, "{throws}");
         let errno = libc::EIO;

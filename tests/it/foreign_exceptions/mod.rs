@@ -28,9 +28,9 @@ use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMode;
 use arrow_device::dlpack::{DLManagedTensorVersioned, DlpackOptions, DlpackStream};
 use arrow_device::{
-    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchIterator,
-    DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, SyncPolicy, Validity,
+    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchStreamReader,
+    DeviceRecordBatches, Error, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
+    SyncPolicy, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -433,7 +433,7 @@ fn exported_streams() {
     let throw = thrown.clone();
     let batches = (0..1).map(move |_| -> Result<DeviceRecordBatch, Error> { throw.throw() });
     let device_type = place.device.id().device_type;
-    let batches = DeviceRecordBatchIterator::new(batches, Arc::new(schema()), device_type);
+    let batches = DeviceRecordBatches::new(batches, Arc::new(schema()), device_type);
     let mut stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
     let CStream {
         get_next: next,

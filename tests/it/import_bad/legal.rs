@@ -8,13 +8,12 @@ use crate::support_c::{CArray, DICTIONARY, c, take};
 use arrow_array::{Array, StringArray, make_array};
 use arrow_data::ArrayData;
 use arrow_data::ffi::FFI_ArrowArray;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, produce,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
 use arrow_device::device::Backend;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Devices, ExportOptions, SyncPolicy, Validation,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, ExportOptions, SyncPolicy,
+    Validation,
 };
 use futures::StreamExt;
 use std::ffi::c_void;
@@ -360,7 +359,7 @@ fn sent(batch: DeviceRecordBatch, place: &Place) -> DeviceRecordBatch {
         unsafe { AsyncDeviceRecordBatchStream::handler(1, place.options.clone()) };
     let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
     let batches = futures::stream::iter([Ok(batch)]);
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
     let options = ExportOptions::new(SyncPolicy::Event);
     let producing = std::pin::pin!(produce(batches, handler, options));
     let consuming = std::pin::pin!(async { opening.await.unwrap().next().await.unwrap() });

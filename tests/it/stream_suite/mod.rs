@@ -3,9 +3,9 @@
 use crate::support::{Nulls, all_types, assert_same_batch, batch, wide_batch};
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_device::{
-    Device, DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
-    UploadingReader, Validation, export_reader,
+    Device, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches, Devices,
+    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader,
+    Validation, export_reader,
 };
 
 // What the program that includes this tests on.
@@ -103,7 +103,7 @@ fn device_batches_are_not_copied() {
         let before = device.stats();
         let batches = vec![Ok(up.clone()), Ok(up.slice(3, 9).unwrap()), Ok(up)];
         let device_type = device.id().device_type;
-        let batches = DeviceRecordBatchIterator::new(batches, batch.schema(), device_type);
+        let batches = DeviceRecordBatches::new(batches, batch.schema(), device_type);
         let options_out = EVENT.with_unknown_null_counts();
         let stream = FFI_ArrowDeviceArrayStream::new(batches, options_out).unwrap();
         let all: Vec<_> = open(stream, options).map(|b| b.unwrap()).collect();

@@ -3,9 +3,9 @@
 use arrow_array::{RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArrayStream,
-    ImportOptions, Result, SyncPolicy, UploadingReader, Validation,
+    ArrowDeviceType, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
+    Devices, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
+    UploadingReader, Validation,
 };
 use arrow_schema::ArrowError;
 
@@ -33,7 +33,7 @@ fn batches(n: usize) -> Vec<RecordBatch> {
 fn stream_over(sims: &[Sim; 2], sent: &[RecordBatch]) -> FFI_ArrowDeviceArrayStream {
     let up = sent.iter().zip(sims.iter().cycle());
     let up: Vec<_> = up.map(|(batch, sim)| sim.upload(batch)).collect();
-    let reader = DeviceRecordBatchIterator::new(up, sent[0].schema(), ArrowDeviceType::EXT_DEV);
+    let reader = DeviceRecordBatches::new(up, sent[0].schema(), ArrowDeviceType::EXT_DEV);
     FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap()
 }
 
@@ -124,7 +124,7 @@ fn readers_end_with_an_error() {
     let up = items()
         .into_iter()
         .map(|batch| Devices::cpu().upload(&batch?));
-    ends(DeviceRecordBatchIterator::new(
+    ends(DeviceRecordBatches::new(
         up,
         schema.clone(),
         ArrowDeviceType::CPU,

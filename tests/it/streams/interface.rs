@@ -8,9 +8,9 @@ use crate::support::c_stream::CStream;
 use crate::support::producer::{Producer, counted, ints, relabel};
 use arrow_array::{RecordBatch, RecordBatchIterator, StringArray};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
+    ArrowDeviceType, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
+    Devices, Error, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions,
+    SyncPolicy, export_reader,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{ArrowError, DataType, Schema};
@@ -134,7 +134,7 @@ fn device_ids_may_vary_in_a_foreign_stream() {
     assert_eq!(ids, [1, 2, 3]);
     // In ours as well.
     let (schema, host) = (batch.schema(), ArrowDeviceType::CUDA_HOST);
-    let batches = DeviceRecordBatchIterator::new(batches.into_iter().map(Ok), schema, host);
+    let batches = DeviceRecordBatches::new(batches.into_iter().map(Ok), schema, host);
     let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
     let ids: Vec<_> = open(stream, &options)
         .map(|b| b.unwrap().device().id().id)
@@ -397,15 +397,13 @@ fn calls_during_a_call() {
 fn batches_of_another_schema_are_refused() {
     let other = RecordBatch::try_from_iter([("s", Arc::new(StringArray::from(vec!["x"])) as _)]);
     let other = Devices::cpu().upload(&other.unwrap()).unwrap();
-    let batches =
-        DeviceRecordBatchIterator::new(vec![Ok(other)], ints().schema(), ArrowDeviceType::CPU);
+    let batches = DeviceRecordBatches::new(vec![Ok(other)], ints().schema(), ArrowDeviceType::CPU);
     let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
     let e = open(stream, &ImportOptions::default()).next().unwrap();
     assert!(e.unwrap_err().to_string().contains("is called 's'"));
     // An array on another device than the stream declares.
     let batch = Devices::cpu().upload(&ints()).unwrap();
-    let batches =
-        DeviceRecordBatchIterator::new(vec![Ok(batch)], ints().schema(), ArrowDeviceType::CUDA);
+    let batches = DeviceRecordBatches::new(vec![Ok(batch)], ints().schema(), ArrowDeviceType::CUDA);
     let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
     let e = open(stream, &ImportOptions::default()).next().unwrap();
     assert!(e.unwrap_err().to_string().contains("cpu"));

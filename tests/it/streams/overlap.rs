@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
-    Device, DeviceRecordBatchIterator, DeviceRecordBatchReader, Error, Result, TransferStats,
+    Device, DeviceRecordBatchReader, DeviceRecordBatches, Error, Result, TransferStats,
     UploadingReader,
 };
 use arrow_schema::ArrowError;
@@ -32,7 +32,7 @@ fn stream(
         asked(n);
         batches.next()
     });
-    DeviceRecordBatchIterator::new(next, schema, device_type)
+    DeviceRecordBatches::new(next, schema, device_type)
 }
 
 /// Counts how often a stream is asked.

@@ -5,7 +5,8 @@ use std::future::ready;
 use std::sync::Arc;
 
 use arrow_device::Device;
-use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::DeviceRecordBatches;
+use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device_datafusion::{
     DevicePlan, DeviceReservation, DeviceSpec, SendableDeviceStream, execute_child, to_datafusion,
 };
@@ -163,10 +164,10 @@ impl DevicePlan for DeviceFilterExec {
             .map(|selected| async { selected?.await })
             .buffered(2);
         let output = join(running, selected.boxed(), limits);
-        Ok(Box::pin(DeviceRecordBatchStreamAdapter::new(
+        Ok(Box::pin(DeviceRecordBatches::from_stream(
+            output,
             schema,
             device_type,
-            output,
         )))
     }
 }

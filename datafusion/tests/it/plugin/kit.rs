@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
-use arrow_device::{Device, DeviceRecordBatch};
+use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatches};
 use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{
     ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
@@ -181,7 +180,7 @@ pub(crate) fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<A
             asked.fetch_add(1, SeqCst);
         });
         let batches = batches.map(Ok).chain(stream::pending());
-        let stream = DeviceRecordBatchStreamAdapter::new(of.clone(), device_type, batches);
+        let stream = DeviceRecordBatches::from_stream(batches, of.clone(), device_type);
         async move { Ok(stream) }
     };
     let table = DeviceTable::from_streams(schema, device.clone(), 1, open);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, ThreadId};
 
+use arrow_device::DeviceRecordBatches;
 use arrow_device::Error;
-use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
 use arrow_device_datafusion::{DeviceTable, SendableDeviceStream};
 use futures::StreamExt;
 
@@ -35,10 +35,10 @@ async fn async_openers_run_on_the_runtimes_thread() {
             flag.fetch_or(thread::current().id() != own, SeqCst);
             let device_type = request.device.id().device_type;
             let batches = futures::stream::iter([Ok(batch.clone())]);
-            Ok(DeviceRecordBatchStreamAdapter::new(
+            Ok(DeviceRecordBatches::from_stream(
+                batches,
                 batch.schema(),
                 device_type,
-                batches,
             ))
         }
     };
@@ -125,10 +125,10 @@ async fn a_stream_of_another_schema_is_refused_once_it_is_open() {
     let open = |request: arrow_device_datafusion::ScanRequest| async move {
         let device_type = request.device.id().device_type;
         let none = futures::stream::empty();
-        Ok(DeviceRecordBatchStreamAdapter::new(
+        Ok(DeviceRecordBatches::from_stream(
+            none,
             schema(),
             device_type,
-            none,
         ))
     };
     let table = DeviceTable::from_streams(numbers(0, 1).schema(), sim.device.clone(), 1, open);

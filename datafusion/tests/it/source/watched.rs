@@ -155,9 +155,13 @@ impl DeviceSource for Watched {
         match self.projects {
             true => Ok(request.stream(batches)),
             false => {
-                use arrow_device::async_stream::DeviceRecordBatchStreamAdapter as Adapter;
+                use arrow_device::DeviceRecordBatches as Adapter;
                 let device_type = request.device.id().device_type;
-                Ok(Box::pin(Adapter::new(self.schema(), device_type, batches)))
+                Ok(Box::pin(Adapter::from_stream(
+                    batches,
+                    self.schema(),
+                    device_type,
+                )))
             }
         }
     }
