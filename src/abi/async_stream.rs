@@ -2,7 +2,7 @@
 //! `ArrowAsyncDeviceStreamHandler` of the consumer.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::{fmt, ptr};
+use std::ptr;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -72,6 +72,7 @@ impl FFI_ArrowAsyncTask {
 /// The functions of [`async_stream`](crate::async_stream) make and call it. Code that calls the callbacks itself, or brings its
 /// own, casts the pointer to its own definition of the C struct. Dropping it calls its release callback, unless it was released
 /// or moved away. A callback that panics does not unwind out of the drop.
+#[derive(Debug)]
 #[repr(C)]
 pub struct FFI_ArrowAsyncDeviceStreamHandler {
     /// Takes the schema; returns 0 or an errno.
@@ -121,12 +122,3 @@ released_once!(
     "ArrowAsyncDeviceStreamHandler.release",
     "Unless it is released, its callbacks are null or do what the specification requires, for this `private_data`, on any thread (one call at a time), and the consumer does not depend on its address."
 );
-
-impl fmt::Debug for FFI_ArrowAsyncDeviceStreamHandler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FFI_ArrowAsyncDeviceStreamHandler")
-            .field("released", &self.is_released())
-            .field("producer", &self.producer)
-            .finish_non_exhaustive()
-    }
-}

@@ -1,7 +1,7 @@
 //! `ArrowDeviceArray`.
 
 use std::ffi::c_void;
-use std::{fmt, mem, ptr};
+use std::{mem, ptr};
 
 use arrow_data::ffi::FFI_ArrowArray;
 
@@ -37,6 +37,7 @@ use crate::error::Error;
 /// assert_eq!(taken.array().len(), 3);
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
+#[derive(Debug)]
 #[repr(C)]
 pub struct FFI_ArrowDeviceArray {
     pub(crate) array: CArray,
@@ -174,24 +175,6 @@ released_once!(
     "ArrowArray.release",
     "Unless it is released, it is as the C data interface and the C Device data interface require: its pointers and counts are right (`n_buffers`, `n_children`), its children and dictionary likewise, its event is null or an event of its device type, and its release callback may be called once, from any thread."
 );
-
-impl fmt::Debug for FFI_ArrowDeviceArray {
-    /// Prints numbers and addresses, and nothing that the addresses point to.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FFI_ArrowDeviceArray")
-            .field("device_type", &self.device_type)
-            .field("device_id", &self.device_id)
-            .field("sync_event", &self.sync_event)
-            .field("released", &self.is_released())
-            .field("length", &self.array.length)
-            .field("null_count", &self.array.null_count)
-            .field("offset", &self.array.offset)
-            .field("n_buffers", &self.array.n_buffers)
-            .field("n_children", &self.array.n_children)
-            .field("dictionary", &!self.array.dictionary.is_null())
-            .finish_non_exhaustive()
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! `ArrowDeviceArrayStream`, and what it has in common with `ArrowArrayStream`.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::{fmt, ptr};
+use std::ptr;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -19,6 +19,7 @@ use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 ///
 /// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, but not
 /// from several at the same time ("Thread safety" of the C stream interface).
+#[derive(Debug)]
 #[repr(C)]
 pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) device_type: ArrowDeviceType,
@@ -26,6 +27,7 @@ pub struct FFI_ArrowDeviceArrayStream {
 }
 
 /// The members that all C streams have, those of a stream `S` of arrays `A`.
+#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Callbacks<S, A> {
     /// Writes the schema, which is in host memory, to the second argument; returns 0 or an errno.
@@ -123,15 +125,6 @@ released_once!(
     "ArrowDeviceArrayStream.release",
     "Unless it is released, its callbacks are null, or do what the C device stream interface requires, for this `private_data`, whatever address the struct was moved to, on any thread (one call at a time), and every array of the stream is on a device of its type."
 );
-
-impl fmt::Debug for FFI_ArrowDeviceArrayStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FFI_ArrowDeviceArrayStream")
-            .field("device_type", &self.device_type)
-            .field("released", &self.is_released())
-            .finish_non_exhaustive()
-    }
-}
 
 #[cfg(test)]
 mod tests {

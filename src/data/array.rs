@@ -209,7 +209,7 @@ impl DeviceArray {
     }
 
     /// The owners of memory that may not be read yet.
-    fn pending(&self) -> Result<Vec<Arc<Owner>>> {
+    pub(crate) fn pending(&self) -> Result<Vec<Arc<Owner>>> {
         let mut pending = Vec::new();
         for owner in self.owners() {
             if !owner

@@ -1,5 +1,6 @@
 //! Imports tensors.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field};
@@ -42,8 +43,8 @@ impl DeviceArray {
         tensor: *mut DLManagedTensorVersioned,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the contract of `import_versioned` is this function's.
-        Ok(unsafe { import_versioned(tensor, queue, |tensor| tensor) }?.0)
+        // SAFETY: the contract of `import` is this function's.
+        unsafe { import(tensor, queue, |tensor| tensor) }
     }
 
     /// Imports a tensor like [`import_dlpack`](Self::import_dlpack), from the struct of DLPack before 1.0.
@@ -57,8 +58,8 @@ impl DeviceArray {
         tensor: *mut DLManagedTensor,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the contract of `import_unversioned` is this function's.
-        unsafe { import_unversioned(tensor, queue, |tensor| tensor) }
+        // SAFETY: the contract of `import` is this function's.
+        unsafe { import(tensor, queue, |tensor| tensor) }
     }
 }
 
@@ -88,35 +89,42 @@ fn invalid(member: &str, message: String) -> Error {
     Error::invalid(format!("dl_tensor.{member}"), message)
 }
 
-/// Imports a tensor, of which the column keeps what `keep` makes. Also returns whether it is a copy for this import alone.
-///
-/// # Safety
-/// The same as for [`DeviceArray::import_dlpack`].
-pub(crate) unsafe fn import_versioned<K: Send + Sync + 'static>(
-    tensor: *mut DLManagedTensorVersioned,
-    queue: &Queue,
-    keep: impl FnOnce(Foreign<DLManagedTensorVersioned>) -> K,
-) -> Result<(DeviceArray, bool)> {
-    check_pointer("DLManagedTensorVersioned", tensor)?;
-    // SAFETY: the caller guarantees a struct. All versions have these members at these places.
-    let (version, deleter) = unsafe { ((*tensor).version, (*tensor).deleter) };
-    let device = queue.device().clone();
-    let kept = keep(Foreign {
-        tensor,
-        deleter,
-        device,
-    });
-    let (DLPackVersion { major, minor }, ours) = (version, DLPackVersion::CURRENT.major);
-    if major != ours {
-        let message =
-            format!("is {major}.{minor}; only {ours}.x is supported: request it with max_version");
-        return Err(Error::invalid("version", message));
+/// One of DLPack's two structs.
+pub(crate) trait Form: Sized {
+    const NAME: &'static str;
+
+    /// Returns the version, which the older struct does not state, and the deleter.
+    ///
+    /// # Safety
+    /// `this` points to a struct of any version: all have these members at these places.
+    unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>);
+
+    fn tensor(this: *const Self) -> *const DLTensor;
+}
+
+impl Form for DLManagedTensorVersioned {
+    const NAME: &'static str = "DLManagedTensorVersioned";
+
+    unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>) {
+        // SAFETY: the caller guarantees a struct with these members.
+        unsafe { ((*this).version, (*this).deleter) }
     }
-    // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
-    unsafe {
-        let is_copied = (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0;
-        let tensor = (&raw const (*tensor).dl_tensor).read();
-        Ok((import(tensor, queue, kept)?, is_copied))
+
+    fn tensor(this: *const Self) -> *const DLTensor {
+        this.wrapping_byte_add(offset_of!(Self, dl_tensor)).cast()
+    }
+}
+
+impl Form for DLManagedTensor {
+    const NAME: &'static str = "DLManagedTensor";
+
+    unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>) {
+        // SAFETY: the caller guarantees a struct with this member.
+        (DLPackVersion::CURRENT, unsafe { (*this).deleter })
+    }
+
+    fn tensor(this: *const Self) -> *const DLTensor {
+        this.cast()
     }
 }
 
@@ -124,39 +132,36 @@ pub(crate) unsafe fn import_versioned<K: Send + Sync + 'static>(
 ///
 /// # Safety
 /// The same as for [`DeviceArray::import_dlpack`].
-pub(crate) unsafe fn import_unversioned<K: Send + Sync + 'static>(
-    tensor: *mut DLManagedTensor,
+pub(crate) unsafe fn import<T: Form, K: Send + Sync + 'static>(
+    tensor: *mut T,
     queue: &Queue,
-    keep: impl FnOnce(Foreign<DLManagedTensor>) -> K,
+    keep: impl FnOnce(Foreign<T>) -> K,
 ) -> Result<DeviceArray> {
-    check_pointer("DLManagedTensor", tensor)?;
-    let device = queue.device().clone();
-    // SAFETY: the caller guarantees a struct that can be imported.
-    unsafe {
-        let deleter = (*tensor).deleter;
-        let kept = keep(Foreign {
-            tensor,
-            deleter,
-            device,
-        });
-        let tensor = (&raw const (*tensor).dl_tensor).read();
-        import(tensor, queue, kept)
-    }
-}
-
-fn check_pointer<T>(name: &'static str, tensor: *mut T) -> Result<()> {
     if tensor.is_null() || !tensor.is_aligned() {
-        return Err(Error::invalid(
-            name,
-            format!("is null or misaligned: {tensor:p}"),
-        ));
+        let message = format!("is null or misaligned: {tensor:p}");
+        return Err(Error::invalid(T::NAME, message));
     }
-    Ok(())
+    // SAFETY: the caller guarantees a struct.
+    let (DLPackVersion { major, minor }, deleter) = unsafe { T::head(tensor) };
+    let device = queue.device().clone();
+    let kept = keep(Foreign {
+        tensor,
+        deleter,
+        device,
+    });
+    let ours = DLPackVersion::CURRENT.major;
+    if major != ours {
+        let message =
+            format!("is {major}.{minor}; only {ours}.x is supported: request it with max_version");
+        return Err(Error::invalid("version", message));
+    }
+    // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
+    unsafe { import_tensor(T::tensor(tensor).read(), queue, kept) }
 }
 
 /// # Safety
 /// The same as for [`DeviceArray::import_dlpack`]. Dropping `kept` deletes the tensor, of which this is a copy.
-unsafe fn import(
+unsafe fn import_tensor(
     tensor: DLTensor,
     queue: &Queue,
     kept: impl Send + Sync + 'static,
@@ -272,24 +277,25 @@ fn check_memory(tensor: &DLTensor, bytes: usize, device: &Device) -> Result<(Dev
         let message = format!("is null, {bytes} bytes are needed");
         return Err(invalid("data", message));
     }
-    let offset = usize::try_from(tensor.byte_offset).ok().filter(|offset| {
+    let fits = |offset: &usize| {
         let start = base.address().checked_add(*offset);
         start.is_some_and(|start| start.checked_add(bytes).is_some())
-    });
-    let offset = offset.ok_or_else(|| {
+    };
+    let Some(offset) = usize::try_from(tensor.byte_offset).ok().filter(fits) else {
         let message = format!(
             "is {}: past the end of the address space",
             tensor.byte_offset
         );
-        invalid("byte_offset", message)
-    })?;
+        return Err(invalid("byte_offset", message));
+    };
     let address = base.offset(offset);
-    match device.backend().classify(address, bytes).check() {
-        Ok(()) => Ok((base, offset)),
-        Err(why) => {
-            let message =
-                format!("{bytes} bytes at {address:?} are not memory that {device} can use{why}");
-            Err(invalid("data", message))
-        }
-    }
+    device
+        .backend()
+        .classify(address, bytes)
+        .check()
+        .map_err(|why| {
+            let memory = format!("{bytes} bytes at {address:?} are not memory");
+            invalid("data", format!("{memory} that {device} can use{why}"))
+        })?;
+    Ok((base, offset))
 }

@@ -67,5 +67,5 @@ pub use abi::{
 pub(crate) use export::delete;
 pub use export::{DlpackOptions, DlpackTensor};
 #[cfg(feature = "pyo3")]
-pub(crate) use import::{import_unversioned, import_versioned};
+pub(crate) use import::import;
 pub use stream::DlpackStream;

@@ -116,16 +116,13 @@ impl Order<'_> {
             Self::Queue(queue) => return owner.wait_on(queue),
             Self::Default(stream) | Self::Stream(stream) => stream,
         };
-        let Some(event) = owner.ready() else {
+        let (device, Some(event)) = (owner.device(), owner.ready()) else {
             return Ok(());
         };
-        if event.is_complete()? {
-            return Ok(());
-        }
-        let device = owner.device();
         let backend = device.backend();
-        if event.device() != device && !backend.relation(event.device().backend()).waits {
-            return event.wait();
+        let accepts = event.device() == device || backend.relation(event.device().backend()).waits;
+        if !accepts || event.is_complete()? {
+            return owner.wait_host();
         }
         // SAFETY: the caller guarantees that the stream is live. The owner keeps the event alive, and the check above ensures
         // that the device accepts it.

@@ -25,18 +25,27 @@ struct Exported {
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
     pointers: Vec<*mut CArray>,
-    /// What owns the buffers, and the event if that is part of what an owner holds.
+    /// What owns the buffers.
     owners: SmallVec<[Arc<Owner>; 1]>,
-    event: Option<SyncEvent>,
+    event: Option<Event>,
     policy: ReleasePolicy,
 }
 
-/// An exported event, and what keeps it alive.
+/// What keeps an exported event alive.
+#[derive(Clone)]
 pub(super) enum Event {
     /// The event itself.
     Own(SyncEvent),
-    /// The event is part of what this owner holds.
+    /// Foreign memory that is ready after its event, which lives as long.
     Of(Arc<Owner>),
+}
+
+impl Event {
+    /// The event after which the memory of an owner is ready.
+    pub(super) fn of(owner: &Arc<Owner>) -> Self {
+        let own = owner.own_event().cloned();
+        own.map_or_else(|| Self::Of(owner.clone()), Self::Own)
+    }
 }
 
 /// The offset of arrays without rows that come without one, padded as other buffers are. Consumers read it, and nobody writes it.
@@ -53,16 +62,10 @@ pub(super) fn build(
     event: Option<Event>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
-    let (event, holder) = match event {
-        None => (None, None),
-        Some(Event::Own(event)) => (Some(event), None),
-        Some(Event::Of(owner)) => (None, Some(owner)),
-    };
     let mut exporter = Exporter {
         on_cpu: array.device().id() == DeviceId::CPU,
         policy,
         event,
-        holder,
         sizes: None,
         next_size: ptr::null_mut(),
         room: number_of_sizes(array.node()),
@@ -100,9 +103,7 @@ fn number_of_sizes(node: &Node) -> usize {
 struct Exporter {
     on_cpu: bool,
     policy: ReleasePolicy,
-    event: Option<SyncEvent>,
-    /// The owner of the event, if that is part of what it holds.
-    holder: Option<Arc<Owner>>,
+    event: Option<Event>,
     /// The lengths of the data buffers of all view arrays, in memory that the device can read.
     sizes: Option<Arc<Owner>>,
     /// Where the next length goes, and for how many there is room.
@@ -143,9 +144,6 @@ impl Exporter {
             buffers[0] = ptr::null();
         }
         let mut owners = SmallVec::<[_; 1]>::new();
-        if let Some(holder) = &self.holder {
-            owners.push(holder.clone());
-        }
         for (buffer, address) in node.buffers.iter().zip(&buffers) {
             let owner = buffer.owner.as_ref().filter(|_| !address.is_null());
             let Some(owner) = owner else { continue };
@@ -235,9 +233,11 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
         for owner in data.owners {
             data.policy.release(owner);
         }
-        if data.event.is_some() {
+        match data.event {
+            None => {}
+            Some(Event::Of(owner)) => data.policy.release(owner),
             // An error here is a panic in a backend, which a release cannot report.
-            let _ = guard::call_foreign("release", || drop(data.event));
+            Some(event) => drop(guard::call_foreign("release", || drop(event))),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! waits.
 
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use arrow_schema::Field;
@@ -142,7 +143,7 @@ fn export_resolved(
     let event = event_for(array, options.sync)?;
     let id = array.device().id();
     let sync_event = match &event {
-        None => std::ptr::null_mut(),
+        None => ptr::null_mut(),
         Some(Event::Own(event)) => event.as_ptr().as_ptr(),
         Some(Event::Of(owner)) => address(owner),
     };
@@ -190,30 +191,16 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
         }
         _ => {}
     }
-    let existing = |owner: &Arc<Owner>| match owner.own_event() {
-        Some(event) => Event::Own(event.clone()),
-        None => Event::Of(owner.clone()),
-    };
     if own(first) && guarded.iter().all(|owner| address(owner) == address(first)) {
-        return Ok(Some(existing(first)));
+        return Ok(Some(Event::of(first)));
     }
-    let mut pending = Vec::new();
-    for owner in &guarded {
-        if let Some(event) = owner.ready() {
-            if !event.is_complete()? {
-                pending.push(owner);
-            }
-        }
-    }
-    match pending.as_slice() {
+    match array.pending()?.as_slice() {
         [] => Ok(None),
-        [one] if own(one) => Ok(Some(existing(one))),
+        [one] if own(one) => Ok(Some(Event::of(one))),
         many => {
             // The queue waits for events of other devices too, or else this thread does.
             let queue = device.default_queue();
-            for owner in many {
-                owner.wait_on(&queue)?;
-            }
+            many.iter().try_for_each(|owner| owner.wait_on(&queue))?;
             Ok(queue.record()?.map(Event::Own))
         }
     }
@@ -222,5 +209,5 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
 /// The address of the event of an owner.
 fn address(owner: &Owner) -> *mut c_void {
     let event = owner.ready();
-    event.map_or(std::ptr::null_mut(), |event| event.ptr().as_ptr())
+    event.map_or(ptr::null_mut(), |event| event.ptr().as_ptr())
 }

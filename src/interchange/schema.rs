@@ -40,7 +40,7 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     // where `ForeignSchema` is defined. The reference is shared, so nothing is moved or released
     // through it.
     let schema = unsafe { &*ptr::from_ref(schema).cast::<ForeignSchema>() };
-    Walk { left: MAX_BYTES }.field(schema, &Path::Root("schema"), 0)
+    field(schema, &Path::Root("schema"), 0, &mut 0)
 }
 
 /// Checks the schema of a batch, a struct, and builds it. The struct's metadata becomes the
@@ -68,111 +68,80 @@ pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
     }
 }
 
-/// The most bytes that a schema may become. Structs may share children, names and metadata, which are built anew for each use: a
-/// few could stand for any number.
-const MAX_BYTES: usize = MAX_NODES * FIELD;
-const TOO_LARGE: &str = "more than 2^27 bytes, where each field counts 512 and each pair of metadata 128 besides its text";
-/// What a field and a pair of metadata take, without their text.
-const FIELD: usize = 512;
-const PAIR: usize = 128;
-
-struct Walk {
-    /// How many more bytes there may be.
-    left: usize,
-}
-
-impl Walk {
-    fn spend(&mut self, bytes: usize, path: &Path<'_>, member: &str) -> Result<()> {
-        match self.left.checked_sub(bytes) {
-            Some(left) => self.left = left,
-            None => return path.error(member, TOO_LARGE),
-        }
-        Ok(())
+/// `nodes` is the number of those seen so far: structs may share their children.
+fn field(
+    schema: &ForeignSchema,
+    path: &Path<'_>,
+    depth: usize,
+    nodes: &mut usize,
+) -> Result<Field> {
+    if schema.release.is_none() {
+        return path.error("", "the schema is released");
     }
-
-    fn field(&mut self, schema: &ForeignSchema, path: &Path<'_>, depth: usize) -> Result<Field> {
-        if schema.release.is_none() {
-            return path.error("", "the schema is released");
-        }
-        if depth > MAX_DEPTH {
-            return path.error("", TOO_DEEP);
-        }
-        self.spend(FIELD, path, "")?;
-        let Some(format) = self.text(schema, schema.format, path, "format")? else {
-            return path.error("format", "is null");
-        };
-        let name = self.text(schema, schema.name, path, "name")?.unwrap_or("");
-        let metadata = schema.as_ref().metadata();
-        let metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
-        let pairs = metadata
-            .iter()
-            .map(|(key, value)| PAIR + key.len() + value.len());
-        self.spend(pairs.sum(), path, "metadata")?;
-        let children = self.children(schema, path, depth)?;
-        let mut data_type = data_type(schema, format, children, path)?;
-        if !schema.dictionary.is_null() {
-            let values = self.step(schema.dictionary, &Path::Dictionary(path), depth)?;
-            data_type =
-                DataType::Dictionary(Box::new(data_type), Box::new(values.data_type().clone()));
-        }
-        if let Some(fault) = fault(&data_type) {
-            return path.error("format", fault);
-        }
-        let has = |flag: Flags| schema.flags & flag.bits() != 0;
-        Ok(Field::new(name, data_type, has(Flags::NULLABLE))
-            .with_dict_is_ordered(has(Flags::DICTIONARY_ORDERED))
-            .with_metadata(metadata))
+    *nodes += 1;
+    if depth > MAX_DEPTH {
+        return path.error("", TOO_DEEP);
     }
-
-    /// Returns the string `text`, a member of `schema`, or `None` if it is null.
-    fn text<'a>(
-        &mut self,
-        _schema: &'a ForeignSchema,
-        text: *const c_char,
-        path: &Path<'_>,
-        member: &str,
-    ) -> Result<Option<&'a str>> {
-        if text.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: the C data interface demands that a string of a schema that is not released ends with
-        // a null byte and lives as long as the schema, which the result borrows.
-        let text = unsafe { CStr::from_ptr(text) };
-        self.spend(text.count_bytes(), path, member)?;
-        match text.to_str() {
-            Ok(text) => Ok(Some(text)),
-            Err(e) => path.error(member, format!("not UTF-8: {e}")),
-        }
+    if *nodes > MAX_NODES {
+        return path.error("", TOO_MANY);
     }
-
-    fn children(
-        &mut self,
-        schema: &ForeignSchema,
-        path: &Path<'_>,
-        depth: usize,
-    ) -> Result<Vec<FieldRef>> {
-        let n = match usize::try_from(schema.n_children) {
-            Ok(0) => return Ok(Vec::new()),
-            Ok(n) if n > MAX_NODES => return path.error("n_children", TOO_MANY),
-            Ok(n) => n,
-            Err(_) => return path.error("n_children", "a negative count"),
-        };
+    let Some(format) = text(schema, schema.format, path, "format")? else {
+        return path.error("format", "is null");
+    };
+    let name = text(schema, schema.name, path, "name")?.unwrap_or("");
+    let metadata = schema.as_ref().metadata();
+    let metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
+    let n_children = match usize::try_from(schema.n_children) {
+        Ok(n) if n > MAX_NODES => return path.error("n_children", TOO_MANY),
+        Ok(n) => n,
+        Err(_) => return path.error("n_children", "a negative count"),
+    };
+    if n_children > 0 {
         path.usable("children", schema.children)?;
-        (0..n)
-            .map(|i| {
-                // SAFETY: `children` is usable (checked above), and the C data interface demands that it has `n_children`
-                // pointers; `i` is below that.
-                let child = unsafe { *schema.children.add(i) };
-                self.step(child, &Path::Child(path, i), depth).map(Arc::new)
-            })
-            .collect()
     }
-
-    fn step(&mut self, schema: *mut ForeignSchema, path: &Path<'_>, depth: usize) -> Result<Field> {
-        path.usable("", schema)?;
+    let mut below = |child: *mut ForeignSchema, path: &Path<'_>| {
+        path.usable("", child)?;
         // SAFETY: the pointer is usable (checked above). The C data interface demands that it points to a schema that lives as
         // long as its parent, which is borrowed here, and that nobody writes meanwhile.
-        self.field(unsafe { &*schema }, path, depth + 1)
+        field(unsafe { &*child }, path, depth + 1, nodes)
+    };
+    let child = |i| {
+        // SAFETY: `children` is usable (checked above), and the C data interface demands that it has `n_children` pointers; `i` is
+        // below that.
+        let child = unsafe { *schema.children.add(i) };
+        below(child, &Path::Child(path, i)).map(Arc::new)
+    };
+    let children = (0..n_children).map(child).collect::<Result<_>>()?;
+    let mut data_type = data_type(schema, format, children, path)?;
+    if !schema.dictionary.is_null() {
+        let values = below(schema.dictionary, &Path::Dictionary(path))?;
+        let values = Box::new(values.data_type().clone());
+        data_type = DataType::Dictionary(Box::new(data_type), values);
+    }
+    if let Some(fault) = fault(&data_type) {
+        return path.error("format", fault);
+    }
+    let has = |flag: Flags| schema.flags & flag.bits() != 0;
+    Ok(Field::new(name, data_type, has(Flags::NULLABLE))
+        .with_dict_is_ordered(has(Flags::DICTIONARY_ORDERED))
+        .with_metadata(metadata))
+}
+
+/// Returns the string `text`, a member of `schema`, or `None` if it is null.
+fn text<'a>(
+    _schema: &'a ForeignSchema,
+    text: *const c_char,
+    path: &Path<'_>,
+    member: &str,
+) -> Result<Option<&'a str>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the C data interface demands that a string of a schema that is not released ends with
+    // a null byte and lives as long as the schema, which the result borrows.
+    match unsafe { CStr::from_ptr(text) }.to_str() {
+        Ok(text) => Ok(Some(text)),
+        Err(e) => path.error(member, format!("not UTF-8: {e}")),
     }
 }
 

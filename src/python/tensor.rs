@@ -18,7 +18,7 @@ use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::device::{Devices, Queue};
 use crate::dlpack::{
-    DLDevice, DlpackOptions, DlpackStream, delete, import_unversioned, import_versioned,
+    DLDevice, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream, delete,
 };
 use crate::error::Error;
 
@@ -220,16 +220,22 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     let refused =
         || PyTypeError::new_err("__dlpack__ returned no tensor, or one that was used before");
     let capsule = answer.cast::<PyCapsule>().map_err(|_| refused())?;
-    // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and to make
-    // the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python` copies, and
+    // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, which the array
+    // keeps, and to make the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python` copies, and
     // `tensor_from_python_shared` requires it.
     let (array, is_copied) = unsafe {
-        if let Some(tensor) = take(capsule, VERSIONED)? {
-            import_versioned(tensor, &queue, DropAttached::new)?
+        if let Some(tensor) = take::<DLManagedTensorVersioned>(capsule, VERSIONED)? {
+            let array = crate::dlpack::import(tensor, &queue, DropAttached::new)?;
+            (
+                array,
+                (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0,
+            )
         } else {
-            let tensor = take(capsule, UNVERSIONED)?.ok_or_else(refused)?;
-            let array = import_unversioned(tensor, &queue, DropAttached::new)?;
-            (array, false)
+            let tensor = take::<DLManagedTensor>(capsule, UNVERSIONED)?.ok_or_else(refused)?;
+            (
+                crate::dlpack::import(tensor, &queue, DropAttached::new)?,
+                false,
+            )
         }
     };
     Ok((array, queue, is_copied))

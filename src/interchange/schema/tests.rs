@@ -275,13 +275,13 @@ fn shared_children_are_bounded() {
     assert!(doubled(11).import().is_ok());
     for levels in [18, 63] {
         let e = doubled(levels).import().unwrap_err();
-        assert!(e.to_string().contains("2^27"), "{e}");
+        assert!(e.to_string().contains("2^18"), "{e}");
     }
     // A chain, each of whose structs names the one below often.
-    for (n, limit) in [(1 << 17, "2^27"), (1 << 19, "2^18")] {
+    for n in [1 << 17, 1 << 19] {
         let chain = (0..63).fold(Foreign::leaf("n"), |inner, _| sharing(inner, n));
         let e = chain.import().unwrap_err();
-        assert!(e.to_string().contains(limit), "{e}");
+        assert!(e.to_string().contains("2^18"), "{e}");
     }
     assert!(start.elapsed().as_secs() < 100, "{:?}", start.elapsed());
 }
@@ -293,33 +293,6 @@ fn wide_schemas() {
     let leaves = (0..50_000).map(|_| Foreign::leaf("i")).collect();
     let wide = Foreign::new("+s", leaves).import().unwrap();
     check_type(wide.data_type()).unwrap();
-}
-
-/// One long name, or one block of metadata, that becomes gigabytes.
-#[cfg(not(miri))]
-#[test]
-fn what_fields_share_is_bounded() {
-    let exceeds = |leaf: Foreign, member: &str| {
-        let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
-        let e = e.to_string();
-        let expected = format!("].{member}: more than 2^27 bytes");
-        assert!(
-            e.starts_with("invalid input at schema.children[") && e.contains(&expected),
-            "{e}"
-        );
-    };
-    let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
-    let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
-    exceeds(long, "name");
-    // Many short pairs.
-    let mut block = 8192i32.to_ne_bytes().to_vec();
-    for i in 0..8192 {
-        block.extend_from_slice(&7i32.to_ne_bytes());
-        block.extend_from_slice(format!("{i:07}").as_bytes());
-        block.extend_from_slice(&0i32.to_ne_bytes());
-    }
-    let long = Foreign::leaf("i").change(|s| s.metadata = block.as_ptr().cast());
-    exceeds(long, "metadata");
 }
 
 #[test]
