@@ -53,23 +53,22 @@
 //! | `ArrowAsyncDeviceStreamHandler.producer` | a struct and a pointer | a pointer |
 //! | first argument of `on_error` | a struct and a pointer | a pointer |
 
-mod async_stream;
 pub(crate) mod c_data;
 mod device_array;
 mod device_id;
-mod device_stream;
 pub(crate) mod guard;
+mod streams;
 
-pub use async_stream::{
-    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
-};
-#[cfg(feature = "async")]
-pub(crate) use async_stream::{OnError, OnNextTask, OnSchema};
 pub use c_data::ForeignSchema;
 pub use device_array::FFI_ArrowDeviceArray;
 pub use device_id::{ArrowDeviceType, DeviceId};
-pub use device_stream::FFI_ArrowDeviceArrayStream;
-pub(crate) use device_stream::{CStream, Callbacks};
+pub(crate) use streams::{CStream, Callbacks};
+pub use streams::{
+    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
+    FFI_ArrowDeviceArrayStream,
+};
+#[cfg(feature = "async")]
+pub(crate) use streams::{OnError, OnNextTask, OnSchema};
 
 #[cfg(test)]
 mod tests;

@@ -81,23 +81,18 @@ pub(super) fn build(
 
 /// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
 fn known_sizes(node: &Node) -> Option<&[NodeBuffer]> {
-    match &node.buffers[..] {
-        [_, _, data @ .., _] if node.layout.variadic => data
-            .iter()
-            .all(|data| data.bytes().is_some())
-            .then_some(data),
-        _ => None,
-    }
+    let [_, _, data @ .., _] = &node.buffers[..] else {
+        return None;
+    };
+    let known = node.layout.variadic && data.iter().all(|data| data.bytes().is_some());
+    known.then_some(data)
 }
 
 /// The lengths to list for all view arrays: for each array one more, so that its list is there even if it is empty.
 fn number_of_sizes(node: &Node) -> usize {
     let own = known_sizes(node).map_or(0, |data| data.len() + 1);
-    own + node
-        .children
-        .iter()
-        .map(|child| number_of_sizes(child))
-        .sum::<usize>()
+    let children = node.children.iter();
+    own + children.map(|child| number_of_sizes(child)).sum::<usize>()
 }
 
 struct Exporter {

@@ -11,7 +11,7 @@ use crate::data::layout::{BufferKind, Layout, Nesting, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
 use crate::device::{AddressClass, Device, DevicePtr, PointerInfo};
 use crate::error::Result;
-use crate::interchange::path::Path;
+use crate::interchange::Path;
 use crate::memory::Owner;
 
 pub(super) struct Importer<'a> {

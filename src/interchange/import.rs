@@ -20,9 +20,9 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::completion;
 use crate::device::{DeviceId, EventPtr, Seen};
 use crate::error::{Error, Result};
+use crate::interchange::Path;
 use crate::interchange::foreign::{Importer, first_address};
 use crate::interchange::options::{ImportOptions, Validation};
-use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate;
 #[cfg(feature = "async")]
@@ -79,9 +79,7 @@ impl DeviceArray {
         field: FieldRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        check_type(field.data_type())?;
-        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
-        // above.
+        // SAFETY: the caller keeps to the contract of `import`.
         let array = unsafe { import(array, field.data_type(), options) }?.with_field(field)?;
         if options.validation == Validation::Full {
             check(&array, Validation::Full)?;
@@ -152,9 +150,7 @@ impl DeviceRecordBatch {
         options: &ImportOptions,
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
-        check_type(&root)?;
-        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
-        // above.
+        // SAFETY: the caller keeps to the contract of `import`.
         let array = unsafe { import(array, &root, options) }?;
         Ok(Self::from_struct(schema, array))
     }
@@ -203,12 +199,13 @@ fn count(numbers: &Numbers, array: &DeviceArray, validation: Validation) -> Resu
 /// Checks a foreign array against its type, and imports it.
 ///
 /// # Safety
-/// As [`DeviceArray::import`]; `data_type` passed [`check_type`].
+/// As [`DeviceArray::import`].
 unsafe fn import(
     array: FFI_ArrowDeviceArray,
     data_type: &DataType,
     options: &ImportOptions,
 ) -> Result<DeviceArray> {
+    check_type(data_type)?;
     if array.is_released() {
         return Err(Error::Released("the ArrowDeviceArray"));
     }
@@ -220,15 +217,12 @@ unsafe fn import(
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
     let device = unsafe { devices.get_for_import(id, event, address) }?;
-    if event.is_some() && device.is_synchronous() {
-        return Err(Error::invalid(
-            "sync_event",
-            format!(
-                "{device} has no events, so this one cannot be waited for: export with a null event once the memory is ready"
-            ),
-        ));
-    }
     let ready = match event {
+        None => Ready::Now,
+        Some(_) if device.is_synchronous() => {
+            let why = "has no events, so this one cannot be waited for: export with a null event once the memory is ready";
+            return Err(Error::invalid("sync_event", format!("{device} {why}")));
+        }
         Some(event) => {
             // SAFETY: the caller guarantees that `sync_event` points to an event of the type that
             // belongs to the device (`DeviceArray::import`).
@@ -236,7 +230,6 @@ unsafe fn import(
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
             Ready::Foreign(event, Seen::default())
         }
-        None => Ready::Now,
     };
     // The owner first, in which the struct then stays: it is released once, after errors too.
     let owner = Arc::new(Owner::new(device.clone(), Memory::Foreign(array), ready));

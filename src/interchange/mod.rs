@@ -5,7 +5,6 @@ mod export;
 mod foreign;
 mod import;
 mod options;
-mod path;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
@@ -14,3 +13,63 @@ pub(crate) use export::export_async;
 #[cfg(feature = "async")]
 pub(crate) use import::check_async;
 pub use options::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
+
+use std::borrow::Cow;
+
+use crate::data::layout::Nesting;
+use crate::error::{Error, Result};
+
+/// A place in a foreign struct and its descendants, which is written out only for errors.
+enum Path<'a> {
+    /// The root, under this name.
+    Root(&'static str),
+    Child(&'a Path<'a>, usize),
+    Dictionary(&'a Path<'a>),
+}
+
+impl Path<'_> {
+    /// The place of child `i`; a dictionary is the only child.
+    fn below(&self, nesting: Nesting, i: usize) -> Path<'_> {
+        match nesting {
+            Nesting::Dictionary => Path::Dictionary(self),
+            _ => Path::Child(self, i),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Root(name) => (*name).to_owned(),
+            Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
+            Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
+        }
+    }
+
+    /// Returns an error that names a member of the struct, or the struct itself if `member` is
+    /// empty.
+    fn error<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
+        let mut path = self.text();
+        if !member.is_empty() {
+            path.push('.');
+            path.push_str(member);
+        }
+        Err(Error::invalid(path, message))
+    }
+
+    /// Refuses what is not `ok`.
+    #[inline]
+    fn check(&self, ok: bool, member: &str, why: impl FnOnce() -> String) -> Result<()> {
+        match ok {
+            true => Ok(()),
+            false => self.error(member, why()),
+        }
+    }
+
+    /// Refuses pointers that cannot be followed.
+    #[inline]
+    fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
+        let usable = !pointer.is_null() && pointer.is_aligned();
+        self.check(usable, member, || {
+            format!("is null or misaligned: {pointer:p}")
+        })
+    }
+}

@@ -26,7 +26,7 @@ use crate::data::layout::{
     Layout, MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, check_type, child_field, child_type, fault,
 };
 use crate::error::{Error, Result};
-use crate::interchange::path::Path;
+use crate::interchange::Path;
 
 /// Checks a schema and builds its root as a field.
 ///
@@ -341,30 +341,24 @@ fn check_texts(data_type: &DataType, path: &Path<'_>) -> Result<()> {
 /// # Safety
 /// `schema` was built from `data_type`, is alive, and nothing else uses it or its descendants.
 unsafe fn set_flags(schema: *mut ForeignSchema, data_type: &DataType) {
-    if let DataType::Map(_, true) = data_type {
-        // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere.
-        unsafe { (*schema).flags |= Flags::MAP_KEYS_SORTED.bits() };
-    }
-    for i in 0..Layout::of(data_type).n_children() {
-        let Some(child_type) = child_type(data_type, i) else {
-            continue;
-        };
-        // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere, and that it was
-        // built from `data_type`, so it has this child or a dictionary, which are not used elsewhere
-        // either.
-        let child = unsafe {
-            match data_type {
-                DataType::Dictionary(_, _) => {
-                    let values = (*schema).dictionary;
-                    (*values).flags |= Flags::NULLABLE.bits();
-                    values
-                }
+    // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere, and that it was built from `data_type`, so that it
+    // has these children or a dictionary, which were built from the types of the children, and are not used elsewhere either.
+    unsafe {
+        if let DataType::Map(_, true) = data_type {
+            (*schema).flags |= Flags::MAP_KEYS_SORTED.bits();
+        }
+        for i in 0..Layout::of(data_type).n_children() {
+            let child = match data_type {
+                DataType::Dictionary(_, _) => (*schema).dictionary,
                 _ => *(*schema).children.add(i),
+            };
+            if let DataType::Dictionary(_, _) = data_type {
+                (*child).flags |= Flags::NULLABLE.bits();
             }
-        };
-        // SAFETY: `child` is a descendant of the caller's schema and was built from `child_type`;
-        // the caller guarantees that it is alive and not used elsewhere.
-        unsafe { set_flags(child, child_type) };
+            if let Some(data_type) = child_type(data_type, i) {
+                set_flags(child, data_type);
+            }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::data::layout::{BufferKind, Layout, child_field};
 use crate::data::node::{Buffers, Node};
 use crate::data::numbers::int;
 use crate::error::Result;
-use crate::interchange::path::Path;
+use crate::interchange::Path;
 #[cfg(feature = "async")]
 use crate::transfer::{Download, Scope};
 
