@@ -100,7 +100,7 @@ pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result
         let ([x, y], out) = memory.in_out::<f64, f64, 2>(from.map(|x| (x, rows)), (to, rows))?;
         (0..rows).for_each(|row| out[row] = x[row] * y[row]);
         let both = &memory.bits(bits[0], rows)? & &memory.bits(bits[1], rows)?;
-        memory.write_bits(bits_to, &both)
+        memory.write(bits_to, &both.sliced()[..rows.div_ceil(8)])
     };
     // SAFETY: the kernel writes only `products` and `valid`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;

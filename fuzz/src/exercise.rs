@@ -167,7 +167,7 @@ fn touch(queue: &Queue, address: DevicePtr, bytes: usize) {
     match queue.as_sim() {
         // SAFETY: the kernel only reads.
         Ok(sim) => unsafe {
-            sim.launch(move |memory| memory.read(address, bytes).map(sum))
+            sim.launch(move |memory| memory.slice(address, bytes).map(sum))
                 .expect("the device is alive");
         },
         // SAFETY: a loan says that the host's memory is there; AddressSanitizer looks.

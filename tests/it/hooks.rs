@@ -451,7 +451,7 @@ fn an_allocation_leaves_its_buffer_whole() {
         let from = whole.on(&lent).unwrap();
         let address = from.address();
         launch(&lent, move |memory| {
-            let seen = memory.read(address, 100)?;
+            let seen = memory.slice::<u8>(address, 100)?;
             assert_eq!(seen, [7; 100]);
             Ok(())
         })

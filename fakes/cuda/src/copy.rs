@@ -152,7 +152,7 @@ impl Copy {
                 to.copy_from_slice(from);
                 return Ok(());
             }
-            (Source::Device(src), Target::Host(_)) => memory.read(*src, bytes)?.as_ptr(),
+            (Source::Device(src), Target::Host(_)) => memory.slice(*src, bytes)?.as_ptr(),
             (Source::Host(src), _) => src.as_ptr().cast_const().cast(),
             (Source::Bytes(now), _) => now.as_ptr(),
         };

@@ -87,7 +87,7 @@ impl View<'_, '_> {
             let bytes = unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast(), bytes) };
             return Ok(bytes.to_vec());
         }
-        Ok(self.memory.read(ptr, bytes)?.to_vec())
+        Ok(self.memory.slice(ptr, bytes)?.to_vec())
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {

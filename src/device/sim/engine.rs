@@ -1,39 +1,13 @@
 //! The engine: how queued work runs.
 
 use std::cell::Cell;
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::state::{Copies, Core, Done, Op, Point, State, Work};
+use super::state::{Copies, Core, Done, Op, Point, State, Work, is_host, owner_of};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
 use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
-
-/// The addresses of the simulated devices of this process.
-static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
-
-/// Adds a device to those whose addresses are known.
-pub(super) fn register(core: &Arc<Core>) {
-    let mut devices = lock(&DEVICES);
-    devices.retain(|(_, core)| core.strong_count() > 0);
-    devices.push((core.range(), Arc::downgrade(core)));
-}
-
-/// Returns the simulated device whose addresses these are.
-fn owner_of(address: DevicePtr, bytes: usize) -> Option<Arc<Core>> {
-    let (start, end) = (address.address(), address.address().saturating_add(bytes));
-    let devices = lock(&DEVICES);
-    let mut found = devices
-        .iter()
-        .filter(|(range, _)| range.start < end && start < range.end);
-    found.find_map(|(_, core)| core.upgrade())
-}
-
-/// Whether these are host addresses, as far as simulated devices know.
-pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
-    !address.is_null() && owner_of(address, bytes).is_none()
-}
 
 thread_local! {
     /// Whether this thread is running queued work, and so must not wait for any.

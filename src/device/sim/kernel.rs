@@ -34,11 +34,6 @@ impl std::fmt::Debug for SimMemory<'_> {
 }
 
 impl SimMemory<'_> {
-    /// Returns `bytes` bytes from `ptr`.
-    pub fn read(&self, ptr: DevicePtr, bytes: usize) -> Result<&[u8], String> {
-        self.slice(ptr, bytes)
-    }
-
     /// Returns `elements` elements from `ptr`.
     pub fn slice<T: ArrowNativeType>(
         &self,
@@ -89,14 +84,8 @@ impl SimMemory<'_> {
         };
         let (byte, bit) = (bit_offset / 8, bit_offset % 8);
         let bytes = bit.checked_add(rows).ok_or("too many bits")?.div_ceil(8);
-        let bytes = self.read(ptr.offset(byte), bytes)?;
+        let bytes = self.slice::<u8>(ptr.offset(byte), bytes)?;
         Ok(BooleanBuffer::new(Buffer::from(bytes), bit, rows))
-    }
-
-    /// Writes a bitmap from `ptr` on, with the first bit in the least significant bit of the first
-    /// byte.
-    pub fn write_bits(&mut self, ptr: DevicePtr, bits: &BooleanBuffer) -> Result<(), String> {
-        self.write(ptr, &bits.sliced()[..bits.len().div_ceil(8)])
     }
 
     /// Returns several views to read and one to write, each of an address and a number of elements.

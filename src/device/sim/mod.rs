@@ -73,25 +73,20 @@ use crate::device::{
 };
 use crate::error::{Error, Result};
 
-mod config;
+mod control;
 mod engine;
-mod fault;
 mod kernel;
 mod memory;
 mod queue;
-mod report;
 mod state;
 #[cfg(test)]
 mod tests;
 
-pub use config::{SimConfig, SimMode};
-use engine::{is_host, register};
-pub use fault::{FaultOp, Faults};
+pub use control::{FaultOp, Faults, SimConfig, SimMode, SimReport};
 pub use kernel::SimMemory;
 use memory::Memory;
 pub use queue::SimQueue;
-pub use report::SimReport;
-use state::{Core, Point, State};
+use state::{Core, Point, State, is_host};
 
 const INJECTED: i32 = 1;
 const INVALID_ACCESS: i32 = 2;
@@ -189,7 +184,6 @@ impl SimDevice {
             absent(format!("{bytes} bytes of addresses: {e}; {advice}"))
         })?;
         let core = Core::new(id, config, addresses);
-        register(&core);
         let queue = Arc::new(SimQueue::new(core.clone()));
         Ok(Arc::new(Self { core, queue }))
     }

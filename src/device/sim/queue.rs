@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::fault::FaultOp;
 use super::kernel;
 use super::state::{Copies, Core, Op, QueueState, State};
-use super::{MISUSE, SimMemory};
+use super::{FaultOp, MISUSE, SimMemory};
 use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
 

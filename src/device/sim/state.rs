@@ -2,16 +2,29 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
-use super::fault::Faults;
 use super::memory::{Allocator, Memory};
-use super::{FaultOp, INVALID_ACCESS, MISUSE, SimConfig};
+use super::{FaultOp, Faults, INVALID_ACCESS, MISUSE, SimConfig};
 use crate::abi::guard;
-use crate::device::parts::{Reserved, Worker};
+use crate::device::parts::{Ranges, Reserved, Worker};
 use crate::device::{CopyOp, DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
 use crate::error::{Error, Result};
+
+/// The simulated devices of this process, by their addresses.
+static DEVICES: Ranges<Weak<Core>> = Ranges::new();
+
+/// Returns the simulated device whose addresses these are.
+pub(super) fn owner_of(address: DevicePtr, bytes: usize) -> Option<Arc<Core>> {
+    let at = |address| DEVICES.find(address)?.value.upgrade();
+    at(address).or_else(|| at(address.offset(bytes.saturating_sub(1))))
+}
+
+/// Whether these are host addresses, as far as simulated devices know.
+pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
+    !address.is_null() && owner_of(address, bytes).is_none()
+}
 
 /// What a device and its queues share. It lives until they, and the work that a worker has to run, are gone.
 ///
@@ -60,7 +73,7 @@ pub(super) struct Point {
 
 impl Core {
     pub(super) fn new(id: DeviceId, config: SimConfig, addresses: Reserved) -> Arc<Self> {
-        Arc::new(Self {
+        let core = Arc::new(Self {
             id,
             process: Process::this(),
             config,
@@ -73,7 +86,13 @@ impl Core {
             engine: Mutex::new(()),
             worker: Worker::new("arrow-device sim"),
             done: Condvar::new(),
-        })
+        });
+        DEVICES.insert(
+            core.addresses.base(),
+            core.addresses.bytes(),
+            Arc::downgrade(&core),
+        );
+        core
     }
 
     /// Returns the addresses that users see, behind which there is never any memory.
@@ -172,6 +191,15 @@ impl Core {
             state.violations.push(format!("{operation}: {text}"));
             self.error(operation, MISUSE, text)
         })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // In a child, the table may be locked for ever.
+        if self.process.is_this() {
+            DEVICES.remove(self.addresses.base());
+        }
     }
 }
 

@@ -182,7 +182,7 @@ fn bad_accesses_end_the_device() {
         }),
         ("not allocated", |q, memory| {
             sim(q).run(move |m| {
-                let _ = m.read(memory.offset(1 << 12), 1);
+                let _ = m.slice::<u8>(memory.offset(1 << 12), 1);
                 Ok(())
             })
         }),

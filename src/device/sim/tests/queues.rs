@@ -188,7 +188,9 @@ fn kernels_see_memory() {
             assert!(overlap.unwrap_err().contains("overlaps"));
             let beside = m.in_out::<i32, i32, 1>([(a, 3)], (a.offset(12), 1));
             assert!(beside.is_ok());
-            (m.read(c, 1)? == [11]).then_some(()).ok_or("no".into())
+            (m.slice::<u8>(c, 1)? == [11])
+                .then_some(())
+                .ok_or("no".into())
         })
         .unwrap();
     let sums = contents(&device, &queue, c, 24);

@@ -1,0 +1,282 @@
+//! What a program sets of a simulated device, and what it reads: how the device behaves, which operations fail, and what is live.
+
+use std::sync::Mutex;
+
+use super::{INJECTED, SimDevice};
+use crate::device::{DeviceId, device_error, lock};
+use crate::error::{Error, Result};
+
+/// When queued work runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SimMode {
+    /// Soon, on a worker thread that starts with the first work.
+    #[default]
+    Async,
+    /// When a thread waits for it, on that thread: waiting for an event runs exactly what the event
+    /// needs, synchronizing runs everything. Queries and notifications run nothing: a task that
+    /// waits for an event continues only once a thread has waited.
+    Deferred,
+}
+
+/// How a [`SimDevice`] behaves.
+///
+/// ```
+/// use arrow_device::device::sim::{SimConfig, SimMode};
+/// // Nothing runs before it is waited for, so a missing wait fails every time.
+/// let config = SimConfig::default().with_mode(SimMode::Deferred).with_capacity_bytes(16 << 20);
+/// ```
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    pub(super) mode: SimMode,
+    pub(super) capacity_bytes: usize,
+    pub(super) fill: bool,
+    pub(super) bytes_per_second: Option<u64>,
+    pub(super) peer_access: bool,
+}
+
+impl Default for SimConfig {
+    /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), memory filled when fresh, copies at full speed,
+    /// no peer access.
+    fn default() -> Self {
+        Self {
+            mode: SimMode::default(),
+            capacity_bytes: usize::try_from(4u64 << 30).unwrap_or(256 << 20),
+            fill: true,
+            bytes_per_second: None,
+            peer_access: false,
+        }
+    }
+}
+
+impl SimConfig {
+    /// Sets when queued work runs.
+    #[must_use]
+    pub fn with_mode(mut self, mode: SimMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets how many bytes the device has. They are reserved addresses, and take up memory only
+    /// once allocated.
+    #[must_use]
+    pub fn with_capacity_bytes(mut self, bytes: usize) -> Self {
+        self.capacity_bytes = bytes;
+        self
+    }
+
+    /// Sets whether fresh memory is filled, which shows reads of it and costs as much time as a copy. For measurements, switch it
+    /// off: the memory is zero then.
+    #[must_use]
+    pub fn with_fill(mut self, fill: bool) -> Self {
+        self.fill = fill;
+        self
+    }
+
+    /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of
+    /// different queues overlap, and time passes from when they are queued. Has an effect only in
+    /// [`SimMode::Async`]; 0 means full speed.
+    #[must_use]
+    pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
+        self.bytes_per_second = (bytes > 0).then_some(bytes);
+        self
+    }
+
+    /// Sets whether the device copies straight out of other simulated devices' memory.
+    #[must_use]
+    pub fn with_peer_access(mut self, peer_access: bool) -> Self {
+        self.peer_access = peer_access;
+        self
+    }
+}
+
+/// An operation of a simulated device that can be made to fail.
+///
+/// Freeing memory and releasing events cannot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FaultOp {
+    /// `RawQueue::allocate`; fails with [`Error::OutOfMemory`].
+    Allocate,
+    /// `Backend::allocate_host`; fails with [`Error::OutOfMemory`].
+    HostAllocate,
+    /// `RawQueue::copy`, one for the whole list.
+    Copy,
+    /// `RawQueue::fill`.
+    Fill,
+    /// [`SimQueue::launch`](super::SimQueue::launch).
+    Launch,
+    /// `RawQueue::record`.
+    Record,
+    /// `RawQueue::wait`.
+    QueueWait,
+    /// `Backend::wait_event`. `Backend::synchronize` fails only if the device has failed for good.
+    HostWait,
+    /// `Backend::query_event`, but not on the release thread, which asks at any time.
+    Query,
+    /// `Backend::new_queue`.
+    NewQueue,
+}
+
+impl FaultOp {
+    /// All operations.
+    pub const ALL: [Self; 10] = [
+        Self::Allocate,
+        Self::HostAllocate,
+        Self::Copy,
+        Self::Fill,
+        Self::Launch,
+        Self::Record,
+        Self::QueueWait,
+        Self::HostWait,
+        Self::Query,
+        Self::NewQueue,
+    ];
+}
+
+/// Makes chosen operations of a [`SimDevice`] fail, and counts all of them.
+///
+/// A failure happens when the operation is submitted: the call returns an error and nothing is
+/// queued. The next call succeeds again. To fail each operation of a program in turn, run it with
+/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any) for each `n` from 1 on until nothing has [`fired`](Self::fired).
+#[derive(Debug, Default)]
+pub struct Faults(Mutex<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    /// Operations since the last reset, by kind.
+    seen: [u64; FaultOp::ALL.len()],
+    /// What fails, an operation of this kind or of any, and how many of them until then.
+    armed: Vec<(Option<FaultOp>, u64)>,
+    fired: u64,
+}
+
+impl Faults {
+    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an
+    /// earlier call for the same kind, and 0 cancels it.
+    pub fn fail_nth(&self, op: FaultOp, n: u64) {
+        self.arm(Some(op), n);
+    }
+
+    /// As [`fail_nth`](Self::fail_nth), but counts operations of all kinds.
+    pub fn fail_nth_of_any(&self, n: u64) {
+        self.arm(None, n);
+    }
+
+    fn arm(&self, op: Option<FaultOp>, n: u64) {
+        let armed = &mut lock(&self.0).armed;
+        armed.retain(|(other, _)| *other != op);
+        armed.extend((n > 0).then_some((op, n)));
+    }
+
+    /// Returns how many operations of this kind were tried since the last [`clear`](Self::clear),
+    /// failed ones included.
+    pub fn seen(&self, op: FaultOp) -> u64 {
+        lock(&self.0).seen[op as usize]
+    }
+
+    /// Returns how many failures were injected since the last [`clear`](Self::clear).
+    pub fn fired(&self) -> u64 {
+        lock(&self.0).fired
+    }
+
+    /// Cancels all failures that have not happened yet, and resets all counts.
+    pub fn clear(&self) {
+        *lock(&self.0) = Counters::default();
+    }
+
+    /// Counts one operation. `bytes` is the size of an allocation.
+    pub(super) fn pass(
+        &self,
+        op: FaultOp,
+        device: DeviceId,
+        operation: &'static str,
+        bytes: usize,
+    ) -> Result<()> {
+        let mut counters = lock(&self.0);
+        counters.seen[op as usize] += 1;
+        let mut fail = false;
+        counters.armed.retain_mut(|(kind, left)| {
+            *left -= u64::from(kind.is_none_or(|kind| kind == op));
+            fail |= *left == 0;
+            *left > 0
+        });
+        if !fail {
+            return Ok(());
+        }
+        counters.fired += 1;
+        Err(match op {
+            FaultOp::Allocate | FaultOp::HostAllocate => Error::OutOfMemory {
+                device,
+                operation,
+                bytes,
+            },
+            _ => device_error(device, operation, INJECTED, "injected failure"),
+        })
+    }
+}
+
+/// The state of a [`SimDevice`], from [`SimDevice::report`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SimReport {
+    /// Device allocations that were not freed.
+    pub live_allocations: usize,
+    /// Their bytes, as requested.
+    pub live_bytes: usize,
+    /// Host allocations that were not freed.
+    pub live_host_allocations: usize,
+    /// Their bytes.
+    pub live_host_bytes: usize,
+    /// Events that were not released.
+    pub live_events: usize,
+    /// Queued operations that have not completed.
+    pub pending_operations: usize,
+    /// Mistakes: double frees and releases, dead events used, invalid accesses, host memory freed
+    /// under a copy.
+    pub violations: Vec<String>,
+    /// The error that ended the device, if it has failed.
+    pub error: Option<Error>,
+}
+
+impl SimReport {
+    /// Whether nothing is live and there were no mistakes.
+    pub fn is_clean(&self) -> bool {
+        self.live_allocations == 0
+            && self.live_host_allocations == 0
+            && self.live_events == 0
+            && self.violations.is_empty()
+    }
+}
+
+impl SimDevice {
+    /// Returns what is live and which mistakes were made so far. In a child of the process (`fork`), which has nothing of the
+    /// device, only the error says so.
+    pub fn report(&self) -> SimReport {
+        let core = &self.core;
+        if let Err(forked) = core.check_process() {
+            return SimReport {
+                error: Some(forked),
+                ..SimReport::default()
+            };
+        }
+        let state = core.state();
+        let (live_allocations, live_bytes) = state.memory.owned_total();
+        SimReport {
+            live_allocations,
+            live_bytes,
+            live_host_allocations: state.host.len(),
+            live_host_bytes: state.host.values().map(|memory| memory.bytes()).sum(),
+            live_events: state.events.len(),
+            pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
+            violations: state.violations.clone(),
+            error: state.error.clone(),
+        }
+    }
+
+    /// Panics unless the [report](Self::report) is clean. For tests.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let report = self.report();
+        assert!(report.is_clean(), "{self:?} is not clean: {report:#?}");
+    }
+}
