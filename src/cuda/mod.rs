@@ -130,10 +130,7 @@
 //! read. Do not fork while another thread is inside a call of this crate. A child that needs a
 //! device is started with `exec` (Python's multiprocessing: the start method "spawn").
 
-mod kernel;
-mod slices;
-mod streams;
+mod interop;
 
 pub use crate::device::cuda::{device_count, register};
 pub use cudarc;
-pub use streams::QueueStream;

@@ -516,6 +516,14 @@ pub fn device_error(
     }
 }
 
+/// Returns [`Error::DeviceNotAvailable`].
+pub(crate) fn absent(device: DeviceId, reason: impl Into<Cow<'static, str>>) -> Error {
+    Error::DeviceNotAvailable {
+        device,
+        reason: reason.into(),
+    }
+}
+
 /// Only unsafe code can make a backend read through an event pointer.
 ///
 /// ```compile_fail,E0133

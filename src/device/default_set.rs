@@ -3,8 +3,7 @@
 use std::sync::{Mutex, OnceLock};
 
 use crate::abi::ArrowDeviceType;
-use crate::device::registry::absent;
-use crate::device::{Device, DeviceId, Devices, lock};
+use crate::device::{Device, DeviceId, Devices, absent, lock};
 use crate::error::{Error, Result};
 
 impl Devices {
@@ -42,7 +41,7 @@ impl Devices {
                 let (cuda, rocm) = (reason(&no_cuda), reason(&no_rocm));
                 absent(
                     DeviceId::new(ArrowDeviceType::CUDA, 0),
-                    format!("no GPU was found. CUDA: {cuda}. ROCm: {rocm}").into(),
+                    format!("no GPU was found. CUDA: {cuda}. ROCm: {rocm}"),
                 )
             })
         })
@@ -116,7 +115,7 @@ fn new_simulated(id: DeviceId) -> Result<Device> {
 fn new_simulated(device: DeviceId) -> Result<Device> {
     Err(absent(
         device,
-        "the simulated device needs the feature `sim` and Linux".into(),
+        "the simulated device needs the feature `sim` and Linux",
     ))
 }
 

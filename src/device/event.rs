@@ -12,41 +12,20 @@ use crate::error::Result;
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
 /// are the same event.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SyncEvent(Arc<Owned>);
 
-#[derive(Debug)]
 struct Owned {
     device: Device,
     ptr: EventPtr,
     seen: Seen,
-    kept: Mutex<Kept>,
+    /// What work before the event uses, until somebody who knows that it has completed drops it.
+    kept: Mutex<Option<Box<dyn Send>>>,
 }
 
-/// What work before an event uses, until somebody who knows that the event has completed drops it.
-#[derive(Default)]
-struct Kept(Option<Box<dyn Send>>);
-
-impl fmt::Debug for Kept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").finish_non_exhaustive()
-    }
-}
-
-/// Whether an event was seen complete, which it stays: the device is not asked again.
-#[derive(Debug, Default)]
-pub(crate) struct Seen(AtomicBool);
-
-impl Seen {
-    /// What was done before the event is visible to who sees this.
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-
-    fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
+/// Whether an event was seen complete, which it stays: the device is not asked again. Who sees it set sees what was done before the
+/// event.
+pub(crate) type Seen = AtomicBool;
 
 impl Drop for Owned {
     fn drop(&mut self) {
@@ -109,7 +88,7 @@ impl SyncEvent {
         {
             let mut kept = lock(&self.0.kept);
             // What was kept before stays, too.
-            kept.0 = Some(Box::new((kept.0.take(), sources)));
+            *kept = Some(Box::new((kept.take(), sources)));
         }
         let event = self.clone();
         let done = vec![self.clone()];
@@ -128,7 +107,7 @@ impl SyncEvent {
 
     /// Taken out under the lock, to be dropped without it.
     fn take_kept(&self) -> Option<Box<dyn Send>> {
-        lock(&self.0.kept).0.take()
+        lock(&self.0.kept).take()
     }
 
     /// Arranges that `waker` is called once the event has completed, without waiting. Returns
@@ -145,6 +124,12 @@ impl SyncEvent {
         let done = vec![self.clone()];
         self.device().when(done, move || waker.wake());
         Ok(false)
+    }
+}
+
+impl fmt::Debug for SyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SyncEvent({}, {:?})", self.device(), self.as_ptr())
     }
 }
 
@@ -212,7 +197,7 @@ impl<'a> EventRef<'a> {
 
     /// Whether it was seen complete. In a child of the process the device says that it cannot be used.
     fn is_known_complete(&self) -> bool {
-        self.seen.is_set() && !self.device.is_forked()
+        self.seen.load(Ordering::Acquire) && !self.device.is_forked()
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
@@ -223,7 +208,7 @@ impl<'a> EventRef<'a> {
         // caller of `new` guaranteed it).
         let done = unsafe { self.device.backend().query_event(self.ptr) }?;
         if done {
-            self.seen.set();
+            self.seen.store(true, Ordering::Release);
         }
         Ok(done)
     }
@@ -235,7 +220,7 @@ impl<'a> EventRef<'a> {
         }
         // SAFETY: the event is of this device and lives for `'a`, as in `is_complete`.
         unsafe { self.device.backend().wait_event(self.ptr) }?;
-        self.seen.set();
+        self.seen.store(true, Ordering::Release);
         Ok(())
     }
 }

@@ -42,6 +42,7 @@ mod stats;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use crate::abi::DeviceId;
+pub(crate) use backend::absent;
 pub use backend::{
     AddressClass, Backend, Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, ExportSync,
     PointerInfo, RawQueue, Relation, device_error,

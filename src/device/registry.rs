@@ -1,13 +1,12 @@
 //! [`Devices`]: the devices of a program, by type and id.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::abi::{ArrowDeviceType, guard};
-use crate::device::{Device, DeviceId, DevicePtr, EventPtr, host_memory, lock};
+use crate::device::{Device, DeviceId, DevicePtr, EventPtr, absent, host_memory, lock};
 use crate::error::{Error, Result};
 
 /// Locked while it makes a device, so that a device is made once.
@@ -140,7 +139,7 @@ impl Devices {
             return Ok(known);
         }
         let made = guard::call_foreign("factory", || factory(id.id));
-        let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked".into())))?;
+        let made = made.unwrap_or_else(|_| Err(absent(id, "its factory panicked")))?;
         let made = of_this_id(made, id, "factory")?;
         // One that was added meanwhile stays.
         Ok(lock(&self.0.devices).entry(id).or_insert(made).clone())
@@ -165,8 +164,7 @@ impl Devices {
         let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
         if let Some(resolver) = resolver.filter(|_| id.device_type != ArrowDeviceType::CPU) {
             let found = guard::call_foreign("resolver", || resolver(id, event, address()));
-            let found =
-                found.unwrap_or_else(|_| Err(absent(id, "its resolver panicked".into())))?;
+            let found = found.unwrap_or_else(|_| Err(absent(id, "its resolver panicked")))?;
             if let Some(found) = found {
                 return of_this_id(found, id, "resolver");
             }
@@ -217,17 +215,13 @@ impl FromStr for DeviceId {
     }
 }
 
-pub(super) fn absent(device: DeviceId, reason: Cow<'static, str>) -> Error {
-    Error::DeviceNotAvailable { device, reason }
-}
-
 /// Refuses a device that is not the one that was asked for.
 fn of_this_id(found: Device, id: DeviceId, by: &str) -> Result<Device> {
     if found.id() == id {
         return Ok(found);
     }
     let reason = format!("its {by} returned the device {found}; register one that returns {id}");
-    Err(absent(id, reason.into()))
+    Err(absent(id, reason))
 }
 
 fn no_backend(device: DeviceId) -> Error {
@@ -257,7 +251,7 @@ fn no_backend(device: DeviceId) -> Error {
         t if t.name().is_none() => "the specification does not name this device type",
         _ => "no backend is registered for this device type; see Devices::register",
     };
-    absent(device, reason.into())
+    absent(device, reason)
 }
 
 impl fmt::Debug for Devices {

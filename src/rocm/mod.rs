@@ -85,7 +85,7 @@ use std::sync::Arc;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
-use crate::device::gpu::{EventCell, GpuQueue, RawEvent, RawStream};
+use crate::device::gpu::{EventCell, Gpu, GpuQueue, RawEvent, RawStream};
 use crate::device::rocm::{GivenEvent, Rocm};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
@@ -113,7 +113,7 @@ impl Queue {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let rocm = device.as_rocm()?;
+        let rocm = Gpu::<Rocm>::of(device)?;
         let raw = RawStream(stream.expose_provenance());
         // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
         // `# Safety`), which the queue keeps.
@@ -128,9 +128,7 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
-        self.device().as_rocm()?;
-        let queue = self.raw().downcast_ref::<GpuQueue<Rocm>>();
-        let queue = queue.ok_or_else(|| Error::argument("not a queue of a ROCm device"))?;
+        let queue = GpuQueue::<Rocm>::of(self)?;
         Ok(std::ptr::with_exposed_provenance_mut(queue.lend().0))
     }
 }
@@ -146,7 +144,7 @@ impl SyncEvent {
     /// # Safety
     /// The event is live, and nothing else records it again or destroys it.
     pub unsafe fn from_hip_event(device: &Device, event: hipEvent_t) -> Result<Self> {
-        let rocm = device.as_rocm()?;
+        let rocm = Gpu::<Rocm>::of(device)?;
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }

@@ -5,10 +5,8 @@
 //! | --- | --- |
 //! | `mod.rs` | how a device is opened |
 //! | `sys.rs` | the driver library, loaded at run time |
-//! | `runtime.rs` | a device's context, and what CUDA does differently from HIP, for [`gpu`] |
-//! | `kept.rs` | objects of cudarc's that this crate keeps |
+//! | `runtime.rs` | a device's context, what CUDA does differently from HIP, for [`gpu`], and objects of cudarc's that are kept |
 
-mod kept;
 mod runtime;
 mod sys;
 
@@ -16,8 +14,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-pub(crate) use self::kept::Kept;
-pub(crate) use self::runtime::Cuda;
+pub(crate) use self::runtime::{Cuda, Kept};
 use self::sys::Driver;
 use crate::abi::ArrowDeviceType;
 use crate::device::gpu::{self, Gpu};
@@ -95,16 +92,6 @@ impl Device {
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device of this crate, and
     /// [`Error::Device`] if cudarc cannot retain the context.
     pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
-        self.as_cuda()?.context.handle()
-    }
-
-    /// Returns the device's backend.
-    pub(crate) fn as_cuda(&self) -> Result<&Gpu<Cuda>> {
-        let cuda = self.backend().downcast_ref();
-        cuda.ok_or_else(|| Error::NotSupported {
-            device: self.id(),
-            operation: "CUDA",
-            reason: "it is not a CUDA device of this crate".into(),
-        })
+        Gpu::<Cuda>::of(self)?.context.handle()
     }
 }

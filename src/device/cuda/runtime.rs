@@ -9,15 +9,13 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
-use super::Kept;
 use super::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{CopyOp, device_error};
 use crate::device::gpu::{
-    Answer, Context, Failed, Features, Found, Library, PointerKind, RawStream, Runtime, absent,
-    find,
+    Answer, Context, Failed, Found, Library, PointerKind, RawStream, Runtime, find,
 };
-use crate::device::{DeviceId, lock};
+use crate::device::{DeviceId, absent, lock};
 use crate::error::Result;
 
 /// A context.
@@ -158,11 +156,12 @@ unsafe impl Runtime for Cuda {
         self.ordinal
     }
 
-    fn features(&self) -> Features {
-        Features {
-            pools: self.has(Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED),
-            reads_managed: self.has(Has::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
-        }
+    fn has_pools(&self) -> bool {
+        self.has(Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+    }
+
+    fn reads_managed(&self) -> bool {
+        self.has(Has::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)
     }
 
     fn reaches_context(&self, context: usize) -> bool {
@@ -281,5 +280,62 @@ unsafe impl Runtime for Cuda {
         let code =
             unsafe { (call.function)(dst, src, bytes, copies.len(), attributes, first, 1, stream) };
         Some(call.check(code))
+    }
+}
+
+/// Something of cudarc's, and its context. The drop leaves the thread's current context as it was,
+/// while cudarc makes its own current for every call. In a child of the process that has initialised
+/// the driver nothing is dropped, because no call may be made there.
+#[derive(Debug)]
+pub(crate) struct Kept<T> {
+    context: Option<Arc<CudaContext>>,
+    thing: Option<T>,
+}
+
+impl<T> Kept<T> {
+    pub(crate) fn new(context: Arc<CudaContext>, thing: T) -> Self {
+        Self {
+            context: Some(context),
+            thing: Some(thing),
+        }
+    }
+
+    /// Returns the thing, unless it was taken.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.thing.as_ref()
+    }
+
+    pub(crate) fn take(&mut self) -> Option<T> {
+        self.thing.take()
+    }
+
+    pub(super) fn context(&self) -> Option<&Arc<CudaContext>> {
+        self.context.as_ref()
+    }
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        // cudarc's objects need a driver, so there is one.
+        let (Ok(driver), Some(context)) = (Driver::get(), self.context.take()) else {
+            return;
+        };
+        if !driver.process().is_this() {
+            return std::mem::forget((context, self.thing.take()));
+        }
+        // SAFETY: `context` keeps the raw context alive.
+        let pushed = unsafe { driver.push_context(context.cu_ctx()) }.is_ok();
+        drop(self.thing.take());
+        // Destroying a context takes it off the stack by itself; releasing a primary one does not.
+        match Arc::into_inner(context) {
+            Some(context) if !context.is_primary() => return drop(context),
+            context => drop(context),
+        }
+        if pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
+            // or put in its place by cudarc.
+            let _ = unsafe { driver.pop_context(&raw mut popped) };
+        }
     }
 }

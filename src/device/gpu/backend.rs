@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::api::{RawStream, is_done};
 use super::context::Context;
-use super::event::{EventCell, event_of};
+use super::kept::{EventCell, event_of};
 use super::queue::GpuQueue;
-use super::runtime::{Found, Library, Memory, PointerKind, Runtime};
-use crate::device::DeviceId;
+use super::runtime::{Found, Library, Memory, PointerKind, Runtime, not_ours};
 use crate::device::backend::{
     AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
 };
 use crate::device::parts::Worker;
+use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 
 /// A GPU, driven through its vendor's [`Runtime`].
@@ -33,6 +33,12 @@ impl<R: Runtime> Gpu<R> {
             _end: End(context.clone()),
             context,
         })
+    }
+
+    /// Returns the backend of a device of this vendor's.
+    pub(crate) fn of(device: &Device) -> Result<&Self> {
+        let gpu = device.backend().downcast_ref();
+        gpu.ok_or_else(|| not_ours::<R::Library>(device))
     }
 
     /// Returns the device's number of another backend of the vendor's.

@@ -11,8 +11,8 @@ use super::api::{
     Answer, Calls, Failed, PoolProps, RELAXED, RELEASE_THRESHOLD, RawEvent, RawPool, RawStream,
     code, is_done,
 };
-use super::event::EventCell;
-use super::heap::Heap;
+use super::kept::EventCell;
+use super::kept::Heap;
 use super::runtime::{Library, Memory, Runtime, is_shut_down};
 use crate::device::backend::device_error;
 use crate::device::parts::Failure;
@@ -45,19 +45,18 @@ impl<R: Runtime> Context<R> {
     /// Makes the context of a device, with a pool of its own if the device allocates its own memory
     /// and has pools.
     pub(super) fn new(id: DeviceId, runtime: R) -> Result<Self> {
-        let features = runtime.features();
         let mut context = Self {
-            runtime,
             id,
             memory: Memory::of(id.device_type),
-            reads_managed: features.reads_managed,
+            reads_managed: runtime.reads_managed(),
+            runtime,
             pool: None,
             heap: Heap::default(),
             failure: Failure::default(),
             dropped: Mutex::default(),
             events: Mutex::default(),
         };
-        if context.memory == Memory::Device && features.pools {
+        if context.memory == Memory::Device && context.runtime.has_pools() {
             let pool = context.enter()?.new_pool();
             // That memory is short may have changed when the device is opened again.
             let is_short = pool.is_err_and(|failed| failed.code == code::OUT_OF_MEMORY);

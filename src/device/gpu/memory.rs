@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::api::{Answer, Code};
 use super::context::{Context, Current};
-use super::heap::{After, Staging};
+use super::kept::{After, Staging};
 use super::runtime::{Found, Library, Memory, PointerKind, Runtime, to_ptr};
 use crate::device::backend::DevicePtr;
 use crate::device::lock;

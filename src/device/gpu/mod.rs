@@ -4,12 +4,10 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `runtime.rs` | what a vendor provides |
+//! | `runtime.rs` | what a vendor provides, and its library, loaded at run time |
 //! | `api.rs` | handles, codes, and the table of functions that both libraries have |
-//! | `load.rs` | a vendor's library, loaded at run time |
 //! | `context.rs` | what a device and its queues share: the entry into the library, errors, streams to destroy |
-//! | `event.rs` | events in places to which `sync_event` can point |
-//! | `heap.rs` | what a device keeps of memory that is slow to free |
+//! | `kept.rs` | what a device keeps for its next use: events, and memory that is slow to free |
 //! | `memory.rs` | memory in no stream's order, and where it is freed |
 //! | `queue.rs` | streams as queues |
 //! | `backend.rs` | the backend itself |
@@ -17,9 +15,7 @@
 mod api;
 mod backend;
 mod context;
-mod event;
-mod heap;
-mod load;
+mod kept;
 mod memory;
 mod queue;
 mod runtime;
@@ -28,9 +24,10 @@ pub(crate) use self::api::{Answer, Call, Calls, Code, RawEvent, RawStream, funct
 #[cfg(test)]
 pub(crate) use self::api::{NOT_CAPTURED, PoolProps, RELAXED, RELEASE_THRESHOLD};
 pub(crate) use self::backend::Gpu;
-pub(crate) use self::event::EventCell;
-pub(crate) use self::load::{absent, device_count, find, load, text};
+pub(crate) use self::kept::EventCell;
 pub(crate) use self::queue::GpuQueue;
-pub(crate) use self::runtime::{Features, Found, Library, PointerKind, Runtime};
+pub(crate) use self::runtime::{
+    Found, Library, PointerKind, Runtime, device_count, find, load, text,
+};
 #[cfg(feature = "cuda")]
 pub(crate) use self::{api::Failed, context::Context};

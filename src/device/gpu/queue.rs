@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::api::{NOT_CAPTURED, RawStream, code};
 use super::context::{Context, Current};
-use super::event::{EventCell, event_of};
-use super::runtime::{Memory, PointerKind, Runtime, to_ptr};
+use super::kept::{EventCell, event_of};
+use super::runtime::{Memory, PointerKind, Runtime, not_ours, to_ptr};
+use crate::device::Queue;
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::parts::queue_number;
 use crate::error::{Error, Result};
@@ -23,8 +24,11 @@ const LARGE: usize = 1 << 20;
 pub(crate) struct GpuQueue<R: Runtime> {
     context: Arc<Context<R>>,
     stream: RawStream,
-    /// What keeps a stream that was given; `None` if it is our own.
-    given: Option<R::Given>,
+    /// Whether the stream is our own, and not one that was given.
+    is_own: bool,
+    /// What keeps a stream that was given, or by what others use our own.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // it only lives there
+    given: OnceLock<R::Given>,
     /// Whether others have the stream, and may capture it into a graph.
     lent: AtomicBool,
     /// Unlike a stream's handle, this is never used again.
@@ -41,17 +45,24 @@ impl<R: Runtime> GpuQueue<R> {
         let made = unsafe { current.calls().create_stream(&raw mut stream, NON_BLOCKING) };
         context.check(made)?;
         drop(current);
-        Ok(Self::of(context, stream, None))
+        Ok(Self::with(context, stream, None))
     }
 
-    fn of(context: Arc<Context<R>>, stream: RawStream, given: Option<R::Given>) -> Self {
+    fn with(context: Arc<Context<R>>, stream: RawStream, given: Option<R::Given>) -> Self {
         Self {
             context,
             stream,
+            is_own: given.is_none(),
             lent: AtomicBool::new(given.is_some()),
-            given,
+            given: given.map_or_else(OnceLock::new, OnceLock::from),
             id: queue_number(),
         }
+    }
+
+    /// Returns a queue of a device of this vendor's.
+    pub(crate) fn of(queue: &Queue) -> Result<&Self> {
+        let raw = queue.raw().downcast_ref();
+        raw.ok_or_else(|| not_ours::<R::Library>(queue.device()))
     }
 
     /// Makes a queue of a stream that was given, which `given` keeps alive.
@@ -75,7 +86,7 @@ impl<R: Runtime> GpuQueue<R> {
         // SAFETY: the caller guarantees that the stream is live or a default stream (see
         // `# Safety`).
         unsafe { context.enter()?.check_stream(stream) }?;
-        Ok(Self::of(context, stream, Some(given)))
+        Ok(Self::with(context, stream, Some(given)))
     }
 
     /// Returns the stream, which others may capture from now on.
@@ -84,10 +95,17 @@ impl<R: Runtime> GpuQueue<R> {
         self.stream
     }
 
-    /// Returns what keeps the stream, if it was given.
+    /// Returns what keeps a stream that was given, or else what the first call has made for our own.
     #[cfg(feature = "cuda")]
-    pub(crate) fn keeper(&self) -> Option<&R::Given> {
-        self.given.as_ref()
+    pub(crate) fn given_or(
+        &self,
+        make: impl FnOnce(RawStream) -> Result<R::Given>,
+    ) -> Result<&R::Given> {
+        if let Some(given) = self.given.get() {
+            return Ok(given);
+        }
+        let made = make(self.lend())?;
+        Ok(self.given.get_or_init(|| made))
     }
 
     /// Makes the context current, to give work to the stream. Refuses that while the stream is being
@@ -333,7 +351,7 @@ unsafe impl<R: Runtime> RawQueue for GpuQueue<R> {
 
 impl<R: Runtime> Drop for GpuQueue<R> {
     fn drop(&mut self) {
-        if self.given.is_none() {
+        if self.is_own {
             self.context.drop_stream(self.stream);
         }
     }

@@ -1,13 +1,16 @@
-//! What a vendor provides.
+//! What a vendor provides, and its library, loaded at run time.
 
-use std::ffi::{c_int, c_uint};
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 
-use super::api::{Answer, Calls, Code, RawStream, code};
+use super::api::{Answer, Calls, Code, Failed, RawStream, code};
 use crate::abi::ArrowDeviceType;
-use crate::device::Process;
 use crate::device::backend::{CopyOp, DevicePtr};
+use crate::device::{Device, DeviceId, FORKED, Process, absent};
+use crate::error::{Error, Result};
 
 /// Which memory a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,15 +52,6 @@ pub(crate) struct Found {
     pub(crate) kind: PointerKind,
     /// The range of the allocation, all of which is memory; `None` if the library does not tell.
     pub(crate) range: Option<Range<usize>>,
-}
-
-/// What a device can do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Features {
-    /// It has memory pools.
-    pub(crate) pools: bool,
-    /// The host may read managed memory while the device works.
-    pub(crate) reads_managed: bool,
 }
 
 /// A vendor's library, which stays loaded.
@@ -105,7 +99,10 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     fn library(&self) -> &'static Self::Library;
     /// Returns the device's number in the library.
     fn ordinal(&self) -> c_int;
-    fn features(&self) -> Features;
+    /// Whether the device has memory pools.
+    fn has_pools(&self) -> bool;
+    /// Whether the host may read managed memory while the device works.
+    fn reads_managed(&self) -> bool;
     /// Whether kernels of the device reach memory of a context of the same device.
     fn reaches_context(&self, context: usize) -> bool;
     /// Makes the device current on this thread.
@@ -141,6 +138,15 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     }
 }
 
+/// The error for a device, or a queue of one, that is not of this vendor's.
+pub(super) fn not_ours<L: Library>(device: &Device) -> Error {
+    Error::NotSupported {
+        device: device.id(),
+        operation: L::VENDOR,
+        reason: format!("it is not a {} device of this crate", L::VENDOR).into(),
+    }
+}
+
 /// Whether a code says that the library has shut down and taken everything back: a device was opened
 /// before, so it was initialised.
 pub(super) fn is_shut_down(code: Code) -> bool {
@@ -150,4 +156,112 @@ pub(super) fn is_shut_down(code: Code) -> bool {
 /// Makes an address of a library's memory, which is no Rust allocation.
 pub(crate) fn to_ptr(address: usize) -> DevicePtr {
     DevicePtr::new(std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// Returns a vendor's library, and how many devices it has.
+fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
+    let library = L::get().map_err(|why| absent(id, why))?;
+    if !library.process().is_this() {
+        return Err(absent(id, FORKED));
+    }
+    let mut count = 0;
+    // SAFETY: `count` is valid for the write of an int.
+    let counted = library.quietly(|| unsafe { library.calls().count_devices(&raw mut count) });
+    counted.map_err(|Failed { call, code }| {
+        let text = library.text(code);
+        absent(id, format!("{call} failed: {text} (code {code})"))
+    })?;
+    Ok((library, count))
+}
+
+/// Returns the number of a vendor's devices, of which `device_type` is one type.
+pub(crate) fn device_count<L: Library>(device_type: ArrowDeviceType) -> Result<usize> {
+    let (_, count) = counted::<L>(DeviceId::new(device_type, 0))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// Returns a vendor's library, and the number that the device has there.
+pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
+    let (library, count) = counted::<L>(id)?;
+    let ordinal = c_int::try_from(id.id).ok();
+    if let Some(ordinal) = ordinal.filter(|n| (0..count).contains(n)) {
+        return Ok((library, ordinal));
+    }
+    let vendor = L::VENDOR;
+    let reason = match count {
+        0 => format!("there is no {vendor} device"),
+        1 => format!("there is one {vendor} device, 0"),
+        n => format!("there are {n} {vendor} devices, 0 to {}", n - 1),
+    };
+    Err(absent(id, reason))
+}
+
+/// Joins a library's name and text for a code, which are null if it does not know the code.
+///
+/// # Safety
+/// Each pointer is null or points to a text that ends with NUL and stays as it is during the call.
+pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
+    let read = |text: *const c_char| {
+        // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see
+        // `# Safety`).
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
+    };
+    match (read(name), read(text)) {
+        // HIP 5 has no texts and repeats the name.
+        (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
+        (Some(name), _) => name.into_owned(),
+        _ => "a code that the library does not name".into(),
+    }
+}
+
+/// Returns the first of these libraries that the process has loaded already, under this name or
+/// with this SONAME.
+fn loaded(names: &[&str]) -> Option<libloading::Library> {
+    #[cfg(all(unix, not(target_os = "aix")))]
+    for name in names {
+        use libloading::os::unix::{Library, RTLD_LAZY};
+        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
+        if let Ok(library) = unsafe { Library::open(Some(*name), RTLD_LAZY | libc::RTLD_NOLOAD) } {
+            return Some(library.into());
+        }
+    }
+    let _ = names;
+    None
+}
+
+/// Returns the library that the process has loaded already, or else the first that can be opened
+/// and passes the check. Beside one that is loaded no other is tried: it would not know the
+/// memory, streams and events that the process has from the first.
+///
+/// All that are opened stay loaded, even if they are refused: they may have started threads. An
+/// error is the reason of the last one that could be opened and did not, or `advice` and why the
+/// first one could not be opened.
+pub(crate) fn load<T>(
+    names: &[&str],
+    advice: &str,
+    check: impl Fn(&libloading::Library) -> Result<T, String>,
+) -> Result<T, String> {
+    let check = |library| check(&ManuallyDrop::new(library));
+    if let Some(library) = loaded(names) {
+        return check(library);
+    }
+    let mut why = None;
+    for name in names {
+        // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any
+        // thread.
+        match unsafe { libloading::Library::new(*name) }.map(check) {
+            Ok(Ok(loaded)) => return Ok(loaded),
+            // A library that is there says more than one that is not.
+            Ok(Err(text)) => why = Some(text),
+            Err(e) if why.is_none() => {
+                // The system's own text is the source of the library's.
+                let text = e
+                    .source()
+                    .map_or_else(|| e.to_string(), ToString::to_string);
+                why = Some(format!("{advice} ({text})"));
+            }
+            Err(_) => {}
+        }
+    }
+    Err(why.unwrap_or_default())
 }

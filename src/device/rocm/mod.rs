@@ -5,10 +5,8 @@
 //! | --- | --- |
 //! | `mod.rs` | how a device is opened, and events that are given |
 //! | `sys.rs` | the runtime's library, loaded at run time |
-//! | `pointer.rs` | what the runtime reports about an address, in its version's numbers |
 //! | `runtime.rs` | a device, and what HIP does differently from CUDA, for [`gpu`] |
 
-mod pointer;
 mod runtime;
 mod sys;
 
@@ -19,7 +17,7 @@ use self::sys::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::gpu::{self, Gpu, Library, RawEvent};
 use crate::device::{Device, DeviceId, Devices};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Returns the number of ROCm devices.
 ///
@@ -36,18 +34,6 @@ pub fn register(devices: &Devices) {
             let id = DeviceId::new(device_type, ordinal);
             Device::new(Arc::new(Gpu::new(id, Rocm::new(id)?)?))
         });
-    }
-}
-
-impl Device {
-    /// Returns the device's backend.
-    pub(crate) fn as_rocm(&self) -> Result<&Gpu<Rocm>> {
-        let rocm = self.backend().downcast_ref();
-        rocm.ok_or_else(|| Error::NotSupported {
-            device: self.id(),
-            operation: "ROCm",
-            reason: "it is not a ROCm device of this crate".into(),
-        })
     }
 }
 

@@ -69,7 +69,7 @@ use crate::device::handle::RELEASES;
 use crate::device::parts::Reserved;
 use crate::device::{
     AddressClass, Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, RawQueue,
-    Relation, lock,
+    Relation, absent, lock,
 };
 use crate::error::{Error, Result};
 
@@ -164,24 +164,17 @@ impl SimDevice {
                 lock(&IDS).remove(&id.id);
             });
         };
-        Err(Error::DeviceNotAvailable {
-            device: id,
-            reason: reason.into(),
-        })
+        Err(absent(id, reason))
     }
 
     fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
-        let absent = |reason: String| Error::DeviceNotAvailable {
-            device: id,
-            reason: reason.into(),
-        };
         if cfg!(any(miri, not(target_os = "linux"))) {
-            return Err(absent("simulated devices need Linux, and not Miri".into()));
+            return Err(absent(id, "simulated devices need Linux, and not Miri"));
         }
         let bytes = config.capacity_bytes.max(1);
         let addresses = Reserved::new(id, bytes).map_err(|e| {
             let advice = "SimConfig::with_capacity_bytes asks for fewer";
-            absent(format!("{bytes} bytes of addresses: {e}; {advice}"))
+            absent(id, format!("{bytes} bytes of addresses: {e}; {advice}"))
         })?;
         let core = Core::new(id, config, addresses);
         let queue = Arc::new(SimQueue::new(core.clone()));

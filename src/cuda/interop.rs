@@ -1,21 +1,87 @@
-//! cudarc's `CudaSlice` in and out.
+//! cudarc's streams, events and slices in and out, and loans and buffers as kernel arguments.
 
 use std::sync::Arc;
 
 use arrow_buffer::ArrowNativeType;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
+use cudarc::driver::{
+    CudaEvent, CudaSlice, CudaStream, DevicePtrMut, DeviceRepr, LaunchArgs, PushKernelArg,
+};
 
 use crate::abi::{ArrowDeviceType, guard};
 use crate::device::cuda::{Cuda, Kept};
-use crate::device::gpu::Gpu;
-use crate::device::{Device, DevicePtr, Queue};
+use crate::device::gpu::{EventCell, Gpu, GpuQueue, Library, RawEvent, RawStream, Runtime};
+use crate::device::{Device, DevicePtr, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
+use crate::memory::{DeviceBuffer, DeviceBufferMut, Loan, Memory, Owner, Ready};
+
+impl Queue {
+    /// Makes a queue of a CUDA stream: work given to either runs in one order. While the stream is
+    /// captured into a graph, the queue refuses work; memory that would be freed in its order is
+    /// freed when the device is waited for.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and
+    /// [`Error::InvalidArgument`] for a stream of another context, for one that is being captured,
+    /// and for a per-thread default stream.
+    pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
+        let raw = RawStream(stream.cu_stream().expose_provenance());
+        let context = stream.context().cu_ctx().addr();
+        let stream = Kept::new(stream.context().clone(), stream);
+        let cuda = &Gpu::<Cuda>::of(device)?.context;
+        // The driver knows the context of any but a default stream.
+        if raw.is_default() && !cuda.runtime.reaches_context(context) {
+            let advice = <Cuda as Runtime>::Library::ADVICE;
+            return Err(Error::argument(format!(
+                "{}: the stream belongs to another context{advice}",
+                cuda.id
+            )));
+        }
+        // SAFETY: the queue keeps cudarc's stream, which keeps the raw one alive.
+        let queue = unsafe { GpuQueue::given(cuda.clone(), raw, stream) }?;
+        // SAFETY: the queue is of the device's context.
+        Ok(unsafe { device.wrap_queue(Arc::new(queue)) })
+    }
+
+    /// Returns the queue's stream, to launch kernels on.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if the queue's device is not a CUDA device.
+    pub fn cuda_stream(&self) -> Result<&CudaStream> {
+        let stream = GpuQueue::<Cuda>::of(self)?.given_or(|raw| {
+            let context = self.device().cuda_context()?;
+            let raw = std::ptr::with_exposed_provenance_mut(raw.0);
+            // SAFETY: the stream belongs to the queue, in the device's context. The queue keeps
+            // what is made of it to itself, and lends it for no longer than it lives.
+            let stream = unsafe { context.wrap_borrowed_stream(raw) };
+            Ok(Kept::new(context, stream))
+        })?;
+        let stream = stream.get().map(Arc::as_ref);
+        stream.ok_or_else(|| Error::argument("the queue's stream is gone"))
+    }
+}
+
+impl SyncEvent {
+    /// Makes an event of a device from a recorded CUDA event, of any context. It stands for the
+    /// work before it on the stream on which it was recorded.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
+    pub fn from_cuda_event(device: &Device, event: CudaEvent) -> Result<Self> {
+        let raw = RawEvent(event.cu_event().expose_provenance());
+        let event = Kept::new(event.context().clone(), event);
+        Gpu::<Cuda>::of(device)?;
+        let ptr = EventCell::given(raw, Box::new(event));
+        let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
+        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
+        // else has it.
+        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
+    }
+}
 
 /// Returns the backend of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&Gpu<Cuda>> {
-    let cuda = device.as_cuda()?;
+    let cuda = Gpu::<Cuda>::of(device)?;
     if device.id().device_type == ArrowDeviceType::CUDA {
         return Ok(cuda);
     }
@@ -141,5 +207,36 @@ impl DeviceBuffer {
             ));
         }
         Queue::from_cuda_stream(self.device(), stream.clone())
+    }
+}
+
+const _: () = assert!(
+    size_of::<DevicePtr>() == size_of::<CUdeviceptr>(),
+    "CUDA has 64-bit addresses"
+);
+
+/// Views an address as a kernel argument.
+fn argument(address: &DevicePtr) -> &CUdeviceptr {
+    // SAFETY: `DevicePtr` is a pointer, which has the size of a `CUdeviceptr` (asserted above) and
+    // its alignment on systems with 64-bit addresses; any address is a value of the integer.
+    unsafe { &*std::ptr::from_ref(address).cast::<CUdeviceptr>() }
+}
+
+// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
+// guarantees (`launch` is unsafe) that the stream is that of the loan's queue, which has waited for
+// the memory. The bit offset of a bitmap is an argument of its own.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Loan<'_, T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, arg: &'b Loan<'_, T>) -> &mut Self {
+        self.arg(argument(arg.address_ref()))
+    }
+}
+
+// SAFETY: the driver reads the argument while it is borrowed. Nothing else has the memory yet, and
+// whoever launches guarantees that the stream is that of the buffer's queue.
+unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut DeviceBufferMut> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, arg: &'b mut DeviceBufferMut) -> &mut Self {
+        self.arg(argument(arg.address_ref()))
     }
 }
