@@ -21,7 +21,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        resolve(Numbers::default(), &[self], None, |numbers| {
+        resolve(&mut Numbers::default(), &[self], None, |numbers| {
             for node in self.node().all() {
                 numbers.null_count(View::whole(node));
             }
@@ -40,7 +40,7 @@ impl DeviceArray {
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
         let all = self.node().all();
-        resolve(Numbers::default(), &[self], None, |numbers| {
+        resolve(&mut Numbers::default(), &[self], None, |numbers| {
             all.iter().try_for_each(|node| numbers.sizes(self, node))
         })
     }
@@ -48,7 +48,7 @@ impl DeviceArray {
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
     pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
-        resolve(Numbers::default(), &[self], Some(queue), |numbers| {
+        resolve(&mut Numbers::default(), &[self], Some(queue), |numbers| {
             numbers.sizes(self, self.node())
         })?;
         Ok(self.node().buffers[2].bytes().unwrap_or(0))
@@ -58,7 +58,7 @@ impl DeviceArray {
 /// Repeats a walk over arrays of one device until it lacks nothing, and returns its result. What it lacks is read on `queue`, or on the
 /// device's default queue, with one list of copies and one host wait for each walk but the last.
 pub(crate) fn resolve<T>(
-    mut numbers: Numbers,
+    numbers: &mut Numbers,
     arrays: &[&DeviceArray],
     queue: Option<&Queue>,
     walk: impl Fn(&Numbers) -> Result<T>,
@@ -311,6 +311,11 @@ impl Numbers {
         let reading = unsafe { Reading::start(&queue, &owners, &copies, slab, sources) }?;
         self.reading = Some((copies, reading));
         Ok(())
+    }
+
+    /// Whether something was copied, for which the host has waited.
+    pub(crate) fn has_read(&self) -> bool {
+        !self.known.is_empty()
     }
 
     /// Returns the event after which the copies are done, or `None` if they are already.

@@ -178,7 +178,7 @@ pub(crate) async fn check_async(
 /// Checks what can be checked only by reading the array's memory. Waits for it.
 fn check(array: &DeviceArray, validation: Validation) -> Result<()> {
     let walk = |numbers: &Numbers| count(numbers, array, validation);
-    resolve(Numbers::default(), &[array], None, walk)?;
+    resolve(&mut Numbers::default(), &[array], None, walk)?;
     match validation {
         Validation::Full => validate(array),
         Validation::Structure => Ok(()),

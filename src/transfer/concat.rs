@@ -27,13 +27,11 @@ impl DeviceArray {
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
     /// this call returns. First the ends of binary, text, list and map arrays are read, all run ends, and the type ids and offsets of
     /// dense unions whose children are not shared: one read for
-    /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
-    /// about 16 MiB (bitmaps that share a byte stay in one), with one more read for each that has a source: offsets, of all arrays except the first; dictionary
-    /// keys, views and list-view offsets that refer to something that is not shared, of all arrays except the
+    /// each level, all columns of all arrays together. So is what must be rewritten: offsets, of all arrays except the first;
+    /// dictionary keys, views and list-view offsets that refer to something that is not shared, of all arrays except the
     /// first; bitmaps that do not begin or end at a whole byte, or whose nulls are not counted yet. The
     /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is
-    /// one host wait, and so is the way back of each group except the last. If the host can read the memory, this waits
-    /// until all arrays are ready.
+    /// one host wait. If the host can read the memory, this waits until all arrays are ready.
     ///
     /// ```
     /// # use arrow_array::{Array, record_batch};

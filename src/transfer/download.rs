@@ -229,10 +229,10 @@ fn arrived(plan: Plan, mut reading: Reading<DeviceArray>) -> Result<DeviceArray>
     let (buffer, array) = reading.finish()?;
     let base = buffer.as_device_ptr();
     for region in &plan.regions {
-        let out = base.offset(region.dst).as_ptr().cast::<u8>();
+        let out = base.offset(region.dst);
         let src = match region.rewrite {
-            Rewrite::Made => region.src.as_ptr().cast_const().cast(),
-            _ => out.cast_const(),
+            Rewrite::Made => region.src,
+            _ => out,
         };
         let is_changed = !matches!(
             region.rewrite,

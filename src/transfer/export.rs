@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use arrow_buffer::bit_mask::set_bits;
+use arrow_buffer::BooleanBufferBuilder;
 
 use crate::data::DeviceArray;
 use crate::data::layout::BufferKind;
@@ -15,7 +15,7 @@ use crate::data::numbers::{Numbers, resolve};
 use crate::device::DeviceId;
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
-use crate::transfer::plan::{Plan, Planner, Scope, zeros};
+use crate::transfer::plan::{Plan, Planner, Scope};
 
 /// How an array is exported.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,10 @@ impl Export {
     /// values' offset says, and the nulls in those that were read are known; where nodes are whole, the original knows them too.
     pub(crate) fn resolved(self, array: &DeviceArray) -> Result<DeviceArray> {
         let walk = |numbers: &Numbers| self.walk(array, numbers);
-        self.made(array, resolve(Numbers::default(), &[array], None, walk)?)
+        self.made(
+            array,
+            resolve(&mut Numbers::default(), &[array], None, walk)?,
+        )
     }
 
     /// As [`resolved`](Self::resolved). A poll does not wait for the bitmaps.
@@ -129,19 +132,19 @@ impl<'a> Planner<'a> {
         let task = Task::of(array, view, export);
         if task == Task::Offset {
             // Of 64 bits, which are enough for one of 32.
-            let offset = self.known(vec![0; 8]);
+            let offset = self.known(vec![0u8; 8]);
             own = Some((1, self.buffer(true, [offset])?));
         } else if task != Task::Nothing {
             nulls = self.numbers.null_count(view);
             if task == Task::Move {
                 if let Some(bitmap) = self.numbers.bitmap(view) {
-                    let (first, at) = (view.validity_offset % 8, view.offset % 8);
-                    let mut moved = vec![0; (at + view.length).div_ceil(8)];
-                    set_bits(&mut moved, bitmap, at, first, view.length);
-                    let moved = self.known(moved);
+                    let first = view.validity_offset % 8;
+                    let mut moved = BooleanBufferBuilder::new(view.offset + view.length);
                     // Of rows that are skipped.
-                    let skipped = zeros(view.offset / 8);
-                    own = Some((0, self.buffer(true, [skipped, moved])?));
+                    moved.append_n(view.offset, false);
+                    moved.append_packed_range(first..first + view.length, bitmap);
+                    let moved = self.known(moved.finish().into_inner());
+                    own = Some((0, self.buffer(true, [moved])?));
                 }
             }
         }

@@ -4,8 +4,8 @@
 //! arrays; dictionaries and the children of list views and dense unions whole; of view arrays the data buffers that its
 //! rows refer to on upload, and all on download; of run-end encoded arrays the runs that hold its rows.
 //!
-//! From device to device, unchanged bytes are copied directly. Only three kinds of regions are copied through the host,
-//! which rewrites them: validity bitmaps that start within a byte, the last byte of bitmaps that have other bits after
+//! From device to device, unchanged bytes are copied directly. Only three kinds of regions are read first and rewritten by the
+//! host: validity bitmaps that start within a byte, the last byte of bitmaps that have other bits after
 //! their last row, and offsets that do not start at 0. A concatenation also rewrites what refers to rows or buffers of one
 //! input: offsets, dictionary keys, run ends, views. An export moves validity bitmaps that start at another bit of a
 //! byte than the values, through the host too.
@@ -238,7 +238,8 @@ impl DeviceArray {
     ///
     /// If the host cannot read the memory, values are copied on the device. The ends of binary, text, list and map
     /// arrays are read first: one read for each level, all columns together. Validity bitmaps that must be rewritten or
-    /// counted, and offsets that must be rebased, are copied to the host with one more read for each 16 MiB. Each read is one host wait.
+    /// counted are copied to the host with the first of them, and offsets that must be rebased with the read after their ends. Each
+    /// read is one host wait.
     ///
     /// ```
     /// # use arrow_array::record_batch;

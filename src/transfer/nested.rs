@@ -15,8 +15,8 @@ use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{int, push_int};
 use crate::error::{Error, Result};
-use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large, unchanged};
-use crate::transfer::region::Rewrite;
+use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large};
+use crate::transfer::region::{CopyRegion, Rewrite};
 
 /// What the parts refer to, without what is there already: the rows that are kept, and for each part where its own start among
 /// them.
@@ -205,7 +205,7 @@ impl<'a> Planner<'a> {
         let one = parts.len() == 1;
         for ((view, buffer), used) in data.into_iter().zip(used) {
             let bytes = buffer.bytes().unwrap_or(0);
-            let region = unchanged(buffer, 0, bytes, one && is_whole(view));
+            let region = CopyRegion::of(buffer, 0, bytes).padded(one && is_whole(view));
             let wanted = used && view.length > 0;
             node.buffers
                 .push(self.buffer(self.to_device, wanted.then_some(region))?);

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow_buffer::Buffer;
 use arrow_schema::DataType;
 use smallvec::SmallVec;
 
@@ -45,11 +46,11 @@ pub(crate) struct Plan {
     /// Some buffer has an address, if without bytes.
     has_buffers: bool,
     /// The sources of [`Rewrite::Made`].
-    made: Vec<Vec<u8>>,
+    made: Vec<Buffer>,
     /// Of [`Rewrite::Views`].
     pub(super) tables: Vec<Vec<u32>>,
-    /// The nulls of the nodes of which a copy counts them, in the order of the walk.
-    pub(super) counts: Vec<usize>,
+    /// What was read for it, with the sources of what a copy on a device rewrites.
+    pub(super) numbers: Numbers,
 }
 
 /// Plans the transfer of arrays of one device, at least one, which become an array of type `of` on the device `to`, or on the host.
@@ -61,13 +62,14 @@ pub(super) fn plan(
     to: Option<&Device>,
     queue: Option<&Queue>,
 ) -> Result<Plan> {
-    let numbers = match arrays[0].device().is_host_readable() {
+    let mut numbers = match arrays[0].device().is_host_readable() {
         true => Numbers::in_place(arrays)?,
         false => Numbers::default(),
     };
-    resolve(numbers, arrays, queue, |numbers| {
+    let plan = resolve(&mut numbers, arrays, queue, |numbers| {
         walk(arrays, of, scope, to, numbers)
-    })
+    })?;
+    Ok(Plan { numbers, ..plan })
 }
 
 /// As [`plan`], as far as the numbers are known; where the host can read the arrays, they are known to be in place.
@@ -99,34 +101,22 @@ impl Plan {
         }
     }
 
-    /// Returns the result, whose memory starts at `base`. Its null counts are known where a copy has counted them.
+    /// Returns the result, whose memory starts at `base`.
     pub(super) fn place(mut self, base: DevicePtr, owner: &Arc<Owner>) -> Arc<Node> {
-        fn place(
-            node: &mut Arc<Node>,
-            base: DevicePtr,
-            owner: &Arc<Owner>,
-            counts: &mut impl Iterator<Item = usize>,
-        ) {
+        fn place(node: &mut Arc<Node>, base: DevicePtr, owner: &Arc<Owner>) {
             // The plan has the only reference.
             let Some(node) = Arc::get_mut(node) else {
                 return;
             };
-            if node.nulls.get().is_none() {
-                counts
-                    .next()
-                    .into_iter()
-                    .for_each(|nulls| node.nulls.set(nulls));
-            }
             for buffer in &mut node.buffers {
                 if !buffer.is_null() && buffer.owner.is_none() {
                     (buffer.base, buffer.owner) = (base, Some(owner.clone()));
                 }
             }
-            for child in &mut node.children {
-                place(child, base, owner, counts);
-            }
+            let children = node.children.iter_mut();
+            children.for_each(|child| place(child, base, owner));
         }
-        place(&mut self.root, base, owner, &mut self.counts.into_iter());
+        place(&mut self.root, base, owner);
         self.root
     }
 }
@@ -149,37 +139,17 @@ pub(super) struct Planner<'a> {
     pub(super) numbers: &'a Numbers,
     /// What was planned so far. The root is not its own yet.
     plan: Plan,
-    /// The allocation of the last region's source.
-    last: DevicePtr,
     /// Where regions went that may be asked for again.
     places: HashMap<(DevicePtr, usize, Rewrite), usize>,
-}
-
-/// A region with the allocation of its source.
-pub(super) type From = (DevicePtr, CopyRegion);
-
-/// `len` bytes of a buffer from byte `from` on.
-pub(super) fn of_buffer(buffer: &NodeBuffer, from: usize, len: usize) -> From {
-    let region = CopyRegion::new(buffer.base.offset(buffer.offset + from), len);
-    (buffer.base, region)
-}
-
-/// Zeros.
-pub(super) fn zeros(n: usize) -> From {
-    let mut region = CopyRegion::new(DevicePtr::NULL, 0);
-    region.pad = n;
-    (DevicePtr::NULL, region)
-}
-
-/// As [`of_buffer`], of a part that is copied as it is. Earlier transfers padded the buffers of nodes that are `whole`.
-pub(super) fn unchanged(buffer: &NodeBuffer, from: usize, len: usize, whole: bool) -> From {
-    let (base, region) = of_buffer(buffer, from, len);
-    (base, region.padded(whole))
 }
 
 /// Whether an earlier transfer wrote the node, and the view is all of it.
 pub(super) fn is_whole(view: View<'_>) -> bool {
     view.node.padded && view.is_uncut()
+}
+
+fn on_host(bytes: &[u8]) -> DevicePtr {
+    DevicePtr::new(bytes.as_ptr().cast_mut().cast())
 }
 
 pub(super) fn too_large() -> Error {
@@ -209,9 +179,8 @@ impl<'a> Planner<'a> {
                 has_buffers: false,
                 made: Vec::new(),
                 tables: Vec::new(),
-                counts: Vec::new(),
+                numbers: Numbers::default(),
             },
-            last: DevicePtr::NULL,
             places: HashMap::new(),
         }
     }
@@ -220,12 +189,6 @@ impl<'a> Planner<'a> {
     pub(super) fn end(mut self, root: Arc<Node>) -> Plan {
         self.plan.root = root;
         self.plan
-    }
-
-    /// Adds a node whose nulls are counted when its bitmap is copied, except for `known` ones. Returns its number.
-    pub(super) fn count(&mut self, known: usize) -> u32 {
-        self.plan.counts.push(known);
-        self.plan.counts.len() as u32 - 1
     }
 
     /// Adds a table, of which it returns the number.
@@ -243,15 +206,15 @@ impl<'a> Planner<'a> {
     pub(super) fn buffer(
         &mut self,
         present: bool,
-        regions: impl IntoIterator<Item = From>,
+        regions: impl IntoIterator<Item = CopyRegion>,
     ) -> Result<NodeBuffer> {
         let start = self.plan.bytes;
         let (mut end, mut room, mut n) = (start, start, 0);
-        for (base, mut region) in regions {
+        for mut region in regions {
             if region.room() == 0 {
                 continue;
             }
-            region.dst = end - usize::from(region.shares_byte());
+            region.dst = end;
             end = add(region.dst, region.room())?;
             // Where it is changed in place, the source has room too.
             room = end.max(add(region.dst, region.source())?);
@@ -264,7 +227,7 @@ impl<'a> Planner<'a> {
                     return Ok(self.placed(place, region.len));
                 }
             }
-            self.add_region(base, region);
+            self.add_region(region);
         }
         if n == 0 {
             return Ok(match present {
@@ -286,13 +249,13 @@ impl<'a> Planner<'a> {
 
     /// Adds a region, or to the last one if it continues that on both sides of the copy: buffers that an earlier transfer put next to
     /// each other stay so.
-    fn add_region(&mut self, base: DevicePtr, region: CopyRegion) {
+    fn add_region(&mut self, region: CopyRegion) {
         match self.plan.regions.last_mut() {
             Some(last)
                 if last.padded
                     && region.padded
                     && (last.rewrite, region.rewrite) == (Rewrite::None, Rewrite::None)
-                    && base == self.last
+                    && region.base == last.base
                     && region.dst == last.dst + last.room()
                     && region.src == last.src.offset(last.room()) =>
             {
@@ -300,7 +263,6 @@ impl<'a> Planner<'a> {
             }
             _ => self.plan.regions.push(region),
         }
-        self.last = base;
     }
 
     /// A buffer of the result, which has no memory yet.
@@ -313,11 +275,19 @@ impl<'a> Planner<'a> {
     }
 
     /// A region of bytes that are known.
-    pub(super) fn known(&mut self, bytes: Vec<u8>) -> From {
-        let src = DevicePtr::new(bytes.as_ptr().cast_mut().cast());
-        let region = CopyRegion::new(src, bytes.len()).rewritten(Rewrite::Made);
-        self.plan.made.push(bytes);
-        (DevicePtr::NULL, region)
+    pub(super) fn known(&mut self, bytes: impl Into<Buffer>) -> CopyRegion {
+        let bytes = bytes.into();
+        self.plan.made.push(bytes.clone());
+        CopyRegion::new(on_host(&bytes), 0, bytes.len()).rewritten(Rewrite::Made)
+    }
+
+    /// A region that is rewritten. A copy on a device takes the source from the host, where it is read first: `None` if it was not yet.
+    pub(super) fn changed(&self, region: CopyRegion, rewrite: Rewrite) -> Option<CopyRegion> {
+        let mut region = region.rewritten(rewrite);
+        if rewrite != Rewrite::None && self.to_device && !self.readable {
+            region.src = on_host(self.numbers.read(region.src, region.source(), false)?);
+        }
+        Some(region)
     }
 
     /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.

@@ -2,7 +2,8 @@
 
 use arrow_buffer::bit_mask::set_bits;
 
-use crate::data::numbers::{count_bits, int};
+use crate::data::node::NodeBuffer;
+use crate::data::numbers::int;
 use crate::device::DevicePtr;
 use crate::transfer::staging;
 
@@ -14,6 +15,8 @@ pub(super) const DIRECT: usize = staging(1 << 20);
 /// Some bytes of one buffer of a transfer's result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyRegion {
+    /// The allocation of the source.
+    pub(super) base: DevicePtr,
     /// The first byte of the source.
     pub(super) src: DevicePtr,
     /// Byte offset in the memory of the result.
@@ -34,15 +37,8 @@ pub(crate) enum Rewrite {
     None,
     /// Nothing, but the source is memory of the host that the plan keeps.
     Made,
-    /// The result is `bits` bits from bit `skip` of the source, or that many set bits if there is no source. They start at bit
-    /// `at` of the first byte, whose bits before that are another region's.
-    Bits {
-        skip: u8,
-        at: u8,
-        bits: usize,
-        /// Those that are not set are nulls, to be added to this one of the plan's counts.
-        counts: Option<u32>,
-    },
+    /// The result is `bits` bits from bit `skip` of the source on.
+    Bits { skip: u8, bits: usize },
     /// `n` is added to each integer of `width` bytes (1, 2, 4 or 8). Invalid offsets may wrap; they stay invalid, and
     /// nothing is read through them.
     Add { width: u8, n: i64 },
@@ -51,16 +47,22 @@ pub(crate) enum Rewrite {
 }
 
 impl CopyRegion {
-    /// `len` bytes that are copied as they are.
-    pub(super) fn new(src: DevicePtr, len: usize) -> Self {
+    /// `len` bytes from byte `offset` of an allocation on, that are copied as they are.
+    pub(super) fn new(base: DevicePtr, offset: usize, len: usize) -> Self {
         Self {
-            src,
+            base,
+            src: base.offset(offset),
             dst: 0,
             len,
             pad: 0,
             padded: false,
             rewrite: Rewrite::None,
         }
+    }
+
+    /// `len` bytes of a buffer from byte `from` on.
+    pub(super) fn of(buffer: &NodeBuffer, from: usize, len: usize) -> Self {
+        Self::new(buffer.base, buffer.offset + from, len)
     }
 
     pub(super) fn rewritten(self, rewrite: Rewrite) -> Self {
@@ -80,67 +82,45 @@ impl CopyRegion {
     pub(super) fn source(&self) -> usize {
         match self.rewrite {
             Rewrite::Made => 0,
-            Rewrite::Bits { .. } if self.src.is_null() => 0,
-            Rewrite::Bits { skip, bits, .. } => (usize::from(skip) + bits).div_ceil(8),
+            Rewrite::Bits { skip, bits } => (usize::from(skip) + bits).div_ceil(8),
             _ => self.len,
         }
-    }
-
-    /// Whether the bits do not start a byte: the region before has others in it.
-    pub(super) fn shares_byte(&self) -> bool {
-        matches!(self.rewrite, Rewrite::Bits { at: 1.., .. })
     }
 
     /// Bytes `start..end` of the result and its padding as a region of their own. `start` is a multiple of 16, so that it divides no
     /// value that is rewritten.
     pub(super) fn part(&self, start: usize, end: usize) -> Self {
         let len = end.min(self.len).saturating_sub(start);
-        let mut part = Self {
+        let rewrite = match self.rewrite {
+            _ if len == 0 => Rewrite::None,
+            Rewrite::Bits { skip, bits } => Rewrite::Bits {
+                skip,
+                bits: (bits - start * 8).min(len * 8),
+            },
+            rewrite => rewrite,
+        };
+        Self {
             src: self.src.offset(start),
             dst: self.dst + start,
             len,
             pad: end - start - len,
             padded: false,
-            rewrite: self.rewrite,
-        };
-        match (&mut part.rewrite, self.rewrite) {
-            (rewrite, _) if len == 0 => *rewrite = Rewrite::None,
-            (
-                rewrite,
-                Rewrite::Bits {
-                    skip,
-                    at,
-                    bits,
-                    counts,
-                },
-            ) => {
-                // The first bit of the part, of those of the region and of the source.
-                let done = (start * 8).saturating_sub(usize::from(at));
-                let first = usize::from(skip) + done;
-                let at = if start == 0 { at } else { 0 };
-                part.src = match self.src.is_null() {
-                    true => DevicePtr::NULL,
-                    false => self.src.offset(first / 8),
-                };
-                *rewrite = Rewrite::Bits {
-                    skip: (first % 8) as u8,
-                    at,
-                    bits: (bits - done).min(len * 8 - usize::from(at)),
-                    counts,
-                };
-            }
-            _ => {}
+            rewrite,
+            ..*self
         }
-        part
     }
 
-    /// Writes the result and its padding to `out`. Bits before the first one of the result stay.
+    /// Writes the result and its padding to `out`.
     ///
     /// # Safety
     /// `src`, where the source's bytes are, is readable, and `out` is writable, each for its length. They do not overlap, or are
     /// the same; then `out` has room for the source too.
     #[inline]
-    pub(super) unsafe fn write(&self, tables: &[Vec<u32>], src: *const u8, out: *mut u8) {
+    pub(super) unsafe fn write(&self, tables: &[Vec<u32>], src: DevicePtr, out: DevicePtr) {
+        let (src, out) = (
+            src.as_ptr().cast::<u8>().cast_const(),
+            out.as_ptr().cast::<u8>(),
+        );
         // SAFETY: the caller guarantees so many bytes of either, and that they do not overlap unless they are the same.
         unsafe {
             if !matches!(self.rewrite, Rewrite::Bits { .. }) && !std::ptr::eq(src, out) {
@@ -159,62 +139,32 @@ impl CopyRegion {
     /// As [`write`](Self::write).
     #[inline(never)]
     unsafe fn change(&self, tables: &[Vec<u32>], src: *const u8, out: *mut u8) {
-        let mut moved = Vec::new();
+        let moved;
         let source = match self.rewrite {
-            Rewrite::Bits { .. } if !src.is_null() => {
+            Rewrite::Bits { .. } => {
                 // SAFETY: the caller guarantees the source's bytes.
                 let source = unsafe { std::slice::from_raw_parts(src, self.source()) };
-                if std::ptr::eq(src, out) {
-                    moved.extend_from_slice(source);
+                match std::ptr::eq(src, out) {
+                    true => {
+                        moved = source.to_vec();
+                        &moved
+                    }
+                    false => source,
                 }
-                Some(if moved.is_empty() { source } else { &moved[..] })
             }
-            _ => None,
+            _ => &[],
         };
         // SAFETY: the caller guarantees so many bytes, and that nothing else uses them: bits that were there have moved.
         let result = unsafe { std::slice::from_raw_parts_mut(out, self.len) };
         match self.rewrite {
             Rewrite::None | Rewrite::Made => {}
-            Rewrite::Bits { skip, at, bits, .. } => {
-                put_bits(source, result, skip.into(), at.into(), bits);
+            Rewrite::Bits { skip, bits } => {
+                result.fill(0);
+                set_bits(result, source, 0, skip.into(), bits);
             }
             Rewrite::Add { width, n } => add(result, width, n),
             Rewrite::Views(table) => renumber(result, &tables[table as usize]),
         }
-    }
-
-    /// Returns the nulls to be counted in the result, which is at the start of `out`, and where they are counted.
-    pub(super) fn nulls(&self, out: &[u8]) -> Option<(usize, usize)> {
-        match self.rewrite {
-            Rewrite::Bits {
-                at,
-                bits,
-                counts: Some(i),
-                ..
-            } => Some((i as usize, bits - count_bits(out, at.into(), bits))),
-            _ => None,
-        }
-    }
-}
-
-/// Writes `bits` bits from bit `skip` of `source`, or set bits, from bit `at` (0 to 7) of `out` on, and zeroes the rest of it. The bits
-/// before stay.
-fn put_bits(source: Option<&[u8]>, out: &mut [u8], skip: usize, at: usize, bits: usize) {
-    let before = out.first().map_or(0, |first| first & ((1 << at) - 1));
-    match source {
-        Some(source) => {
-            out.fill(0);
-            set_bits(out, source, at, skip, bits);
-        }
-        None => {
-            out.fill(0xff);
-            if let Some(last) = out.get_mut((at + bits) / 8) {
-                *last = (1 << ((at + bits) % 8)) - 1;
-            }
-        }
-    }
-    if let Some(first) = out.first_mut() {
-        *first = *first & (0xff << at) | before;
     }
 }
 
@@ -262,7 +212,7 @@ mod tests {
 
     fn region(from: &[u8], len: usize, rewrite: Rewrite) -> CopyRegion {
         let src = DevicePtr::new(from.as_ptr().cast_mut().cast());
-        let mut region = CopyRegion::new(src, len).rewritten(rewrite);
+        let mut region = CopyRegion::new(src, 0, len).rewritten(rewrite);
         region.pad = len.next_multiple_of(64) - len;
         region
     }
@@ -272,9 +222,9 @@ mod tests {
         let mut out = vec![0xAA; region.room()];
         for start in (0..out.len()).step_by(step) {
             let part = region.part(start, out.len().min(start + step));
-            let (src, out) = (part.src.as_ptr().cast_const(), &mut out[part.dst..]);
+            let out = DevicePtr::new(out[part.dst..].as_mut_ptr().cast());
             // SAFETY: every caller passes a source that is as long as its region says, and `out` is fresh.
-            unsafe { part.write(&[], src.cast(), out.as_mut_ptr()) };
+            unsafe { part.write(&[], part.src, out) };
         }
         out
     }
@@ -286,66 +236,19 @@ mod tests {
             let few = if cfg!(miri) { 7 } else { 1 };
             for bits in (1..150).step_by(few).chain([511, 512, 513, 520]) {
                 let from = source((usize::from(skip) + bits).div_ceil(8));
-                let rewrite = Rewrite::Bits {
-                    skip,
-                    at: 0,
-                    bits,
-                    counts: Some(3),
-                };
+                let rewrite = Rewrite::Bits { skip, bits };
                 let region = region(&from, bits.div_ceil(8), rewrite);
                 let all = written(&region, 4096);
                 assert_eq!(all, written(&region, 64));
                 let mut same = vec![0xAA; all.len().max(from.len())];
                 same[..from.len()].copy_from_slice(&from);
-                let out = same.as_mut_ptr();
+                let out = DevicePtr::new(same.as_mut_ptr().cast());
                 // SAFETY: the source is there, which has room for the result.
                 unsafe { region.write(&[], out, out) };
                 assert_eq!(all, same[..all.len()], "in place: {skip}, {bits}");
                 for i in 0..all.len() * 8 {
                     let expected = i < bits && bit(&from, usize::from(skip) + i);
                     assert_eq!(bit(&all, i), expected, "bit {i} of {bits} from {skip}");
-                }
-                let nulls = (0..bits).filter(|i| !bit(&all, *i)).count();
-                assert_eq!(region.nulls(&all), Some((3, nulls)));
-            }
-        }
-    }
-
-    /// Bits of several sources, or of none, one after the other in the same bytes.
-    #[test]
-    fn bits_to_any_bit() {
-        for at in 0..8u8 {
-            for bits in (1..40).chain([511, 512, 530]) {
-                for skip in [None, Some(0), Some(3)] {
-                    let from = source((usize::from(skip.unwrap_or(0)) + bits).div_ceil(8));
-                    let rewrite = Rewrite::Bits {
-                        skip: skip.unwrap_or(0),
-                        at,
-                        bits,
-                        counts: None,
-                    };
-                    let len = (usize::from(at) + bits).div_ceil(8);
-                    let mut region = region(&from, len, rewrite);
-                    if skip.is_none() {
-                        region.src = DevicePtr::NULL;
-                    }
-                    let all = written(&region, 4096);
-                    assert_eq!(all, written(&region, 64));
-                    for i in 0..all.len() * 8 {
-                        let expected = match i.checked_sub(at.into()) {
-                            // What was there before.
-                            None => i % 2 == 1,
-                            Some(i) if i < bits => {
-                                skip.is_none_or(|skip| bit(&from, usize::from(skip) + i))
-                            }
-                            Some(_) => false,
-                        };
-                        assert_eq!(
-                            bit(&all, i),
-                            expected,
-                            "bit {i}, {bits} from {skip:?} to {at}"
-                        );
-                    }
                 }
             }
         }

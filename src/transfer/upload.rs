@@ -12,7 +12,8 @@ use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent, TransferStats, lock,
 };
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
+use crate::memory::{DeviceBufferMut, HostSlab};
+use crate::transfer::copy::{add_copy, keep_until, result};
 use crate::transfer::plan::{Plan, Scope, plan};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
 use crate::transfer::staging;
@@ -237,7 +238,7 @@ impl Packing<'_> {
     /// # Safety
     /// The host can read the sources. The buffer has room for the chunk.
     unsafe fn fill(&self, chunk: Chunk, buffer: &mut HostSlab, copies: &mut Vec<CopyOp>) {
-        let (start, first) = (buffer.as_device_ptr(), copies.len());
+        let start = buffer.as_device_ptr();
         let streams = buffer.is_locked() && !self.reuses;
         let (mut used, mut done) = (0, chunk.done);
         for region in &self.regions[chunk.region..] {
@@ -254,24 +255,25 @@ impl Packing<'_> {
                 }
             };
             let (src, dst) = (start.offset(used), self.base.offset(part.dst));
-            let (mut from, out) = (part.src.as_ptr().cast_const().cast(), src.as_ptr().cast());
+            let mut from = part.src;
             // SAFETY: the caller guarantees the source, and room for the chunk, of which this part comes after those before.
             unsafe {
                 if streams && part.len >= STREAMED && part.rewrite == Rewrite::None {
-                    copy_past_cache(from, out, part.len);
-                    from = out;
+                    let out = src.as_ptr().cast();
+                    copy_past_cache(from.as_ptr().cast_const().cast(), out, part.len);
+                    from = src;
                 }
-                part.write(self.tables, from, out);
+                part.write(self.tables, from, src);
             }
-            match copies[first..].last_mut() {
-                Some(copy) if copy.dst.offset(copy.bytes) == dst => copy.bytes += bytes,
-                _ => copies.push(CopyOp {
+            add_copy(
+                copies,
+                CopyOp {
                     src,
                     dst,
                     bytes,
                     kind: CopyKind::HostToDevice,
-                }),
-            }
+                },
+            );
             (used, done) = (used + bytes, 0);
         }
     }
@@ -322,30 +324,6 @@ fn direct(queue: &Queue, region: &CopyRegion, least: usize) -> usize {
     }
 }
 
-/// Keeps `sources` until `event`, which was recorded on `queue`; if that failed, until all work that the queue has
-/// been given is done.
-pub(super) fn keep_until<T: Send + 'static>(
-    queue: &Queue,
-    event: Result<Option<SyncEvent>>,
-    sources: T,
-) -> Result<Option<SyncEvent>> {
-    match &event {
-        Ok(Some(event)) => event.keep(sources),
-        Ok(None) => {}
-        Err(_) => queue.keep_until_done(sources),
-    }
-    event
-}
-
-/// What a plan makes of device memory that is filled once `event` has completed.
-pub(super) fn result(plan: Plan, memory: DeviceBufferMut, event: Option<SyncEvent>) -> Arc<Node> {
-    let base = memory.address();
-    let device = memory.queue().device().clone();
-    let ready = event.map_or(Ready::Now, Ready::Event);
-    let owner = Owner::new(device, memory.into_memory(), ready);
-    plan.place(base, &Arc::new(owner))
-}
-
 #[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
@@ -360,9 +338,9 @@ mod tests {
         let memory = DeviceBufferMut::allocate(&queue, bytes).unwrap();
         let source = vec![7_u8; bytes];
         let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
-        let mut regions = [CopyRegion::new(src, bytes - 64); 2];
+        let mut regions = [CopyRegion::new(src, 0, bytes - 64); 2];
         // There is no table of views.
-        regions[1] = CopyRegion::new(src, 64).rewritten(Rewrite::Views(0));
+        regions[1] = CopyRegion::new(src, 0, 64).rewritten(Rewrite::Views(0));
         regions[1].dst = bytes - 64;
         let packing = Packing {
             regions: &regions,

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
+use arrow_buffer::BooleanBufferBuilder;
 use arrow_schema::DataType;
 use smallvec::SmallVec;
 
 use crate::data::layout::{BufferKind, Nesting, check_rows, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::data::numbers::{check_size, int};
-use crate::device::DevicePtr;
 use crate::error::{Error, Result};
-use crate::transfer::plan::{
-    From, Parts, Planner, Scope, is_whole, of_buffer, too_large, unchanged,
-};
+use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
 
 /// More bytes than any device has for a bitmap.
@@ -24,8 +22,6 @@ struct Run<'a> {
     view: View<'a>,
     /// The first one in the buffer; `None` if all bits are set.
     first: Option<usize>,
-    /// Where the nulls are counted, if they are not known.
-    counts: Option<u32>,
 }
 
 type Runs<'a> = SmallVec<[Run<'a>; 1]>;
@@ -128,16 +124,15 @@ impl<'a> Planner<'a> {
         if !one && width > 0 {
             self.check_present(parts, i)?;
         }
-        let present = parts
-            .iter()
-            .enumerate()
-            .filter(|(_, view)| !view.node.buffers[i].is_null());
-        let regions = present.map(|(k, view)| {
-            let (from, bytes) = (view.offset * width, view.length.saturating_mul(width));
-            let whole = one && is_whole(*view);
-            let (base, region) = unchanged(&view.node.buffers[i], from, bytes, whole);
-            (base, region.rewritten(rewrite(k)))
-        });
+        let mut regions = SmallVec::<[CopyRegion; 1]>::new();
+        for (k, view) in parts.iter().enumerate() {
+            let buffer = &view.node.buffers[i];
+            if !buffer.is_null() {
+                let (from, bytes) = (view.offset * width, view.length.saturating_mul(width));
+                let region = CopyRegion::of(buffer, from, bytes).padded(one && is_whole(*view));
+                regions.extend(self.changed(region, rewrite(k)));
+            }
+        }
         self.buffer(self.to_device, regions)
     }
 
@@ -160,25 +155,20 @@ impl<'a> Planner<'a> {
             runs.push(Run {
                 view: *view,
                 first: (nulls != Some(0)).then_some(view.validity_offset),
-                counts: nulls.is_none().then_some(0),
             });
         }
         if !unknown && known == 0 {
             node.buffers.push(NodeBuffer::absent());
             return Ok(());
         }
-        let counts = (unknown && self.is_exact()).then(|| self.count(known));
-        for run in &mut runs {
-            run.counts = run.counts.and(counts);
-        }
         node.nulls = NullCount::from((!unknown).then_some(known));
         node.buffers.push(self.bits(0, &runs)?);
         Ok(())
     }
 
-    /// The nulls of rows, which are counted if the host can read the bitmap.
+    /// The nulls of rows, which are counted if the host can read the bitmap, or if they must be known.
     fn nulls(&self, view: View<'a>) -> Option<usize> {
-        match self.readable {
+        match self.readable || self.is_exact() {
             true => self.numbers.null_count(view),
             false => view.null_count(),
         }
@@ -205,45 +195,46 @@ impl<'a> Planner<'a> {
         if rows.div_ceil(8) as u64 > MOST {
             return Err(too_large());
         }
-        let (mut start, mut regions) = (0, SmallVec::<[From; 2]>::new());
-        for Run {
-            view,
-            first,
-            counts,
-        } in runs.iter().copied()
-        {
-            let (mut bits, at, skip) = (view.length, start % 8, first.unwrap_or(0) % 8);
+        let (mut start, mut regions) = (0, SmallVec::<[CopyRegion; 2]>::new());
+        let mut made = BooleanBufferBuilder::new(0);
+        for Run { view, first } in runs {
+            let (buffer, mut bits) = (&view.node.buffers[i], view.length);
+            let starts_byte = start % 8 == 0;
             start += bits;
-            let of = |byte: usize, bits: usize| match first {
-                Some(first) => of_buffer(&view.node.buffers[i], first / 8 + byte, bits.div_ceil(8)),
-                None => (
-                    DevicePtr::NULL,
-                    CopyRegion::new(DevicePtr::NULL, bits.div_ceil(8)),
-                ),
-            };
-            let in_place = first.is_some() && counts.is_none() && at == 0 && skip == 0;
-            if in_place && (bits % 8 == 0 || runs.len() == 1 && is_whole(view)) {
-                let (base, region) = of(0, bits);
-                regions.push((base, region.padded(runs.len() == 1 && is_whole(view))));
-                continue;
+            if let (Some(mut first), true) = (*first, starts_byte) {
+                let whole = runs.len() == 1 && is_whole(*view);
+                let in_place = first % 8 == 0;
+                if in_place && (bits % 8 == 0 || whole) {
+                    let region = CopyRegion::of(buffer, first / 8, bits.div_ceil(8));
+                    regions.push(region.padded(whole));
+                    continue;
+                }
+                if start == rows {
+                    // The last byte has bits after the last row; those before it are copied by the device.
+                    let copies = self.to_device && (!self.readable || bits / 8 >= DIRECT);
+                    if in_place && copies && bits > 8 {
+                        regions.push(CopyRegion::of(buffer, first / 8, bits / 8));
+                        (first, bits) = (first + bits / 8 * 8, bits % 8);
+                    }
+                    let region = CopyRegion::of(buffer, first / 8, bits.div_ceil(8));
+                    let skip = (first % 8) as u8;
+                    regions.extend(self.changed(region, Rewrite::Bits { skip, bits }));
+                    continue;
+                }
             }
-            // The last byte has bits after the last row; those before it are copied by the device.
-            let copies = self.to_device && (!self.readable || bits / 8 >= DIRECT);
-            let mut done = 0;
-            if in_place && copies && start == rows && bits > 8 {
-                regions.push(of(0, bits / 8 * 8));
-                (done, bits) = (bits / 8, bits % 8);
+            match *first {
+                None => made.append_n(bits, true),
+                Some(first) => {
+                    let (at, skip) = (buffer.address().offset(first / 8), first % 8);
+                    let bytes = self.numbers.read(at, (skip + bits).div_ceil(8), false);
+                    if let Some(bytes) = bytes {
+                        made.append_packed_range(skip..skip + bits, bytes);
+                    }
+                }
             }
-            let (base, region) = of(done, at + bits);
-            regions.push((
-                base,
-                region.rewritten(Rewrite::Bits {
-                    skip: skip as u8,
-                    at: at as u8,
-                    bits,
-                    counts,
-                }),
-            ));
+            if start % 8 == 0 || start == rows {
+                regions.push(self.known(made.finish().into_inner()));
+            }
         }
         self.buffer(true, regions)
     }
@@ -285,18 +276,14 @@ impl<'a> Planner<'a> {
         if ends.len() < parts.len() {
             return Ok(());
         }
-        let (mut offsets, mut items) = (SmallVec::<[From; 1]>::new(), 0usize);
-        for (view, (first, last)) in parts.iter().zip(ends.iter().copied()) {
+        let (mut offsets, mut items) = (SmallVec::<[CopyRegion; 1]>::new(), 0usize);
+        for (k, (view, (first, last))) in parts.iter().zip(ends.iter().copied()).enumerate() {
             self.check_ends(*view, first, last)?;
             // The first offset of a part is the last one of the part before.
-            let skip = usize::from(!offsets.is_empty());
+            let skip = usize::from(k > 0);
             let (from, n) = (view.offset + skip, view.length + 1 - skip);
-            let (base, region) = unchanged(
-                &view.node.buffers[1],
-                from * width,
-                n * width,
-                one && is_whole(*view),
-            );
+            let region = CopyRegion::of(&view.node.buffers[1], from * width, n * width);
+            let region = region.padded(one && is_whole(*view));
             let rewrite = match (items as i64).wrapping_sub(first) {
                 0 => Rewrite::None,
                 n => Rewrite::Add {
@@ -304,9 +291,9 @@ impl<'a> Planner<'a> {
                     n,
                 },
             };
-            offsets.push(match view.length {
-                0 => self.known(vec![0; width]),
-                _ => (base, region.rewritten(rewrite)),
+            offsets.extend(match view.length {
+                0 => Some(self.known(vec![0u8; width])),
+                _ => self.changed(region, rewrite),
             });
             items = items.saturating_add((last - first) as usize);
         }
@@ -327,7 +314,7 @@ impl<'a> Planner<'a> {
             let bytes = targets.map(|(view, first, bytes)| {
                 let values = &view.node.buffers[2];
                 let whole = one && values.bytes() == Some(bytes) && is_whole(view);
-                unchanged(values, first, bytes, whole)
+                CopyRegion::of(values, first, bytes).padded(whole)
             });
             node.buffers.push(self.buffer(true, bytes)?);
         }
@@ -390,7 +377,6 @@ impl<'a> Run<'a> {
         Self {
             view,
             first: Some(view.offset),
-            counts: None,
         }
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::simkit::*;
 use crate::support::*;
-use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, RecordBatch};
-use arrow_buffer::BooleanBuffer;
+use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Result};
 use arrow_schema::DataType;
@@ -219,29 +218,6 @@ fn compact_copies() {
         |up| up.compact(),
         |copy| assert_eq!(copy.null_count(), Some(array.null_count())),
     );
-}
-
-/// The host rewrites in several groups: the first may be on the device when a later one fails.
-#[test]
-fn large_compact_copies() {
-    let sims = sims(false);
-    let bytes = vec![0b0110_1011_u8; 17 << 20];
-    let bits = BooleanBuffer::new(bytes.into(), 0, 17 << 23);
-    let up = sims[0]
-        .upload_array(&BooleanArray::new(bits, None))
-        .unwrap();
-    let slice = up.slice(5, (17 << 23) - 5).unwrap();
-    for op in [FaultOp::Copy, FaultOp::HostWait, FaultOp::Record] {
-        sims[0].synchronize().unwrap();
-        sims[0].faults().fail_nth(op, 3);
-        assert!(slice.compact().is_err(), "{op:?}");
-        sims[0].faults().clear();
-        sims[0].trim();
-        sims[0].synchronize().unwrap();
-        sims[0].assert_done_but(1);
-    }
-    drop((up, slice));
-    sims[0].assert_done();
 }
 
 /// Arrays that are put together: with bitmaps that are shifted, offsets and keys that are rebased, and nulls that the
