@@ -131,8 +131,6 @@ impl DLDataType {
     pub const UINT: u8 = 1;
     /// IEEE floating point.
     pub const FLOAT: u8 = 2;
-    /// Opaque handles.
-    pub const OPAQUE_HANDLE: u8 = 3;
     /// bfloat16.
     pub const BFLOAT: u8 = 4;
     /// Complex numbers: pairs of floats.
@@ -218,49 +216,38 @@ impl DLManagedTensorVersioned {
 /// Arrow's canonical extension type for booleans of a byte each.
 const BOOL8: &str = "arrow.bool8";
 
-/// The types of numbers that both have.
-const NUMBERS: [(u8, u8, DataType); 11] = [
-    (DLDataType::INT, 8, DataType::Int8),
-    (DLDataType::INT, 16, DataType::Int16),
-    (DLDataType::INT, 32, DataType::Int32),
-    (DLDataType::INT, 64, DataType::Int64),
-    (DLDataType::UINT, 8, DataType::UInt8),
-    (DLDataType::UINT, 16, DataType::UInt16),
-    (DLDataType::UINT, 32, DataType::UInt32),
-    (DLDataType::UINT, 64, DataType::UInt64),
-    (DLDataType::FLOAT, 16, DataType::Float16),
-    (DLDataType::FLOAT, 32, DataType::Float32),
-    (DLDataType::FLOAT, 64, DataType::Float64),
-];
-
 /// The DLPack type that values of an Arrow type are exported as, or `None` if there is none. Times are exported as integers,
 /// booleans only if they are bytes.
 pub(super) fn element(data_type: &DataType, field: Option<&Field>) -> Option<DLDataType> {
     use DataType as T;
-    let number = match data_type {
-        T::Int8 if field.and_then(Field::extension_type_name) == Some(BOOL8) => {
-            return Some(DLDataType::new(DLDataType::BOOL, 8));
-        }
-        T::Date32 | T::Time32(_) | T::Interval(IntervalUnit::YearMonth) => &T::Int32,
-        T::Date64 | T::Time64(_) | T::Timestamp(_, _) | T::Duration(_) => &T::Int64,
-        number => number,
+    let code = match data_type {
+        T::Int8 if field.and_then(Field::extension_type_name) == Some(BOOL8) => DLDataType::BOOL,
+        T::Interval(unit) if *unit != IntervalUnit::YearMonth => return None,
+        t if t.is_signed_integer() || t.is_temporal() => DLDataType::INT,
+        t if t.is_unsigned_integer() => DLDataType::UINT,
+        t if t.is_floating() => DLDataType::FLOAT,
+        _ => return None,
     };
-    let found = NUMBERS.iter().find(|(_, _, known)| known == number);
-    found.map(|(code, bits, _)| DLDataType::new(*code, *bits))
+    let bits = 8 * data_type.primitive_width()?;
+    Some(DLDataType::new(code, bits as u8))
 }
 
 /// The Arrow type of a tensor's elements, as the field of a list's items, or `None` if there is none.
-pub(super) fn field(element: DLDataType) -> Option<Field> {
-    if element == DLDataType::new(DLDataType::BOOL, 8) {
+pub(super) fn field(of: DLDataType) -> Option<Field> {
+    use DataType as T;
+    if of == DLDataType::new(DLDataType::BOOL, 8) {
         let metadata = HashMap::from([
             (EXTENSION_TYPE_NAME_KEY.into(), BOOL8.into()),
             (EXTENSION_TYPE_METADATA_KEY.into(), String::new()),
         ]);
-        return Some(Field::new_list_field(DataType::Int8, true).with_metadata(metadata));
+        return Some(Field::new_list_field(T::Int8, true).with_metadata(metadata));
     }
-    let mut numbers = NUMBERS.iter();
-    let found = numbers.find(|(code, bits, _)| DLDataType::new(*code, *bits) == element)?;
-    Some(Field::new_list_field(found.2.clone(), true))
+    let signed = [T::Int8, T::Int16, T::Int32, T::Int64];
+    let unsigned = [T::UInt8, T::UInt16, T::UInt32, T::UInt64];
+    let floats = [T::Float16, T::Float32, T::Float64];
+    let mut numbers = signed.into_iter().chain(unsigned).chain(floats);
+    let number = numbers.find(|number| element(number, None) == Some(of))?;
+    Some(Field::new_list_field(number, true))
 }
 
 #[cfg(target_pointer_width = "64")]

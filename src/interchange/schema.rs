@@ -54,18 +54,17 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
 
 /// The schema that a struct's field describes.
 pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
-    match root.data_type() {
-        DataType::Struct(fields) => Ok(Arc::new(Schema::new_with_metadata(
-            fields.clone(),
-            root.metadata().clone(),
-        ))),
-        other => Err(Error::invalid(
+    let DataType::Struct(fields) = root.data_type() else {
+        let other = root.data_type();
+        return Err(Error::invalid(
             "schema.format",
             format!(
                 "a batch needs a struct, not {other}; import arrays of other types one by one, with DeviceArray::import"
             ),
-        )),
-    }
+        ));
+    };
+    let schema = Schema::new_with_metadata(fields.clone(), root.metadata().clone());
+    Ok(Arc::new(schema))
 }
 
 /// `nodes` is the number of those seen so far: structs may share their children.
@@ -211,20 +210,17 @@ fn leaf(schema: &ForeignSchema, format: &str, path: &Path<'_>) -> Result<DataTyp
         );
     };
     // arrow-rs indexes tables by precision.
-    let most = match data_type {
-        DataType::Decimal32(p, _) => Some((p, DECIMAL32_MAX_PRECISION)),
-        DataType::Decimal64(p, _) => Some((p, DECIMAL64_MAX_PRECISION)),
-        DataType::Decimal128(p, _) => Some((p, DECIMAL128_MAX_PRECISION)),
-        DataType::Decimal256(p, _) => Some((p, DECIMAL256_MAX_PRECISION)),
-        _ => None,
+    let (precision, most) = match data_type {
+        DataType::Decimal32(p, _) => (p, DECIMAL32_MAX_PRECISION),
+        DataType::Decimal64(p, _) => (p, DECIMAL64_MAX_PRECISION),
+        DataType::Decimal128(p, _) => (p, DECIMAL128_MAX_PRECISION),
+        DataType::Decimal256(p, _) => (p, DECIMAL256_MAX_PRECISION),
+        _ => return Ok(data_type),
     };
-    match most {
-        Some((p, most)) if p == 0 || p > most => path.error(
-            "format",
-            format!("a precision of {p}; from 1 to {most} is possible"),
-        ),
-        _ => Ok(data_type),
-    }
+    path.check((1..=most).contains(&precision), "format", || {
+        format!("a precision of {precision}; from 1 to {most} is possible")
+    })?;
+    Ok(data_type)
 }
 
 /// Returns the text of an arrow-rs error without the prefix that names its kind.
@@ -305,13 +301,9 @@ fn export(
 }
 
 fn check_text(path: &Path<'_>, member: &str, text: &str) -> Result<()> {
-    match text.contains('\0') {
-        true => path.error(
-            member,
-            format!("{text:?} has a NUL, which a C string cannot hold"),
-        ),
-        false => Ok(()),
-    }
+    path.check(!text.contains('\0'), member, || {
+        format!("{text:?} has a NUL, which a C string cannot hold")
+    })
 }
 
 /// Checks the strings of all descendants: arrow-rs panics on NUL in a format.
@@ -319,13 +311,10 @@ fn check_texts(data_type: &DataType, path: &Path<'_>) -> Result<()> {
     if let DataType::Timestamp(_, Some(zone)) = data_type {
         check_text(path, "format", zone)?;
     }
-    for i in 0..Layout::of(data_type).n_children() {
-        let field = child_field(data_type, i);
-        let path = match field {
-            Some(_) => Path::Child(path, i),
-            None => Path::Dictionary(path),
-        };
-        if let Some(field) = field {
+    let layout = Layout::of(data_type);
+    for i in 0..layout.n_children() {
+        let path = path.below(layout.nesting, i);
+        if let Some(field) = child_field(data_type, i) {
             check_text(&path, "name", field.name())?;
         }
         if let Some(child) = child_type(data_type, i) {

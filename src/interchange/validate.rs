@@ -116,10 +116,7 @@ const UNDER_NULLS: &str = "; texts under nulls are checked too, because safe cal
 fn node(data: &ArrayData, path: &Path<'_>) -> Result<()> {
     call_foreign("validation", || values(data))?.or_else(|e| path.error("", e))?;
     for (i, child) in data.child_data().iter().enumerate() {
-        let path = match data.data_type() {
-            DataType::Dictionary(_, _) => Path::Dictionary(path),
-            _ => Path::Child(path, i),
-        };
+        let path = path.below(Layout::of(data.data_type()).nesting, i);
         node(child, &path)?;
         forbidden_nulls(data, i, child).map_or(Ok(()), |e| path.error("", e))?;
     }
