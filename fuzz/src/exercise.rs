@@ -116,9 +116,6 @@ pub(crate) fn loans(world: &World, array: &DeviceArray) {
         arrow_buffer::IntervalDayTime arrow_buffer::IntervalMonthDayNano);
     loan(&queue, array.offsets_on::<i32>(&queue));
     loan(&queue, array.offsets_on::<i64>(&queue));
-    loan(&queue, array.sizes_on::<i32>(&queue));
-    loan(&queue, array.sizes_on::<i64>(&queue));
-    loan(&queue, array.type_ids_on(&queue));
     loan(&queue, array.bytes_on(&queue));
     if let Ok(Some(bits)) = array.validity_on(&queue) {
         assert_eq!(bits.len(), array.len());

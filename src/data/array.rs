@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, FieldRef};
 
-use crate::data::layout::child_field;
+use crate::data::layout::{Nesting, child_field};
 use crate::data::node::{Node, View, owners};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
@@ -275,6 +275,25 @@ impl DeviceArray {
     pub(crate) fn view(&self) -> View<'_> {
         View::whole(&self.node)
     }
+}
+
+/// The path of a node in the array that has it, for errors.
+#[cold]
+pub(crate) fn path(arrays: &[&DeviceArray], to: &Node) -> String {
+    fn below(node: &Node, to: &Node) -> Option<String> {
+        if std::ptr::eq(node, to) {
+            return Some(String::new());
+        }
+        let mut children = node.children.iter().enumerate();
+        children.find_map(
+            |(i, child)| match (below(child, to)?, node.layout.nesting) {
+                (rest, Nesting::Dictionary) => Some(format!(".dictionary{rest}")),
+                (rest, _) => Some(format!(".children[{i}]{rest}")),
+            },
+        )
+    }
+    let mut paths = arrays.iter().filter_map(|array| below(array.node(), to));
+    format!("array{}", paths.next().unwrap_or_default())
 }
 
 impl fmt::Debug for DeviceArray {

@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use smallvec::smallvec;
 
 use crate::data::array::DeviceArray;
-use crate::data::build::struct_array;
+use crate::data::layout::check_type;
+use crate::data::node::{Node, NodeBuffer};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -77,9 +79,14 @@ impl DeviceRecordBatch {
         columns: &[DeviceArray],
         rows: usize,
     ) -> Result<Self> {
-        let fields = schema.fields().clone();
+        let (operation, root) = (
+            "DeviceRecordBatch",
+            DataType::Struct(schema.fields().clone()),
+        );
+        check_type(&root)?;
+        // SAFETY: a struct has no values of its own, and those of its children are valid already.
         let array =
-            DeviceArray::of_columns("DeviceRecordBatch", device, fields, rows, None, columns)?;
+            unsafe { DeviceArray::assemble(operation, device, root, rows, None, &[], columns) }?;
         Ok(Self { schema, array })
     }
 
@@ -184,15 +191,15 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn project(&self, indices: &[usize]) -> Result<Self> {
-        let columns: Vec<_> = indices
-            .iter()
-            .map(|&i| self.column(i))
-            .collect::<Result<_>>()?;
+        let columns = indices.iter().map(|&i| Ok(self.column(i)?.node().clone()));
+        let columns = columns.collect::<Result<_>>()?;
         let schema = self.schema.project(indices)?;
         let root = DataType::Struct(schema.fields().clone());
+        let no_bitmap = smallvec![NodeBuffer::absent()];
+        let node = Node::new(root, self.num_rows(), no_bitmap, columns);
         Ok(Self {
             schema: Arc::new(schema),
-            array: struct_array(self.device(), root, self.num_rows(), &columns),
+            array: DeviceArray::from_node(self.device().clone(), Arc::new(node)),
         })
     }
 

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use arrow_schema::{DataType, FieldRef, Fields};
-use smallvec::smallvec;
+use arrow_schema::DataType;
 
+use crate::data::access::Validity;
 use crate::data::array::DeviceArray;
 use crate::data::layout::{
     BufferKind, Layout, Nesting, check_rows, check_type, child_field, child_type,
 };
-use crate::data::node::{Buffers, Node, NodeBuffer, NullCount};
-use crate::data::validity::Validity;
+use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::DeviceBuffer;
@@ -54,7 +53,7 @@ impl DeviceArray {
             )));
         }
         let (device, operation) = (values.device().clone(), "DeviceArray::from_values");
-        let others = [Some(values)];
+        let values = [Some(values)];
         // SAFETY: every bit pattern is a value of these types.
         unsafe {
             Self::assemble(
@@ -63,121 +62,78 @@ impl DeviceArray {
                 data_type,
                 length,
                 validity,
-                &others,
+                &values,
                 &[],
             )
         }
     }
 
-    /// Makes a null array of `rows` rows, which has no memory.
+    /// Makes an array of a type whose values are those of its children, a struct or a fixed-size list. It shares the children's memory,
+    /// which may come from several allocations and be ready at different times.
     ///
-    /// ```
-    /// use arrow_device::{DeviceArray, Devices};
-    /// let nulls = DeviceArray::new_null(&Devices::cpu(), 3)?;
-    /// assert_eq!(nulls.to_host()?.len(), 3);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
+    /// A struct has a child of `length` rows for each field. Row `i` of a fixed-size list of `size` items is the `size` rows of its only
+    /// child from `i * size` on. `validity` says which rows are null; without it none is. Null rows have values all the same.
     ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] for more than `i64::MAX` rows.
-    pub fn new_null(device: &Device, rows: usize) -> Result<Self> {
-        check_rows(rows)?;
-        let node = Node::new(DataType::Null, rows, Buffers::new(), Vec::new());
-        Ok(Self::from_node(device.clone(), Arc::new(node)))
-    }
-
-    /// Makes a struct array of `columns`, one for each field. It shares their memory, which may come from several
-    /// allocations and be ready at different times. `validity` says which rows of the struct are null; without it none is.
-    ///
-    /// For a struct of rows that cannot be null, or without columns, see
+    /// For a struct of rows that cannot be null, or without children, see
     /// [`DeviceRecordBatch::try_new_with_rows`](crate::DeviceRecordBatch::try_new_with_rows), which
     /// [becomes](From) an array.
-    ///
-    /// ```
-    /// use arrow_array::Int32Array;
-    /// use arrow_device::{DeviceArray, Devices};
-    /// use arrow_schema::{DataType, Field, Fields};
-    /// let device = Devices::cpu();
-    /// let xs = device.upload_array(&Int32Array::from(vec![1, 2, 3]))?;
-    /// let ys = device.upload_array(&Int32Array::from(vec![Some(4), None, Some(6)]))?;
-    /// let field = |name, nullable| Field::new(name, DataType::Int32, nullable);
-    /// let fields = Fields::from(vec![field("x", false), field("y", true)]);
-    /// let points = DeviceArray::new_struct(fields, &[xs, ys.clone()], ys.validity())?;
-    /// assert_eq!(points.to_host()?.null_count(), 1);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the number, types, lengths or devices of the columns, or the length or
-    /// device of the validity, do not fit together; if there is neither a column nor a validity; and if a column whose
-    /// field is not nullable is known to have nulls in rows that are not null in the struct. Null counts that are not
-    /// known are not checked.
-    pub fn new_struct(
-        fields: Fields,
-        columns: &[DeviceArray],
-        validity: Option<Validity>,
-    ) -> Result<Self> {
-        let operation = "DeviceArray::new_struct";
-        let (device, rows) = match (columns.first(), &validity) {
-            (Some(first), _) => (first.device().clone(), first.len()),
-            (None, Some(validity)) => (validity.buffer.device().clone(), validity.len),
-            (None, None) => {
-                return Err(Error::argument(format!(
-                    "{operation}: without columns and validity, device and number of rows are unknown; use \
-                     DeviceRecordBatch::try_new_with_rows and convert the batch"
-                )));
-            }
-        };
-        Self::of_columns(operation, &device, fields, rows, validity, columns)
-    }
-
-    /// A struct of these columns.
-    pub(super) fn of_columns(
-        operation: &str,
-        device: &Device,
-        fields: Fields,
-        rows: usize,
-        validity: Option<Validity>,
-        columns: &[DeviceArray],
-    ) -> Result<Self> {
-        let data_type = DataType::Struct(fields);
-        // SAFETY: a struct has no values of its own, and those of its children are valid already.
-        unsafe { Self::assemble(operation, device, data_type, rows, validity, &[], columns) }
-    }
-
-    /// Makes a fixed-size list array: row `i` is the `size` rows of `values` from `i * size` on. It shares the memory of
-    /// `values`. `validity` says which lists are null; without it none is. The values of a null list are there all the
-    /// same.
     ///
     /// ```
     /// use std::sync::Arc;
     /// use arrow_array::Float32Array;
     /// use arrow_device::{DeviceArray, Devices};
-    /// use arrow_schema::{DataType, Field};
-    /// let values = Float32Array::from(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    /// let values = Devices::cpu().upload_array(&values)?;
-    /// let item = Arc::new(Field::new("item", DataType::Float32, false));
-    /// let vectors = DeviceArray::new_fixed_size_list(item, 3, 2, &values, None)?;
-    /// assert_eq!((vectors.len(), vectors.child(0).map(|v| v.len())), (2, Some(6)));
+    /// use arrow_schema::{DataType, Field, Fields};
+    /// let device = Devices::cpu();
+    /// let xs = device.upload_array(&Float32Array::from(vec![1.0, 2.0, 3.0, 4.0]))?;
+    /// let ys = device.upload_array(&Float32Array::from(vec![Some(4.0), None, Some(6.0), None]))?;
+    /// let field = |name, nullable| Field::new(name, DataType::Float32, nullable);
+    /// let fields = Fields::from(vec![field("x", false), field("y", true)]);
+    /// let points = DeviceArray::from_children(DataType::Struct(fields), 4, &[xs.clone(), ys.clone()], ys.validity())?;
+    /// assert_eq!(points.to_host()?.null_count(), 2);
+    ///
+    /// let pairs = DataType::FixedSizeList(Arc::new(field("item", false)), 2);
+    /// let pairs = DeviceArray::from_children(pairs, 2, &[xs], None)?;
+    /// assert_eq!(pairs.to_host()?.len(), 2);
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidInput`] if `size` is negative, and [`Error::InvalidArgument`] if `values` does not have `rows * size` rows or is not of
-    /// the field's type, if the length or device of the validity does not fit, and if the field is not nullable but
-    /// `values` is known to have nulls in lists that are not null. A null count that is not known is not checked.
-    pub fn new_fixed_size_list(
-        field: FieldRef,
-        size: i32,
-        rows: usize,
-        values: &DeviceArray,
+    /// Returns [`Error::InvalidArgument`] for any other type; if the number, types, lengths or devices of the children, or the length or
+    /// device of the validity, do not fit together; if there is neither a child nor a validity; and if a child whose
+    /// field is not nullable is known to have nulls in rows that are not null in the array. Null counts that are not
+    /// known are not checked. Returns [`Error::InvalidInput`] if a fixed size is negative.
+    pub fn from_children(
+        data_type: DataType,
+        length: usize,
+        children: &[DeviceArray],
         validity: Option<Validity>,
     ) -> Result<Self> {
-        let (operation, device) = ("DeviceArray::new_fixed_size_list", values.device());
-        let data_type = DataType::FixedSizeList(field, size);
-        let child = std::slice::from_ref(values);
-        // SAFETY: a fixed-size list has no values of its own, and those of its child are valid already.
-        unsafe { Self::assemble(operation, device, data_type, rows, validity, &[], child) }
+        let operation = "DeviceArray::from_children";
+        check_type(&data_type)?;
+        if Layout::of(&data_type).buffers() != [BufferKind::Validity] {
+            return Err(Error::argument(format!(
+                "{operation}: {data_type} has values of its own; use DeviceArray::from_parts"
+            )));
+        }
+        let of_validity = validity.as_ref().map(|validity| validity.buffer.device());
+        let Some(device) = children.first().map(Self::device).or(of_validity).cloned() else {
+            return Err(Error::argument(format!(
+                "{operation}: without children and validity the device is unknown; use \
+                 DeviceRecordBatch::try_new_with_rows and convert the batch"
+            )));
+        };
+        // SAFETY: these types have no values of their own, and those of the children are valid already.
+        unsafe {
+            Self::assemble(
+                operation,
+                &device,
+                data_type,
+                length,
+                validity,
+                &[],
+                children,
+            )
+        }
     }
 
     /// Makes an array of any type from its buffers and children, at offset 0.
@@ -219,20 +175,15 @@ impl DeviceArray {
                 "{operation}: the first buffer of {data_type} is its bitmap, which may be None"
             )));
         };
-        let bitmap = bitmap.first().and_then(Option::as_ref);
-        let may_have_nulls = bitmap.is_some() || data_type == DataType::Null;
-        let most = if may_have_nulls { length } else { 0 };
+        let bitmap = bitmap.iter().flatten().next();
+        let most = if bitmap.is_some() { length } else { 0 };
         if let Some(nulls) = nulls.filter(|nulls| *nulls > most) {
             return Err(Error::argument(format!(
                 "{operation}: {nulls} nulls in {length} rows of {data_type}, which can have {most}"
             )));
         }
-        let validity = bitmap.map(|buffer| Validity {
-            buffer: buffer.clone(),
-            bit_offset: 0,
-            len: length,
-            nulls,
-        });
+        let validity = bitmap.map(|bitmap| Validity::new(bitmap.clone(), 0, length));
+        let validity = validity.transpose()?.map(|of| Validity { nulls, ..of });
         // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
         unsafe {
             Self::assemble(
@@ -241,12 +192,12 @@ impl DeviceArray {
         }
     }
 
-    /// Makes an array at offset 0. `others` are the buffers without the validity bitmap.
+    /// Makes an array at offset 0 of a type that [`check_type`] accepts. `others` are the buffers without the validity bitmap.
     ///
     /// # Safety
     /// The values in `others` and their relation to the children must be valid, as for [`from_parts`](Self::from_parts). A
     /// null count that the validity knows is right.
-    unsafe fn assemble(
+    pub(super) unsafe fn assemble(
         operation: &str,
         device: &Device,
         data_type: DataType,
@@ -255,115 +206,100 @@ impl DeviceArray {
         others: &[Option<DeviceBuffer>],
         children: &[DeviceArray],
     ) -> Result<Self> {
-        check_type(&data_type)?;
         check_rows(rows)?;
         let layout = Layout::of(&data_type);
         let wrong = |what: String| {
             let what = format!("{operation} on {device}: {data_type} of {rows} rows: {what}");
-            Error::argument(what)
+            Err(Error::argument(what))
         };
         let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
         let fits = others.len() == kinds.len() || layout.variadic && others.len() > kinds.len();
         if !fits || children.len() != layout.n_children() {
-            return Err(wrong(format!(
+            return wrong(format!(
                 "{} buffers after the bitmap and {} children, not {} and {}",
                 others.len(),
                 children.len(),
                 kinds.len(),
                 layout.n_children()
-            )));
+            ));
         }
-        let (bitmap, bit_offset, nulls) = match &validity {
-            Some(validity) if validity.len != rows => {
-                let what = format!("the validity bitmap has {} rows", validity.len);
-                return Err(wrong(what));
-            }
-            Some(validity) => (Some(&validity.buffer), validity.bit_offset, validity.nulls),
-            None => (None, 0, Some(0)),
-        };
-        let mut all = Buffers::new();
-        let mut add = |kind: Option<BufferKind>, skip: usize, buffer: Option<&DeviceBuffer>| {
-            let needed = kind.and_then(|kind| kind.bytes(rows.saturating_add(skip)));
-            let needed = needed.filter(|_| rows > 0).unwrap_or(Ok(0))?;
-            let bytes = buffer.map_or(0, DeviceBuffer::len);
-            match buffer.map(DeviceBuffer::device) {
-                Some(other) if other != device => Err(wrong(format!("a buffer is on {other}"))),
-                _ if bytes < needed => Err(wrong(format!(
-                    "a buffer has {bytes} bytes, {needed} needed"
-                ))),
-                _ => {
-                    all.push(NodeBuffer::from(buffer));
-                    Ok(())
-                }
-            }
-        };
-        if layout.has_validity() {
-            add(bitmap.map(|_| BufferKind::Validity), bit_offset, bitmap)?;
+        let bitmap = validity.as_ref().map(|validity| &validity.buffer);
+        if let Some(validity) = validity.as_ref().filter(|validity| validity.len != rows) {
+            return wrong(format!("the validity bitmap has {} rows", validity.len));
         }
         for (i, buffer) in others.iter().enumerate() {
-            add(kinds.get(i).copied(), 0, buffer.as_ref())?;
+            let needed = kinds.get(i).filter(|_| rows > 0);
+            let needed = needed.and_then(|kind| kind.bytes(rows)).unwrap_or(Ok(0))?;
+            let bytes = buffer.as_ref().map_or(0, DeviceBuffer::len);
+            if bytes < needed {
+                return wrong(format!("a buffer has {bytes} bytes, {needed} needed"));
+            }
         }
-        if layout.variadic {
-            all.push(NodeBuffer::absent());
+        let mut of_buffers = others
+            .iter()
+            .flatten()
+            .chain(bitmap)
+            .map(DeviceBuffer::device);
+        if let Some(other) = of_buffers.find(|other| *other != device) {
+            return wrong(format!("a buffer is on {other}"));
         }
-        // The rows that children must have, and the most of them whose nulls do not show, because the parent is null there.
+        // The rows of a child for each row, where that is fixed.
         let times = match layout.nesting {
             Nesting::RowByRow => Some(1),
             Nesting::Times(n) => Some(n as usize),
             _ => None,
         };
-        let too_many = || wrong("its child would have too many rows".into());
-        let exact = times
-            .map(|n| rows.checked_mul(n).ok_or_else(too_many))
-            .transpose()?;
+        let Some(exact) = rows.checked_mul(times.unwrap_or(0)) else {
+            return wrong("its child would have too many rows".into());
+        };
+        let nulls = validity.as_ref().map_or(Some(0), |validity| validity.nulls);
+        // The most rows of a child whose nulls do not show, because the parent is null there.
         let masked = nulls.unwrap_or(rows).saturating_mul(times.unwrap_or(1));
         for (i, child) in children.iter().enumerate() {
             let field = child_field(&data_type, i);
-            let is_nullable = field.is_none_or(|field| field.is_nullable());
+            let of_type = child.data_type();
             let fault = match child.null_count() {
                 _ if child.device() != device => {
                     format!("is on {}; copy it with to_device", child.device())
                 }
-                _ if child_type(&data_type, i) != Some(child.data_type()) => {
-                    format!(
-                        "is of type {}; pass the field of its type",
-                        child.data_type()
-                    )
+                _ if child_type(&data_type, i) != Some(of_type) => {
+                    format!("is of type {of_type}; pass the field of its type")
                 }
-                _ if exact.is_some_and(|rows| child.len() != rows) => {
-                    let rows = exact.unwrap_or(0);
-                    format!("has {} rows, not {rows}; slice it", child.len())
+                _ if times.is_some() && child.len() != exact => {
+                    format!("has {} rows, not {exact}; slice it", child.len())
                 }
                 // Children of a union have nulls in rows of other children, and lists need not refer to all rows.
                 Some(n)
-                    if n > masked && !is_nullable && exact.is_some() && layout.has_validity() =>
+                    if n > masked
+                        && times.is_some()
+                        && layout.has_validity()
+                        && field.is_some_and(|field| !field.is_nullable()) =>
                 {
                     format!("has {n} nulls, but its field is not nullable; make the field nullable")
                 }
                 _ => continue,
             };
             let name = field.map_or("dictionary", |field| field.name());
-            return Err(wrong(format!("the array of '{name}' {fault}")));
+            return wrong(format!("the array of '{name}' {fault}"));
         }
+        let bitmap = layout.has_validity().then(|| NodeBuffer::from(bitmap));
+        let others = others
+            .iter()
+            .map(|buffer| NodeBuffer::from(buffer.as_ref()));
+        let sizes = layout.variadic.then(NodeBuffer::absent);
         let children = children.iter().map(|child| child.node().clone());
-        let mut node = Node::new(data_type, rows, all, children.collect());
-        node.validity_offset = bit_offset;
-        node.nulls = NullCount::from(nulls);
+        let node = Node {
+            validity_offset: validity.map_or(0, |validity| validity.bit_offset),
+            nulls: NullCount::from(nulls),
+            ..Node::new(
+                data_type,
+                rows,
+                bitmap.into_iter().chain(others).chain(sizes).collect(),
+                children.collect(),
+            )
+        };
         Ok(Self::from_node(device.clone(), Arc::new(node)))
     }
-}
-
-/// A struct without a validity bitmap over `children`, which are on `device` and have `rows` rows.
-pub(crate) fn struct_array(
-    device: &Device,
-    data_type: DataType,
-    rows: usize,
-    children: &[DeviceArray],
-) -> DeviceArray {
-    let children = children.iter().map(|child| child.node().clone());
-    let bitmap = smallvec![NodeBuffer::absent()];
-    let node = Node::new(data_type, rows, bitmap, children.collect());
-    DeviceArray::from_node(device.clone(), Arc::new(node))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use arrow_schema::{DataType, Schema, UnionMode};
 use smallvec::smallvec;
 
 use crate::abi::guard;
-use crate::data::array::DeviceArray;
+use crate::data::array::{DeviceArray, path};
 use crate::data::fit::differ_in_names;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
@@ -315,7 +315,7 @@ fn buffer(
     }
     let buffer = &view.node.buffers[i];
     let Some(owner) = &buffer.owner else {
-        let path = array.node().buffer_path(view.node, i);
+        let path = format!("{}.buffers[{i}]", path(&[array], view.node));
         let what = format!("is null, {bytes} bytes are needed");
         return Err(Error::invalid(path, what));
     };

@@ -57,81 +57,56 @@ pub(crate) struct Layout {
     n_children: u32,
 }
 
-/// Values of `width` bytes.
-const fn fixed(width: u32, align: u8) -> BufferKind {
-    BufferKind::Fixed { width, align }
-}
-
 impl Layout {
     pub(crate) fn of(data_type: &DataType) -> Self {
         use BufferKind::{Bits, Bytes, Offsets, Validity};
         use DataType as T;
-        let offsets32 = Offsets { width: 4 };
-        let offsets64 = Offsets { width: 8 };
-        let list = |kinds: &[BufferKind], nesting| Self::new(kinds).nested(nesting, 1);
-        match data_type {
-            T::Null => Self::new(&[]),
-            T::Boolean => Self::new(&[Validity, Bits]),
+        use Nesting::{Anywhere, Leaf, Ranges, RowByRow, Runs, Times};
+        let fixed = |width: u32, align| BufferKind::Fixed { width, align };
+        let [offsets, long_offsets] = [4, 8].map(|width| Offsets { width });
+        let (kinds, nesting, n_children): (&[BufferKind], _, _) = match data_type {
+            T::Null => (&[], Leaf, 0),
+            T::Boolean => (&[Validity, Bits], Leaf, 0),
             // Two 32-bit numbers.
-            T::Interval(IntervalUnit::DayTime) => Self::new(&[Validity, fixed(8, 4)]),
-            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[Validity, fixed(16, 8)]),
-            T::FixedSizeBinary(width) => {
-                let width = u32::try_from(*width).unwrap_or(0);
-                Self::new(&[Validity, fixed(width, 1)])
-            }
-            T::Binary | T::Utf8 => Self::new(&[Validity, offsets32, Bytes]),
-            T::LargeBinary | T::LargeUtf8 => Self::new(&[Validity, offsets64, Bytes]),
-            T::BinaryView | T::Utf8View => Self {
-                variadic: true,
-                ..Self::new(&[Validity, fixed(16, 16)])
-            },
-            T::List(_) | T::Map(_, _) => list(&[Validity, offsets32], Nesting::Ranges),
-            T::LargeList(_) => list(&[Validity, offsets64], Nesting::Ranges),
-            T::ListView(_) => list(&[Validity, fixed(4, 4), fixed(4, 4)], Nesting::Anywhere),
-            T::LargeListView(_) => list(&[Validity, fixed(8, 8), fixed(8, 8)], Nesting::Anywhere),
-            T::FixedSizeList(_, size) => list(
-                &[Validity],
-                Nesting::Times(u32::try_from(*size).unwrap_or(0)),
-            ),
-            T::Struct(fields) => Self::new(&[Validity]).nested(Nesting::RowByRow, fields.len()),
-            T::Union(fields, UnionMode::Sparse) => {
-                Self::new(&[fixed(1, 1)]).nested(Nesting::RowByRow, fields.len())
-            }
+            T::Interval(IntervalUnit::DayTime) => (&[Validity, fixed(8, 4)], Leaf, 0),
+            T::Interval(IntervalUnit::MonthDayNano) => (&[Validity, fixed(16, 8)], Leaf, 0),
+            T::FixedSizeBinary(width) => (&[Validity, fixed(unsigned(*width), 1)], Leaf, 0),
+            T::Binary | T::Utf8 => (&[Validity, offsets, Bytes], Leaf, 0),
+            T::LargeBinary | T::LargeUtf8 => (&[Validity, long_offsets, Bytes], Leaf, 0),
+            T::BinaryView | T::Utf8View => (&[Validity, fixed(16, 16)], Leaf, 0),
+            T::List(_) | T::Map(_, _) => (&[Validity, offsets], Ranges, 1),
+            T::LargeList(_) => (&[Validity, long_offsets], Ranges, 1),
+            T::ListView(_) => (&[Validity, fixed(4, 4), fixed(4, 4)], Anywhere, 1),
+            T::LargeListView(_) => (&[Validity, fixed(8, 8), fixed(8, 8)], Anywhere, 1),
+            T::FixedSizeList(_, size) => (&[Validity], Times(unsigned(*size)), 1),
+            T::Struct(fields) => (&[Validity], RowByRow, fields.len()),
+            T::Union(fields, UnionMode::Sparse) => (&[fixed(1, 1)], RowByRow, fields.len()),
             T::Union(fields, UnionMode::Dense) => {
-                Self::new(&[fixed(1, 1), fixed(4, 4)]).nested(Nesting::Anywhere, fields.len())
+                (&[fixed(1, 1), fixed(4, 4)], Anywhere, fields.len())
             }
-            T::Dictionary(key, _) => Self::of(key).nested(Nesting::Dictionary, 1),
-            T::RunEndEncoded(_, _) => Self::new(&[]).nested(Nesting::Runs, 2),
+            T::Dictionary(key, _) => {
+                return Self {
+                    nesting: Nesting::Dictionary,
+                    n_children: 1,
+                    ..Self::of(key)
+                };
+            }
+            T::RunEndEncoded(_, _) => (&[], Runs, 2),
             // All others are fixed-width values, aligned to their size; arrow-rs knows it.
             t => {
                 let width = t.primitive_width().map_or(0, |width| width as u8);
-                Self::new(&[Validity, fixed(width.into(), width.min(16))])
+                (&[Validity, fixed(width.into(), width.min(16))], Leaf, 0)
             }
-        }
-    }
-
-    const fn new(kinds: &[BufferKind]) -> Self {
-        let mut buffers = [BufferKind::Bits; 3];
-        let mut i = 0;
-        while i < kinds.len() {
-            buffers[i] = kinds[i];
-            i += 1;
-        }
+        };
+        let mut buffers = [Bits; 3];
+        buffers[..kinds.len()].copy_from_slice(kinds);
         Self {
             buffers,
             n_buffers: kinds.len() as u8,
-            variadic: false,
-            nesting: Nesting::Leaf,
-            n_children: 0,
-        }
-    }
-
-    fn nested(self, nesting: Nesting, n_children: usize) -> Self {
-        Self {
+            variadic: matches!(data_type, T::BinaryView | T::Utf8View),
             nesting,
             // No type has more: a union has at most 128, and a struct's fields are one allocation of pointers.
             n_children: u32::try_from(n_children).unwrap_or(u32::MAX),
-            ..self
         }
     }
 
@@ -213,6 +188,11 @@ pub(crate) fn child_field(data_type: &DataType, i: usize) -> Option<&arrow_schem
     }
 }
 
+/// A size that [`check_type`] found not to be negative.
+fn unsigned(size: i32) -> u32 {
+    u32::try_from(size).unwrap_or(0)
+}
+
 /// Refuses numbers of rows that the C data interface cannot express.
 pub(crate) fn check_rows(rows: usize) -> Result<()> {
     match i64::try_from(rows) {
@@ -224,29 +204,22 @@ pub(crate) fn check_rows(rows: usize) -> Result<()> {
 /// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps whose entries are
 /// not a struct of two fields, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`] nodes.
 pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
-    check(data_type, 0, &mut 0)
-}
-
-/// `nodes` is the number of those seen so far.
-fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
-    if depth > MAX_DEPTH {
-        return Err(Error::invalid("schema", TOO_DEEP));
-    }
-    // First: the layout of a dictionary is that of its keys, which may be a dictionary themselves.
-    if let Some(fault) = fault(data_type) {
-        return Err(Error::invalid("schema", fault));
-    }
-    let layout = Layout::of(data_type);
-    *nodes += 1;
-    if *nodes > MAX_NODES {
-        return Err(Error::invalid("schema", TOO_MANY));
-    }
-    for i in 0..layout.n_children() {
-        if let Some(child) = child_type(data_type, i) {
-            check(child, depth + 1, nodes)?;
+    /// `nodes` is the number of those seen so far.
+    fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Option<&'static str> {
+        *nodes += 1;
+        match (depth > MAX_DEPTH, *nodes > MAX_NODES) {
+            (true, _) => return Some(TOO_DEEP),
+            (_, true) => return Some(TOO_MANY),
+            _ => {}
         }
+        // First: the layout of a dictionary is that of its keys, which may be a dictionary themselves.
+        fault(data_type).or_else(|| {
+            let mut children = 0..Layout::of(data_type).n_children();
+            children.find_map(|i| check(child_type(data_type, i)?, depth + 1, nodes))
+        })
     }
-    Ok(())
+    let fault = check(data_type, 0, &mut 0);
+    fault.map_or(Ok(()), |fault| Err(Error::invalid("schema", fault)))
 }
 
 /// The message for types that exceed [`MAX_DEPTH`].

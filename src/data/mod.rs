@@ -1,7 +1,7 @@
 //! Arrays and record batches in device memory.
 
 mod access;
-mod array;
+pub(crate) mod array;
 pub(crate) mod batch;
 pub(crate) mod build;
 pub(crate) mod fit;
@@ -9,11 +9,10 @@ pub(crate) mod host;
 pub(crate) mod layout;
 pub(crate) mod node;
 pub(crate) mod numbers;
-mod validity;
 
+pub use access::Validity;
 pub use array::DeviceArray;
 pub use batch::DeviceRecordBatch;
-pub use validity::Validity;
 
 /// A panic in foreign code leaves these types as they were: they are immutable except for caches,
 /// each of which is there as a whole or not at all, and for lists of uses behind locks.

@@ -109,31 +109,6 @@ impl Node {
         }
         all
     }
-
-    /// The path of a descendant, for errors; `None` if it is none.
-    #[cold]
-    pub(crate) fn path(&self, to: &Self) -> Option<String> {
-        fn below(node: &Node, to: &Node) -> Option<String> {
-            if std::ptr::eq(node, to) {
-                return Some(String::new());
-            }
-            let mut children = node.children.iter().enumerate();
-            children.find_map(
-                |(i, child)| match (below(child, to)?, node.layout.nesting) {
-                    (rest, Nesting::Dictionary) => Some(format!(".dictionary{rest}")),
-                    (rest, _) => Some(format!(".children[{i}]{rest}")),
-                },
-            )
-        }
-        below(self, to).map(|rest| format!("array{rest}"))
-    }
-
-    /// As [`path`](Self::path), of a buffer of a descendant.
-    #[cold]
-    pub(crate) fn buffer_path(&self, to: &Self, buffer: usize) -> String {
-        let path = self.path(to).unwrap_or_else(|| "array".into());
-        format!("{path}.buffers[{buffer}]")
-    }
 }
 
 /// The owners of the memory of some nodes and their descendants that `choose` chooses, each once.
@@ -239,8 +214,8 @@ impl From<Option<&DeviceBuffer>> for NodeBuffer {
 }
 
 impl Count {
-    pub(crate) const fn known(number: usize) -> Self {
-        Self(AtomicI64::new(number as i64))
+    pub(crate) fn known(number: usize) -> Self {
+        Self::from(Some(number))
     }
 
     pub(crate) fn get(&self) -> Option<usize> {
@@ -260,7 +235,7 @@ impl From<Option<usize>> for Count {
 
 impl Clone for Count {
     fn clone(&self) -> Self {
-        Self(AtomicI64::new(self.0.load(Relaxed)))
+        Self::from(self.get())
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::data::array::DeviceArray;
+use crate::data::array::{DeviceArray, path};
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, View, owners};
 #[cfg(feature = "async")]
@@ -39,9 +39,8 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
-        let all = self.node().all();
         resolve(&mut Numbers::default(), &[self], None, |numbers| {
-            all.iter().try_for_each(|node| numbers.sizes(self, node))
+            numbers.all_sizes(self)
         })
     }
 
@@ -49,7 +48,7 @@ impl DeviceArray {
     /// `queue` with one host wait, and kept.
     pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
         resolve(&mut Numbers::default(), &[self], Some(queue), |numbers| {
-            numbers.sizes(self, self.node())
+            numbers.sizes(&[self], self.node())
         })?;
         Ok(self.node().buffers[2].bytes().unwrap_or(0))
     }
@@ -68,7 +67,6 @@ pub(crate) fn resolve<T>(
             return Ok(result);
         }
         numbers.start(arrays, queue)?;
-        numbers.finish()?;
     }
 }
 
@@ -86,10 +84,7 @@ pub(crate) async fn resolve_async<T>(
         if numbers.reads_in_place(array.device()) {
             completion(array.ready_event()?).await?;
         }
-        numbers.start(&[array], None)?;
-        completion(numbers.event().cloned()).await?;
-        numbers.waited();
-        numbers.finish()?;
+        completion(numbers.start(&[array], None)?).await?;
     }
 }
 
@@ -171,22 +166,13 @@ impl Numbers {
         Some(view.length - count_bits(bits, first, view.length))
     }
 
-    /// Keeps the sizes of a node's buffers that are stored in device memory, unless they must be read first.
+    /// Keeps the sizes of a node's buffers that are stored in device memory, and returns whether they are known: otherwise they must be
+    /// read first. The node is one of the arrays', or of their descendants'.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if one is impossible.
-    pub(crate) fn sizes(&self, array: &DeviceArray, node: &Node) -> Result<()> {
-        let path = |i| array.node().buffer_path(node, i);
-        self.know_sizes(array.device(), node, path).map(drop)
-    }
-
-    /// As [`sizes`](Self::sizes). Returns whether they are known now. `path` names a buffer of the node, for errors.
-    pub(crate) fn know_sizes(
-        &self,
-        device: &Device,
-        node: &Node,
-        path: impl Fn(usize) -> String,
-    ) -> Result<bool> {
+    pub(crate) fn sizes(&self, arrays: &[&DeviceArray], node: &Node) -> Result<bool> {
+        let device = arrays[0].device();
         let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
             ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
                 if data.bytes().is_none() && (offsets.is_null() || node.length == 0) {
@@ -212,16 +198,21 @@ impl Numbers {
         let Some(stored) = self.read(address, bytes, on_host) else {
             return Ok(false);
         };
-        for (i, (buffer, bytes)) in data.iter().zip(stored.chunks(width)).enumerate() {
-            let path = || path(2 + i);
+        for (i, (buffer, stored)) in data.iter().zip(stored.chunks(width)).enumerate() {
+            let path = || format!("{}.buffers[{}]", path(arrays, node), 2 + i);
             buffer.set_bytes(check_size(
                 device,
                 buffer.address(),
-                int(bytes, width),
+                int(stored, width),
                 path,
             )?);
         }
         Ok(true)
+    }
+
+    fn all_sizes(&self, array: &DeviceArray) -> Result<()> {
+        let mut all = array.node().all().into_iter();
+        all.try_for_each(|node| self.sizes(&[array], node).map(drop))
     }
 
     /// Counts the nulls of all nodes, those that came with a null count too, and keeps all sizes, unless they must be read first.
@@ -229,27 +220,30 @@ impl Numbers {
     /// # Errors
     /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn check(&self, array: &DeviceArray) -> Result<()> {
-        let all = array.node().all();
-        for node in all.iter().filter(|node| node.length > 0) {
-            let Some(counted) = node.bitmap().and_then(|_| self.count(View::whole(node))) else {
+        for node in array.node().all() {
+            if node.length == 0 || node.bitmap().is_none() {
                 continue;
-            };
-            match node.nulls.get() {
-                Some(stated) if stated != counted => {
-                    let path = array.node().path(node).unwrap_or_default();
+            }
+            let counted = self.count(View::whole(node));
+            match (node.nulls.get(), counted) {
+                (Some(stated), Some(counted)) if stated != counted => {
                     return Err(Error::invalid(
-                        format!("{path}.null_count"),
+                        format!("{}.null_count", path(&[array], node)),
                         format!("is {stated}, but the validity bitmap has {counted} nulls"),
                     ));
                 }
-                _ => node.nulls.set(counted),
+                (_, Some(counted)) => node.nulls.set(counted),
+                (_, None) => {}
             }
         }
-        all.iter().try_for_each(|node| self.sizes(array, node))
+        self.all_sizes(array)
     }
 
-    /// Returns the result of a walk, unless it lacked something.
-    pub(crate) fn walk<T>(&self, walk: impl FnOnce(&Self) -> Result<T>) -> Result<Option<T>> {
+    /// Returns the result of a walk, unless it lacks something. Waits for what is being read.
+    pub(crate) fn walk<T>(&mut self, walk: impl FnOnce(&Self) -> Result<T>) -> Result<Option<T>> {
+        if let Some((copies, reading)) = self.reading.take() {
+            self.known.push((copies, reading.finish()?.0));
+        }
         lock(&self.lacks).clear();
         let result = walk(self)?;
         Ok(lock(&self.lacks).is_empty().then_some(result))
@@ -260,9 +254,14 @@ impl Numbers {
         device.is_host_readable() || lock(&self.lacks).iter().any(|piece| piece.on_host)
     }
 
-    /// Queues the copies of what the last walk over these arrays lacked. Memory that the host can read is not copied; the call waits only
-    /// for that. No byte is copied twice, however often the walk asked for it: a producer may list the same memory any number of times.
-    pub(crate) fn start(&mut self, arrays: &[&DeviceArray], queue: Option<&Queue>) -> Result<()> {
+    /// Queues the copies of what the last walk over these arrays lacked, and returns the event after which they are done. Memory that the
+    /// host can read is not copied; the call waits only for that. No byte is copied twice, however often the walk asked for it: a
+    /// producer may list the same memory any number of times.
+    pub(crate) fn start(
+        &mut self,
+        arrays: &[&DeviceArray],
+        queue: Option<&Queue>,
+    ) -> Result<Option<SyncEvent>> {
         let device = arrays[0].device();
         if self.reads_in_place(device) {
             let Self {
@@ -272,70 +271,50 @@ impl Numbers {
         }
         let mut lacks = std::mem::take(&mut *lock(&self.lacks));
         lacks.retain(|piece| !piece.on_host && !self.readable);
+        if lacks.is_empty() {
+            return Ok(None);
+        }
         lacks.sort_unstable_by_key(|piece| piece.at);
-        let too_many = || Error::argument("too many bytes to read back");
-        let mut copies = Vec::<CopyOp>::with_capacity(lacks.len());
-        for Piece { at, bytes, .. } in lacks {
-            let skip = |copy: &CopyOp| at.address() - copy.src.address();
-            match copies.last_mut() {
-                // Pieces that share a byte lie in one allocation, and are read together.
-                Some(last) if skip(last) < last.bytes => {
-                    let end = skip(last).checked_add(bytes).ok_or_else(too_many)?;
-                    last.bytes = last.bytes.max(end);
-                }
-                _ => copies.push(CopyOp {
-                    src: at,
-                    dst: DevicePtr::NULL,
-                    bytes,
-                    kind: CopyKind::DeviceToHost,
-                }),
+        // Pieces that share a byte lie in one allocation, and are read together.
+        lacks.dedup_by(|next, last| {
+            let skip = next.at.address() - last.at.address();
+            let shares = skip < last.bytes;
+            if shares {
+                last.bytes = last.bytes.max(skip.saturating_add(next.bytes));
             }
-        }
-        if copies.is_empty() {
-            return Ok(());
-        }
-        let room = |copy: &CopyOp| copy.bytes.checked_next_multiple_of(8);
-        let add = |sum: usize, copy| sum.checked_add(room(copy)?);
-        let all = copies.iter().try_fold(0, add).ok_or_else(too_many)?;
-        let slab = device.host_slab(all)?;
+            shares
+        });
+        let room = |piece: &Piece| piece.bytes.checked_next_multiple_of(8);
+        let mut rooms = lacks.iter().map(room);
+        let all = rooms.try_fold(0usize, |all, room| all.checked_add(room?));
+        let too_many = || Error::argument("too many bytes to read back");
+        let slab = device.host_slab(all.ok_or_else(too_many)?)?;
         let mut next = slab.as_device_ptr();
-        for copy in &mut copies {
-            copy.dst = next;
-            next = next.offset(room(copy).unwrap_or(0));
-        }
+        let copy = |piece: &Piece| {
+            let dst = next;
+            next = next.offset(room(piece).unwrap_or(0));
+            CopyOp {
+                src: piece.at,
+                dst,
+                bytes: piece.bytes,
+                kind: CopyKind::DeviceToHost,
+            }
+        };
+        let copies: Vec<_> = lacks.iter().map(copy).collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
         let owners = owners(arrays.iter().map(|array| array.node()), |_| true);
         let sources = owners.clone();
         // SAFETY: each source is a union of overlapping pieces, which lie in memory of the owners (`read`), to which nobody writes: imports
         // and constructors demand it. The slab has room for each copy, and the reading keeps slab and owners alive.
         let reading = unsafe { Reading::start(&queue, &owners, &copies, slab, sources) }?;
+        let event = reading.event().cloned();
         self.reading = Some((copies, reading));
-        Ok(())
+        Ok(event)
     }
 
     /// Whether something was copied, for which the host has waited.
     pub(crate) fn has_read(&self) -> bool {
         !self.known.is_empty()
-    }
-
-    /// Returns the event after which the copies are done, or `None` if they are already.
-    pub(crate) fn event(&self) -> Option<&SyncEvent> {
-        self.reading.as_ref()?.1.event()
-    }
-
-    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
-    pub(crate) fn waited(&mut self) {
-        if let Some((_, reading)) = &mut self.reading {
-            reading.waited();
-        }
-    }
-
-    /// Waits for the copies, if there are any: one host wait.
-    pub(crate) fn finish(&mut self) -> Result<()> {
-        if let Some((copies, reading)) = self.reading.take() {
-            self.known.push((copies, reading.finish()?.0));
-        }
-        Ok(())
     }
 }
 
@@ -344,7 +323,7 @@ fn place(copies: &[CopyOp], at: DevicePtr, bytes: usize) -> Option<DevicePtr> {
     let after = copies.partition_point(|copy| copy.src <= at);
     let copy = &copies[after.checked_sub(1)?];
     let skip = at.address() - copy.src.address();
-    let has_all = skip.checked_add(bytes).is_some_and(|end| end <= copy.bytes);
+    let has_all = skip.saturating_add(bytes) <= copy.bytes;
     has_all.then(|| copy.dst.offset(skip))
 }
 

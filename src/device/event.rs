@@ -196,7 +196,7 @@ impl<'a> EventRef<'a> {
     }
 
     /// Whether it was seen complete. In a child of the process the device says that it cannot be used.
-    fn is_known_complete(&self) -> bool {
+    pub(crate) fn is_known_complete(&self) -> bool {
         self.seen.load(Ordering::Acquire) && !self.device.is_forked()
     }
 

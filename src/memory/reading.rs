@@ -58,14 +58,10 @@ impl<S: Send + 'static> Reading<S> {
         self.event.as_ref()
     }
 
-    /// Says that the caller has waited for the event, so that [`finish`](Self::finish) does not wait again.
-    pub(crate) fn waited(&mut self) {
-        self.event = None;
-    }
-
-    /// Makes this thread wait for the copies, if there are any: one host wait. Returns the slab and the source.
+    /// Makes this thread wait for the copies, unless the event is known to have completed: one host wait. Returns the slab and the source.
     pub(crate) fn finish(mut self) -> Result<(HostSlab, S)> {
-        if let Some(event) = &self.event {
+        let event = self.event.as_ref();
+        if let Some(event) = event.filter(|event| !event.as_ref().is_known_complete()) {
             // After an error the copies may still run: dropping the reading keeps the memory that they use.
             event.wait()?;
         }

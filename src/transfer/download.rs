@@ -158,8 +158,6 @@ impl<T> Download<T> {
             self.state = State::InPlace;
             array.ready_event_on(Some(queue))?
         } else {
-            numbers.waited();
-            numbers.finish()?;
             let (of, scope) = (array.data_type(), self.scope);
             match numbers.walk(|numbers| walk(&[array], of, scope, None, numbers))? {
                 Some(plan) => {
@@ -173,8 +171,7 @@ impl<T> Download<T> {
                     array.ready_event_on(Some(queue))?
                 }
                 None => {
-                    numbers.start(&[array], Some(self.queues.sizes()?))?;
-                    let event = numbers.event().cloned();
+                    let event = numbers.start(&[array], Some(self.queues.sizes()?))?;
                     self.state = State::Planning(numbers);
                     event
                 }
@@ -224,8 +221,7 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading<Devic
 }
 
 /// Changes what was copied where it must be, and returns the array that it is.
-fn arrived(plan: Plan, mut reading: Reading<DeviceArray>) -> Result<DeviceArray> {
-    reading.waited();
+fn arrived(plan: Plan, reading: Reading<DeviceArray>) -> Result<DeviceArray> {
     let (buffer, array) = reading.finish()?;
     let base = buffer.as_device_ptr();
     for region in &plan.regions {

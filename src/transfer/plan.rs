@@ -13,6 +13,7 @@ use arrow_schema::DataType;
 use smallvec::SmallVec;
 
 use crate::data::DeviceArray;
+use crate::data::array::path;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{Numbers, resolve};
 use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
@@ -292,8 +293,7 @@ impl<'a> Planner<'a> {
 
     /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.
     pub(super) fn know_sizes(&self, view: View<'a>) -> Result<bool> {
-        let path = |i| self.path(view, i);
-        self.numbers.know_sizes(self.device, view.node, path)
+        self.numbers.sizes(self.arrays, view.node)
     }
 
     pub(super) fn device(&self) -> &'a Device {
@@ -309,11 +309,7 @@ impl<'a> Planner<'a> {
     /// The path of a node in the array that has it, for errors.
     #[cold]
     pub(super) fn node_path(&self, view: View<'_>) -> String {
-        let mut paths = self
-            .arrays
-            .iter()
-            .filter_map(|array| array.node().path(view.node));
-        paths.next().unwrap_or_else(|| "array".into())
+        path(self.arrays, view.node)
     }
 }
 

@@ -1,9 +1,9 @@
 use std::thread;
 
-use arrow_array::{Array, ArrayRef, Int32Array, StringArray, StructArray};
+use arrow_array::{Array, ArrayRef, Int32Array, NullArray, StringArray, StructArray};
 use arrow_buffer::Buffer;
 
-use arrow_schema::Field;
+use arrow_schema::{Field, FieldRef, Fields};
 
 use super::*;
 use crate::abi::FFI_ArrowDeviceArray;
@@ -39,11 +39,11 @@ fn parts_of_separate_memory() {
     ]);
     let columns = [up(&strings), up(&numbers)];
     let validity = up(&numbers).validity();
-    let inner = DeviceArray::new_struct(fields.clone(), &columns, validity).unwrap();
-    let item = field("item", &DataType::Int32);
-    let lists = DeviceArray::new_fixed_size_list(item, 1, 4, &up(&numbers), None).unwrap();
-    let nulls = DeviceArray::new_null(&Devices::cpu(), 4).unwrap();
-    let columns = [inner, lists, nulls];
+    let inner = DataType::Struct(fields.clone());
+    let inner = DeviceArray::from_children(inner, 4, &columns, validity).unwrap();
+    let lists = DataType::FixedSizeList(field("item", &DataType::Int32), 1);
+    let lists = DeviceArray::from_children(lists, 4, &[up(&numbers)], None).unwrap();
+    let columns = [inner, lists, up(&NullArray::new(4))];
     let schema = ["i", "l", "x"].iter().zip(&columns);
     let schema = schema.map(|(name, column)| field(name, column.data_type()));
     let schema = Arc::new(arrow_schema::Schema::new(schema.collect::<Vec<_>>()));

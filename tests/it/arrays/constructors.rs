@@ -1,5 +1,6 @@
 //! Arrays and batches of columns, made by safe constructors.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -18,8 +19,7 @@ use crate::support_c::sim::{places, simulated};
 fn null_arrays() {
     for place in places() {
         let device = &place.device;
-        let (nulls, stats) = counted(device, || DeviceArray::new_null(device, 5).unwrap());
-        assert_eq!(stats, TransferStats::default());
+        let nulls = device.upload_array(&NullArray::new(5)).unwrap();
         assert_eq!(
             (nulls.null_count(), nulls.get_array_memory_size()),
             (Some(5), 0)
@@ -37,10 +37,6 @@ fn null_arrays() {
         let batch = batch_of(&[nulls.slice(1, 3).unwrap(), again.slice(2, 3).unwrap()]);
         assert_eq!(batch.column(1).unwrap().to_host().unwrap().len(), 3);
     }
-    refused(
-        DeviceArray::new_null(&Devices::cpu(), usize::MAX),
-        &["rows"],
-    );
 }
 
 /// Structs of slices with the nulls of another slice: what arrow-rs makes of the same.
@@ -67,7 +63,13 @@ fn struct_arrays() {
             let columns = [ua.slice(at, rows).unwrap(), ub.slice(at, rows).unwrap()];
             let validity = ua.slice(nulls_at, rows).unwrap().validity();
             let (made, stats) = counted(device, || {
-                DeviceArray::new_struct(fields.clone(), &columns, validity).unwrap()
+                DeviceArray::from_children(
+                    DataType::Struct(fields.clone()),
+                    rows,
+                    &columns,
+                    validity,
+                )
+                .unwrap()
             });
             assert_eq!(stats, TransferStats::default());
             assert_eq!(made.data_type(), expected.data_type());
@@ -92,7 +94,9 @@ fn struct_arrays() {
                 "again",
             );
         }
-        let only_nulls = DeviceArray::new_struct(Fields::empty(), &[], ua.validity()).unwrap();
+        let only_nulls =
+            DeviceArray::from_children(DataType::Struct(Fields::empty()), 40, &[], ua.validity())
+                .unwrap();
         assert_eq!(
             (only_nulls.len(), only_nulls.to_host().unwrap().null_count()),
             (40, 14)
@@ -110,16 +114,22 @@ fn refused_structs() {
         .upload_array(&Int32Array::from(vec![Some(1), None, Some(3)]))
         .unwrap();
     let fields = |nullable| Fields::from(vec![Field::new("x", DataType::Int32, nullable)]);
-    let new = DeviceArray::new_struct;
+    let new = |fields, columns: &[_], validity| {
+        DeviceArray::from_children(DataType::Struct(fields), 3, columns, validity)
+    };
     let one = std::slice::from_ref(&column);
     refused(new(Fields::empty(), &[], None), &["try_new_with_rows"]);
     refused(
+        DeviceArray::from_children(DataType::Int32, 3, &[], column.validity()),
+        &["values of its own", "from_parts"],
+    );
+    refused(
         new(Fields::empty(), one, None),
-        &["new_struct", &name, "1 children, not 0 and 0"],
+        &["from_children", &name, "1 children, not 0 and 0"],
     );
     refused(
         new(fields(false), one, None),
-        &["new_struct", &name, "'x'", "1 nulls"],
+        &["from_children", &name, "'x'", "1 nulls"],
     );
     // The struct is null where the column is.
     assert!(new(fields(false), one, column.validity()).is_ok());
@@ -136,7 +146,7 @@ fn refused_structs() {
     let longs = Fields::from(vec![Field::new("x", DataType::Int64, true)]);
     refused(
         new(longs, one, None),
-        &["new_struct", &name, "'x'", "Int32", "Int64"],
+        &["from_children", &name, "'x'", "Int32", "Int64"],
     );
     let pair = Fields::from(vec![
         Field::new("x", DataType::Int32, true),
@@ -147,7 +157,7 @@ fn refused_structs() {
     let validity = column.slice(0, 2).unwrap().validity();
     refused(
         new(fields(true), one, validity),
-        &["new_struct", "2 rows", "3 rows"],
+        &["from_children", "2 rows", "3 rows"],
     );
     if let Some(place) = simulated(SimMode::Async) {
         let far = column.to_device(&place.device).unwrap();
@@ -158,7 +168,7 @@ fn refused_structs() {
         );
         refused(
             new(fields(true), one, far.validity()),
-            &["new_struct", &name, &other],
+            &["from_children", &name, &other],
         );
     }
 }
@@ -168,6 +178,7 @@ fn fixed_size_lists() {
     let numbers = Int32Array::from_iter((0..60).map(|i| (i % 7 != 0).then_some(i)));
     let validity_of = Int32Array::from_iter((0..30).map(|i| (i % 4 != 1).then_some(i)));
     let item = types::field("item", DataType::Int32);
+    let list = |item: &Arc<Field>, size| DataType::FixedSizeList(item.clone(), size);
     for place in places() {
         let device = &place.device;
         let values = device.upload_array(&numbers).unwrap();
@@ -184,7 +195,7 @@ fn fixed_size_lists() {
             let values = values.slice(at, n).unwrap();
             let validity = nulls.slice(3, rows).unwrap().validity();
             let new =
-                || DeviceArray::new_fixed_size_list(item.clone(), size, rows, &values, validity);
+                || DeviceArray::from_children(list(&item, size), rows, from_ref(&values), validity);
             let (made, stats) = counted(device, || new().unwrap());
             assert_eq!(stats, TransferStats::default());
             assert_same(
@@ -208,20 +219,20 @@ fn fixed_size_lists() {
             }
         }
         let none = values.slice(0, 0).unwrap();
-        let made = DeviceArray::new_fixed_size_list(item.clone(), 0, 7, &none, None).unwrap();
+        let made = DeviceArray::from_children(list(&item, 0), 7, from_ref(&none), None).unwrap();
         assert_eq!(made.to_host().unwrap().len(), 7);
         let name = device.to_string();
         let new = |field: &Arc<Field>, size, rows, validity| {
-            DeviceArray::new_fixed_size_list(field.clone(), size, rows, &values, validity)
+            DeviceArray::from_children(list(field, size), rows, from_ref(&values), validity)
         };
         assert!(new(&item, -1, 60, None).is_err());
         refused(
             new(&item, 4, 14, None),
-            &["new_fixed_size_list", &name, "60 rows, not 56"],
+            &["from_children", &name, "60 rows, not 56"],
         );
         refused(
             new(&item, i32::MAX, usize::MAX / 2, None),
-            &["new_fixed_size_list", "too many rows"],
+            &["from_children", "too many rows"],
         );
         refused(
             new(&types::field("item", DataType::Int64), 6, 10, None),

@@ -98,7 +98,13 @@ fn children_of_separate_memory() {
     ]);
     let inner_array = |at| {
         let columns = [up(&strings), up(&numbers)].map(|c| c.slice(at, 2).unwrap());
-        DeviceArray::new_struct(inner.clone(), &columns, None).unwrap()
+        DeviceArray::from_children(
+            DataType::Struct(inner.clone()),
+            columns[0].len(),
+            &columns,
+            None,
+        )
+        .unwrap()
     };
     let row = |at: usize| {
         let columns: Vec<ArrayRef> = vec![

@@ -10,7 +10,7 @@ use crate::simkit::layout::{check_layout, written_once};
 use crate::simkit::*;
 use crate::support::*;
 use crate::support_c::sim::{Place, places};
-use arrow_array::{Array, ArrayRef, Int64Array, StringArray, StringViewArray};
+use arrow_array::{Array, ArrayRef, Int64Array, NullArray, StringArray, StringViewArray};
 use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -281,11 +281,15 @@ fn the_first_field_stays() {
 fn rows_without_memory() {
     let cpu = Devices::cpu();
     let fields = || vec![Field::new("n", DataType::Null, true)].into();
-    let nulls = |rows| DeviceArray::new_null(&cpu, rows).unwrap();
-    let many = DeviceArray::new_struct(fields(), &[nulls(1 << 62)], None).unwrap();
+    let nulls = |rows| cpu.upload_array(&NullArray::new(rows)).unwrap();
+    let many =
+        DeviceArray::from_children(DataType::Struct(fields()), 1 << 62, &[nulls(1 << 62)], None)
+            .unwrap();
     let bits = DeviceBuffer::from(Buffer::from_vec(vec![0u8]));
     let validity = Validity::new(bits, 0, 1).unwrap();
-    let one = DeviceArray::new_struct(fields(), &[nulls(1)], Some(validity)).unwrap();
+    let one =
+        DeviceArray::from_children(DataType::Struct(fields()), 1, &[nulls(1)], Some(validity))
+            .unwrap();
     let error = DeviceArray::concat(&[&many, &one]).unwrap_err();
     assert!(
         error.to_string().contains("do not fit in memory"),
@@ -394,7 +398,7 @@ fn equal_dictionaries_are_kept_once() {
 /// Many dictionaries that have no memory to be told apart by, only runs that the host has made.
 #[test]
 fn many_dictionaries_of_runs() {
-    use arrow_array::{DictionaryArray, Int32Array, NullArray, RunArray, types::Int32Type};
+    use arrow_array::{DictionaryArray, Int32Array, RunArray, types::Int32Type};
     const N: i32 = 16_000;
     let cpu = Devices::cpu();
     let arrays: Vec<_> = (1..=N)
