@@ -71,7 +71,7 @@ impl SyncEvent {
         let raw = RawEvent(event.cu_event().expose_provenance());
         let event = Kept::new(event.context().clone(), event);
         Gpu::<Cuda>::of(device)?;
-        let ptr = EventCell::given(raw, Box::new(event));
+        let ptr = EventCell::given(raw, Some(Box::new(event)));
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.

@@ -1,5 +1,6 @@
 //! What the implementation of a device provides: [`Backend`] and [`RawQueue`].
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
@@ -243,34 +244,17 @@ pub struct Relation {
     pub waits: bool,
 }
 
-mod any {
-    use std::any::Any;
-
-    /// What makes downcasts possible; every type has it.
-    pub trait AsAny: Any {
-        fn as_any(&self) -> &dyn Any;
-    }
-
-    impl<T: Any> AsAny for T {
-        fn as_any(&self) -> &dyn Any {
-            self
-        }
-    }
-}
-
-use any::AsAny;
-
 impl dyn Backend {
     /// Returns the backend as its own type, if it is of that type.
     pub fn downcast_ref<T: Backend>(&self) -> Option<&T> {
-        self.as_any().downcast_ref()
+        (self as &dyn Any).downcast_ref()
     }
 }
 
 impl dyn RawQueue {
     /// Returns the queue as the backend's own type, if it is of that type.
     pub fn downcast_ref<T: RawQueue>(&self) -> Option<&T> {
-        self.as_any().downcast_ref()
+        (self as &dyn Any).downcast_ref()
     }
 }
 
@@ -308,7 +292,7 @@ impl dyn RawQueue {
 ///   more.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
-pub unsafe trait Backend: AsAny + fmt::Debug + Send + Sync {
+pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// Returns what is always true of the device.
     fn capabilities(&self) -> Capabilities;
 
@@ -449,7 +433,7 @@ fn no_events(device: DeviceId) -> Error {
 /// Its work still runs (see [`Backend`]), and the drop does not wait for it. A backend whose runtime waits where it destroys a
 /// queue destroys it once it is idle, as this crate does for CUDA and HIP, or on a thread of its own. How long a runtime takes to
 /// destroy an idle queue is up to the runtime.
-pub unsafe trait RawQueue: AsAny + fmt::Debug + Send + Sync {
+pub unsafe trait RawQueue: Any + fmt::Debug + Send + Sync {
     /// Allocates `bytes` bytes of device memory in the order of the queue. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;
 

@@ -18,9 +18,7 @@ const METAL_PAGE: usize = 16 << 10;
 /// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a
 /// backend and memory that Metal devices share with the host. Synchronous, without events.
 #[derive(Debug)]
-pub(crate) struct HostBackend {
-    queue: Arc<HostQueue>,
-}
+pub(crate) struct HostBackend(Arc<HostQueue>);
 
 #[derive(Debug)]
 struct HostQueue {
@@ -37,19 +35,17 @@ impl HostBackend {
             ArrowDeviceType::METAL => Some(METAL_PAGE),
             _ => None,
         };
-        Self {
-            queue: Arc::new(HostQueue { id, page }),
-        }
+        Self(Arc::new(HostQueue { id, page }))
     }
 
     /// Whether memory of this type is the host's own.
     pub(crate) fn allocates(&self) -> bool {
-        self.queue.page.is_some()
+        self.0.page.is_some()
     }
 
     /// The number of bytes of which each buffer fills a multiple.
     pub(crate) fn alignment(&self) -> usize {
-        self.queue.page.unwrap_or(ALIGNMENT)
+        self.0.page.unwrap_or(ALIGNMENT)
     }
 }
 
@@ -75,16 +71,16 @@ unsafe impl Backend for HostBackend {
         Capabilities {
             host_readable: true,
             synchronous: true,
-            ..Capabilities::new(self.queue.id)
+            ..Capabilities::new(self.0.id)
         }
     }
 
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(self.queue.clone())
+        Ok(self.0.clone())
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(self.queue.clone())
+        Ok(self.0.clone())
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -86,7 +86,7 @@ use std::sync::Arc;
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
 use crate::device::gpu::{EventCell, Gpu, GpuQueue, RawEvent, RawStream};
-use crate::device::rocm::{GivenEvent, Rocm};
+use crate::device::rocm::Rocm;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -144,14 +144,12 @@ impl SyncEvent {
     /// # Safety
     /// The event is live, and nothing else records it again or destroys it.
     pub unsafe fn from_hip_event(device: &Device, event: hipEvent_t) -> Result<Self> {
-        let rocm = Gpu::<Rocm>::of(device)?;
+        Gpu::<Rocm>::of(device)?;
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }
-        let raw = RawEvent(event.expose_provenance());
-        // SAFETY: the caller guarantees a live event that it gives to this crate (see `# Safety`).
-        let owner = unsafe { GivenEvent::new(rocm, raw) };
-        let ptr = EventCell::given(raw, Box::new(owner));
+        // The caller guarantees a live event that it gives to this crate (see `# Safety`).
+        let ptr = EventCell::given(RawEvent(event.expose_provenance()), None);
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
         // else has it.

@@ -189,10 +189,15 @@ impl<R: Runtime> Context<R> {
         Ok(EventCell::own(raw))
     }
 
-    /// Keeps an event of our own for reuse.
+    /// Keeps an event of our own for reuse, and drops or destroys one that was given.
     pub(super) fn recycle(&self, cell: Box<EventCell>) {
-        if cell.is_own() && !self.is_forked() {
+        if cell.is_own && !self.is_forked() {
             lock(&self.events).push(cell);
+        } else if !cell.is_own && cell.owner.is_none() {
+            if let Ok(current) = self.enter_even_if_failed() {
+                // SAFETY: the event was given to this crate, and nothing uses it any more.
+                let _ = unsafe { current.calls().destroy_event(cell.raw) };
+            }
         }
     }
 

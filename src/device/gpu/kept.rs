@@ -20,25 +20,24 @@ use crate::device::parts::{Block, Pool, Ranges};
 #[repr(C)]
 pub(crate) struct EventCell {
     pub(super) raw: RawEvent,
-    /// The owner of an event that was given; `None` if it is our own.
-    given: Option<Box<dyn Any + Send>>,
+    /// Whether it is our own, and is used again.
+    pub(super) is_own: bool,
+    /// The owner of an event that was given. One without an owner is destroyed.
+    pub(super) owner: Option<Box<dyn Any + Send>>,
 }
 
 impl EventCell {
-    /// Makes the pointer for an event that was given. `owner` is dropped when the event is needed no
-    /// more.
-    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Option<EventPtr> {
-        let given = Some(owner);
-        Box::new(Self { raw, given }).into_ptr()
+    /// Makes the pointer for an event that was given. When it is needed no more, `owner` is dropped, or
+    /// else the event is destroyed.
+    pub(crate) fn given(raw: RawEvent, owner: Option<Box<dyn Any + Send>>) -> Option<EventPtr> {
+        let is_own = false;
+        Box::new(Self { raw, is_own, owner }).into_ptr()
     }
 
     /// Makes a cell for an event of our own.
     pub(super) fn own(raw: RawEvent) -> Box<Self> {
-        Box::new(Self { raw, given: None })
-    }
-
-    pub(super) fn is_own(&self) -> bool {
-        self.given.is_none()
+        let (is_own, owner) = (true, None);
+        Box::new(Self { raw, is_own, owner })
     }
 
     pub(super) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
