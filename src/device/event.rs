@@ -1,10 +1,9 @@
 //! [`SyncEvent`]: a point in the work of a queue.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 
 use crate::device::backend::EventPtr;
 use crate::device::{Counters, Device, lock};
@@ -21,6 +20,8 @@ struct Owned {
     seen: Seen,
     /// What work before the event uses, until somebody who knows that it has completed drops it.
     kept: Mutex<Option<Box<dyn Send>>>,
+    /// Of tasks that wait for it. While there are any, the release thread watches the event.
+    wakers: Mutex<Vec<Waker>>,
 }
 
 /// Whether an event was seen complete, which it stays: the device is not asked again. Who sees it set sees what was done before the
@@ -44,6 +45,7 @@ impl SyncEvent {
             ptr,
             seen: Seen::default(),
             kept: Mutex::default(),
+            wakers: Mutex::default(),
         }))
     }
 
@@ -112,7 +114,7 @@ impl SyncEvent {
 
     /// Arranges that `waker` is called once the event has completed, without waiting. Returns
     /// `true` if it has completed already; the waker is not called then. The event may be dropped
-    /// before it completes.
+    /// before it completes. A waker of the same task is called once, however often this is called with it.
     ///
     /// # Errors
     /// Returns the device's own error. The waker is not called then.
@@ -120,10 +122,33 @@ impl SyncEvent {
         if self.is_complete()? {
             return Ok(true);
         }
-        let waker = waker.clone();
-        let done = vec![self.clone()];
-        self.device().when(done, move || waker.wake());
+        // Wakers run foreign code: this is cloned before, and dropped after the lock is held.
+        let new = waker.clone();
+        let mut wakers = lock(&self.0.wakers);
+        if wakers.iter().any(|known| known.will_wake(&new)) {
+            return Ok(false);
+        }
+        wakers.push(new);
+        let is_first = wakers.len() == 1;
+        drop(wakers);
+        if is_first {
+            let event = self.clone();
+            self.device().when(vec![self.clone()], move || {
+                let wakers = std::mem::take(&mut *lock(&event.0.wakers));
+                for waker in wakers {
+                    event.device().parking("waker", || waker.wake());
+                }
+            });
+        }
         Ok(false)
+    }
+
+    /// As [`notify`](Self::notify), for a future.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Result<()>> {
+        match self.notify(cx.waker()) {
+            Ok(false) => Poll::Pending,
+            done => Poll::Ready(done.map(drop)),
+        }
     }
 }
 
@@ -225,79 +250,11 @@ impl<'a> EventRef<'a> {
     }
 }
 
-/// Is ready once an event has completed. Requests one notification from the device, however often
-/// it is polled.
-#[derive(Debug)]
-pub(crate) struct Completion {
-    event: SyncEvent,
-    /// The task to wake; `None` before the first poll.
-    task: Option<Arc<Task>>,
-}
-
-/// The waker of the last poll.
-#[derive(Debug)]
-struct Task(Mutex<Waker>);
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {
-        // The next poll replaces it.
-        let waker = std::mem::replace(&mut *lock(&self.0), Waker::noop().clone());
-        waker.wake();
-    }
-}
-
-impl Completion {
-    pub(crate) fn of(event: SyncEvent) -> Self {
-        Self { event, task: None }
-    }
-
-    pub(crate) fn event(&self) -> &SyncEvent {
-        &self.event
-    }
-
-    /// Polls the future in `wait`, if there is one, and removes it once it is ready.
-    pub(crate) fn poll_all(wait: &mut Option<Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let Some(completion) = wait else {
-            return Poll::Ready(Ok(()));
-        };
-        let done = Pin::new(completion).poll(cx);
-        if done.is_ready() {
-            *wait = None;
-        }
-        done
-    }
-}
-
 /// Waits for an event, if there is one.
 #[cfg(feature = "async")]
 pub(crate) async fn completion(event: Option<SyncEvent>) -> Result<()> {
     match event {
-        Some(event) => Completion::of(event).await,
+        Some(event) => std::future::poll_fn(|cx| event.poll(cx)).await,
         None => Ok(()),
-    }
-}
-
-impl Future for Completion {
-    type Output = Result<()>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        if let Some(task) = &self.task {
-            // Wakers run foreign code: they are cloned and dropped outside the lock.
-            let new = cx.waker().clone();
-            let old = std::mem::replace(&mut *lock(&task.0), new);
-            drop(old);
-            // Queried after the waker was stored: a completion before that is seen here, and a
-            // later one wakes.
-            return match self.event.is_complete()? {
-                true => Poll::Ready(Ok(())),
-                false => Poll::Pending,
-            };
-        }
-        let task = Arc::new(Task(Mutex::new(cx.waker().clone())));
-        if self.event.notify(&Waker::from(task.clone()))? {
-            return Poll::Ready(Ok(()));
-        }
-        self.task = Some(task);
-        Poll::Pending
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use cpu::{ALIGNMENT, HostBackend};
 pub use event::SyncEvent;
 #[cfg(feature = "async")]
 pub(crate) use event::completion;
-pub(crate) use event::{Completion, EventRef, Seen};
+pub(crate) use event::{EventRef, Seen};
 pub(crate) use handle::host_memory;
 pub use handle::{Device, WeakDevice};
 pub(crate) use parts::{FORKED, Process};

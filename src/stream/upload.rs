@@ -15,7 +15,7 @@ use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
-use crate::device::{Completion, Device, Queue};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
 #[cfg(feature = "async")]
@@ -201,7 +201,7 @@ where
         let Some(reader) = &mut this.reader else {
             return Poll::Ready(None);
         };
-        ready!(this.uploads.make_room(|oldest| Pin::new(oldest).poll(cx)));
+        ready!(this.uploads.make_room(|oldest| oldest.poll(cx)));
         let next = ready!(Pin::new(reader).poll_next(cx));
         let next = next.map(|batch| {
             let batch = batch.map_err(E::into)?;
@@ -231,7 +231,7 @@ where
 struct Uploads {
     queue: Queue,
     /// The event and the bytes of each upload, oldest first.
-    under_way: VecDeque<(Completion, usize)>,
+    under_way: VecDeque<(SyncEvent, usize)>,
     /// Bytes of all uploads.
     bytes: usize,
 }
@@ -244,19 +244,19 @@ impl Uploads {
         schema: &SchemaRef,
     ) -> Result<DeviceRecordBatch> {
         let batch = batch?;
-        let _ = self.make_room(|oldest| Poll::Ready(oldest.event().wait()));
+        let _ = self.make_room(|oldest| Poll::Ready(oldest.wait()));
         self.upload(&batch, schema)
     }
 
     /// Forgets uploads that are done, and makes `wait` wait for the oldest while there are too many. A failed upload counts as done:
     /// readers of its batch wait for the same event and get the error.
-    fn make_room(&mut self, mut wait: impl FnMut(&mut Completion) -> Poll<Result<()>>) -> Poll<()> {
+    fn make_room(&mut self, mut wait: impl FnMut(&SyncEvent) -> Poll<Result<()>>) -> Poll<()> {
         loop {
             let too_many = self.bytes >= BYTES || self.under_way.len() >= UPLOADS;
-            let Some((oldest, bytes)) = self.under_way.front_mut() else {
+            let Some((oldest, bytes)) = self.under_way.front() else {
                 return Poll::Ready(());
             };
-            if matches!(oldest.event().is_complete(), Ok(false)) {
+            if matches!(oldest.is_complete(), Ok(false)) {
                 if !too_many {
                     return Poll::Ready(());
                 }
@@ -264,7 +264,7 @@ impl Uploads {
             }
             // The sources and the staging memory serve the next upload: the thread that would drop them otherwise may be behind by
             // any number of uploads.
-            oldest.event().drop_kept();
+            oldest.drop_kept();
             self.bytes -= *bytes;
             self.under_way.pop_front();
         }
@@ -276,8 +276,7 @@ impl Uploads {
         let owners = batch.as_struct().owners();
         if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
             let bytes = batch.get_array_memory_size();
-            self.under_way
-                .push_back((Completion::of(event.clone()), bytes));
+            self.under_way.push_back((event.clone(), bytes));
             self.bytes += bytes;
         }
         batch.fitted(schema)

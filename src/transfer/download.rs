@@ -11,7 +11,7 @@ use arrow_schema::SchemaRef;
 use crate::data::host::{to_array, to_batch};
 use crate::data::numbers::Numbers;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Completion, CopyKind, CopyOp, Counters, Device, Devices, Queue};
+use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::plan::{Plan, Scope, walk};
@@ -42,7 +42,7 @@ pub struct Download<T> {
     scope: Scope,
     queues: DownloadQueues,
     /// What the next step has to wait for.
-    wait: Option<Completion>,
+    wait: Option<SyncEvent>,
     state: State,
     /// Makes the data of the array that has arrived.
     make: fn(&DeviceArray, Option<&SchemaRef>) -> Result<T>,
@@ -93,10 +93,7 @@ impl<T> Download<T> {
     /// Returns the errors that the device reports, and [`Error::InvalidInput`] if a size that is
     /// stored in device memory is impossible. The download is over then: later calls return an error.
     pub fn is_ready(&mut self) -> Result<bool> {
-        self.drive(|wait, _| {
-            wait.as_ref()
-                .map_or(Ok(true), |wait| wait.event().is_complete())
-        })
+        self.drive(|event, _| event.is_complete())
     }
 
     /// Blocks this thread until the data has arrived, and returns it. That is one host wait for the copies, none if
@@ -110,7 +107,7 @@ impl<T> Download<T> {
                 self.array.wait()?;
                 self.state = State::InPlace;
             }
-            _ => _ = self.drive(|wait, _| block_on(wait))?,
+            _ => _ = self.drive(|event, _| block_on(event))?,
         }
         self.take()
     }
@@ -122,15 +119,14 @@ impl<T> Download<T> {
 
     /// Takes steps as long as `passes` says that what they wait for has completed, or makes this thread wait for it; it is also told
     /// whether the copies are queued. Returns whether the data has arrived. An error ends the download.
-    fn drive(
-        &mut self,
-        mut passes: impl FnMut(&mut Option<Completion>, bool) -> Result<bool>,
-    ) -> Result<bool> {
+    fn drive(&mut self, mut passes: impl FnMut(&SyncEvent, bool) -> Result<bool>) -> Result<bool> {
         let mut go = || {
             loop {
                 let queued = matches!(self.state, State::Copies(..) | State::InPlace);
-                if self.wait.is_some() && !passes(&mut self.wait, queued)? {
-                    return Ok(false);
+                if let Some(event) = &self.wait {
+                    if !passes(event, queued)? {
+                        return Ok(false);
+                    }
                 }
                 self.wait = None;
                 if queued {
@@ -143,6 +139,7 @@ impl<T> Download<T> {
         if arrived.is_err() {
             // The copies may still run: dropping the state keeps what they use, and nothing reads it.
             self.state = State::Over;
+            self.wait = None;
         }
         arrived
     }
@@ -177,7 +174,7 @@ impl<T> Download<T> {
                 }
             }
         };
-        self.wait = event.map(Completion::of);
+        self.wait = event;
         Ok(())
     }
 
@@ -197,9 +194,8 @@ fn over() -> Error {
 }
 
 /// Makes this thread wait.
-fn block_on(wait: &Option<Completion>) -> Result<bool> {
-    wait.as_ref().map_or(Ok(()), |wait| wait.event().wait())?;
-    Ok(true)
+fn block_on(event: &SyncEvent) -> Result<bool> {
+    event.wait().map(|()| true)
 }
 
 /// Queues the copies of a plan to one buffer of the device's pool. Does not wait.
@@ -268,7 +264,7 @@ impl Download<RecordBatch> {
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         let mut this = Self::lazy(batch, queues);
         if !this.is_in_place() {
-            this.drive(|wait, queued| if queued { Ok(false) } else { block_on(wait) })?;
+            this.drive(|event, queued| if queued { Ok(false) } else { block_on(event) })?;
         }
         Ok(this)
     }
@@ -287,7 +283,7 @@ impl<T> Future for Download<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let this = &mut *self;
-        let arrived = this.drive(|wait, _| match Completion::poll_all(wait, cx) {
+        let arrived = this.drive(|event, _| match event.poll(cx) {
             Poll::Ready(done) => done.map(|()| true),
             Poll::Pending => Ok(false),
         });
