@@ -4,9 +4,7 @@
 
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce_at,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce};
 use arrow_device::{
     Device, DeviceRecordBatches, Devices, Error, ExportOptions, ImportOptions, SyncPolicy,
 };
@@ -18,10 +16,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The consumer requests two batches at first, and one more for each that it takes.
     // SAFETY: `handler` requires a producer that follows the specification and sends valid data. `serve` is built on
-    // `produce_at`, which does, and sends uploaded record batches.
+    // `produce`, which does, and sends uploaded record batches.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
-    serve(handler.into_raw(), &device)?;
+    serve(handler, &device)?;
 
     // The schema and the producer's metadata arrive before the first batch.
     let stream = opening.await?;
@@ -51,9 +49,9 @@ fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<
         batches.with_metadata(metadata),
         ExportOptions::new(SyncPolicy::Event),
     );
-    // SAFETY: `produce_at` requires a live handler that stays at its address until it is released. `to` comes from
-    // `into_raw`, which leaves the handler on the heap until then.
-    let producing = unsafe { produce_at(batches, to, options) };
+    // SAFETY: `produce` requires a live handler that stays at its address until it is released. `to` comes from
+    // `AsyncDeviceRecordBatchStream::handler`, which leaves it on the heap until then.
+    let producing = unsafe { produce(batches, to, options) };
     tokio::spawn(async move { println!("the producer ended: {:?}", producing.await) });
     Ok(())
 }

@@ -10,10 +10,10 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
+use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatches, ExportOptions, SyncPolicy};
 use futures::stream;
-use kit::{FakeConsumer, FakeProducer, batch, numbers, poll, poll_next};
+use kit::{FakeConsumer, FakeProducer, batch, numbers, poll, poll_next, produce};
 
 /// Counts the bytes that live, of all threads.
 struct Live;
@@ -69,19 +69,7 @@ fn opened(n: i64) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
 }
 
 fn consumers() {
-    leaves_nothing("a handler that nobody gets", || {
-        // SAFETY: no producer gets the handler, so nothing calls it.
-        drop(unsafe { AsyncDeviceRecordBatchStream::handler(1, Default::default()) });
-    });
     leaves_nothing("an opening", || drop(FakeProducer::open(1)));
-    leaves_nothing("memory of into_raw", || {
-        // SAFETY: the handler goes to `FakeProducer`, which keeps to the interface.
-        let (handler, opening) =
-            unsafe { AsyncDeviceRecordBatchStream::handler(1, Default::default()) };
-        let producer = FakeProducer::with_pointer(handler.into_raw(), false, ArrowDeviceType::CPU);
-        producer.schema();
-        drop((opening, producer));
-    });
     leaves_nothing("a schema that nobody takes", || {
         let (producer, opening) = FakeProducer::open(1);
         producer.set_metadata(kit::encode(&[(b"k", b"v")]));

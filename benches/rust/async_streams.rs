@@ -9,9 +9,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, AsyncStreamHandler, Opening, Outcome, produce,
-};
+use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Opening, Outcome, produce};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, ImportOptions,
     SyncPolicy,
@@ -29,7 +28,7 @@ type Counted = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 /// As many batches as Arrow C++ has on their way by itself.
 pub(crate) const QUEUE: usize = 5;
 
-type Opened = (AsyncStreamHandler, Opening);
+type Opened = (*mut FFI_ArrowAsyncDeviceStreamHandler, Opening);
 
 fn handler(queue: usize) -> Opened {
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
@@ -39,12 +38,14 @@ fn handler(queue: usize) -> Opened {
 fn produced(
     batch: &DeviceRecordBatch,
     n: usize,
-    handler: AsyncStreamHandler,
+    handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
 ) -> impl Future<Output = arrow_device::Result<Outcome>> + Unpin + Send + use<> {
     let (batch, schema) = (batch.clone(), batch.schema());
     let batches = futures::stream::iter((0..n).map(move |_| Ok(batch.clone())));
     let stream = DeviceRecordBatches::from_stream(batches, schema, ArrowDeviceType::CPU);
-    produce(stream, handler, ExportOptions::new(SyncPolicy::Event))
+    let options = ExportOptions::new(SyncPolicy::Event);
+    // SAFETY: the handler is one of `handler`, and goes to this producer alone.
+    unsafe { produce(stream, handler, options) }
 }
 
 /// Counts the batches as they arrive.

@@ -12,9 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, produce,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Error, ExportOptions,
     FFI_ArrowDeviceArray, Result, SyncPolicy, Validation,
@@ -25,7 +23,9 @@ use futures::Stream;
 
 use crate::check::{read, read_batch};
 use crate::input::Input;
-use crate::peers::{CountedSchema, FakeConsumer, FakeProducer, no_task, numbers, poll, poll_next};
+use crate::peers::{
+    CountedSchema, FakeConsumer, FakeProducer, no_task, numbers, poll, poll_next, produce,
+};
 use crate::world::{Place, World};
 
 /// | bytes | what |

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, Outcome, produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, Outcome, produce,
 };
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, ExportOptions, FFI_ArrowDeviceArray, ImportOptions, Result,
@@ -93,19 +93,18 @@ pub(crate) unsafe extern "C" fn peers_async_give(
         let options = ExportOptions::new(policy(wait));
         let (stop, stopped) = oneshot::channel::<()>();
         let (ended, end) = channel();
-        let place = match in_place {
-            true => Either::Left(Place(handler)),
+        let place = Place(match in_place {
+            true => handler,
+            // Its 48 bytes are never freed, since its release may come at any time.
             // SAFETY: the caller passes a handler that it gives away (see `# Safety`); Arrow C++ does not depend on its address.
-            false => Either::Right(unsafe { FFI_ArrowAsyncDeviceStreamHandler::from_raw(handler) }),
-        };
+            false => Box::into_raw(Box::new(unsafe { handler.read() })),
+        });
         thread::spawn(move || {
-            let run = move || match place {
-                Either::Left(Place(at)) => {
-                    // SAFETY: the caller guarantees that the handler keeps to the interface and stays where it is (see `# Safety`).
-                    let produced = unsafe { produce_at(batches, at, options) };
-                    run(produced, stopped)
-                }
-                Either::Right(handler) => run(produce(batches, handler, options), stopped),
+            let run = move || {
+                let Place(at) = { place };
+                // SAFETY: the caller guarantees that the handler keeps to the interface and stays where it is (see `# Safety`).
+                let produced = unsafe { produce(batches, at, options) };
+                run(produced, stopped)
             };
             let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
             let _ = ended.send(end.unwrap_or(End::Panicked));
@@ -238,7 +237,7 @@ pub(crate) unsafe extern "C" fn peers_async_take(
         let options = ImportOptions::default();
         // SAFETY: the caller guarantees that whoever gets the handler keeps to the interface (see `# Safety`).
         let (ours, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(depth, options) };
-        *handler = ours.into_raw().cast();
+        *handler = ours.cast();
         let stream = Either::Left(opening);
         let _open = Counted::reader();
         *out = Box::into_raw(Box::new(Taking { stream, _open }));

@@ -30,7 +30,8 @@ pub(crate) fn host_reader(
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
     let options = ExportOptions::new(SyncPolicy::Event);
-    let producing = produce(batches, handler, options);
+    // SAFETY: the handler is this crate's, and goes to this producer alone.
+    let producing = unsafe { produce(batches, handler, options) };
     let producer = thread::spawn(move || block_on(producing));
     let stream = block_on(opening)?.into_host_stream();
     let schema = arrow_array::nonblocking::RecordBatchStream::schema(&stream).clone();

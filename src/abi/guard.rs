@@ -10,6 +10,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, Result};
@@ -28,6 +29,13 @@ pub(crate) fn call_foreign<R>(operation: &'static str, f: impl FnOnce() -> R) ->
 /// `extern "C"` functions, which must never unwind.
 pub(crate) fn callback<R>(operation: &'static str, f: impl FnOnce() -> Result<R>) -> Result<R> {
     call_foreign(operation, f)?
+}
+
+/// A text for C, without what would end it early.
+pub(crate) fn c_text(text: String) -> Option<CString> {
+    let mut text = text.into_bytes();
+    text.retain(|byte| *byte != 0);
+    CString::new(text).ok()
 }
 
 /// Calls a struct's release callback, if it has one, and marks the struct released even if the

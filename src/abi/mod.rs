@@ -28,7 +28,7 @@
 //! | [`FFI_ArrowDeviceArrayStream`] | 48 | producer | the consumer: its `release`; here, on drop |
 //! | [`FFI_ArrowAsyncTask`] | 16 | producer | the consumer: one call of `extract_data`; never on drop |
 //! | [`FFI_ArrowAsyncProducer`] | 40 | producer | the producer, after the handler's release; no callback |
-//! | [`FFI_ArrowAsyncDeviceStreamHandler`] | 48 | consumer | the producer: its `release`; here, on drop |
+//! | [`FFI_ArrowAsyncDeviceStreamHandler`] | 48 | consumer | the producer: its `release`; never on drop |
 //!
 //! Sizes are those of 64-bit targets. The embedded `ArrowArray` (80 bytes) and the schema (72
 //! bytes) are those of the C data interface; they appear as arrow-rs's

@@ -187,24 +187,24 @@ impl FFI_ArrowAsyncTask {
 /// the schema, the tasks and errors ("The ArrowAsyncDeviceStreamHandler structure" of the
 /// specification).
 ///
-/// The functions of [`async_stream`](crate::async_stream) make and call it. Code that calls the callbacks itself, or brings its
-/// own, casts the pointer to its own definition of the C struct. Dropping it calls its release callback, unless it was released
-/// or moved away. A callback that panics does not unwind out of the drop.
+/// It stays where its consumer put it until a producer has called its release callback. The functions of
+/// [`async_stream`](crate::async_stream) make and call it. **Dropping this struct calls nothing.**
 #[derive(Debug)]
 #[repr(C)]
 pub struct FFI_ArrowAsyncDeviceStreamHandler {
     /// Takes the schema; returns 0 or an errno.
-    pub(crate) on_schema: Option<OnSchema>,
+    pub on_schema: Option<OnSchema>,
     /// Takes a task, which is null at the end, and metadata in the encoding of `ArrowSchema.metadata` or null; returns 0 or an
     /// errno.
-    pub(crate) on_next_task: Option<OnNextTask>,
+    pub on_next_task: Option<OnNextTask>,
     /// Takes an errno, a message or null, and metadata or null.
-    pub(crate) on_error: Option<OnError>,
-    /// The producer's last call on a handler.
-    pub(crate) release: Option<ReleaseFn<Self>>,
+    pub on_error: Option<OnError>,
+    /// The producer's last call on a handler. `None` once it was called.
+    pub release: Option<ReleaseFn<Self>>,
     /// Null until the producer sets it, which it does before it calls any callback except `release`.
-    pub(crate) producer: *mut FFI_ArrowAsyncProducer,
-    pub(crate) private_data: *mut c_void,
+    pub producer: *mut FFI_ArrowAsyncProducer,
+    /// Belongs to the consumer.
+    pub private_data: *mut c_void,
 }
 
 type Handler = FFI_ArrowAsyncDeviceStreamHandler;
@@ -216,30 +216,8 @@ pub(crate) type OnNextTask =
 pub(crate) type OnError =
     unsafe extern "C-unwind" fn(*mut Handler, c_int, *const c_char, *const c_char);
 
-// SAFETY: the specification lets a producer call a handler from any thread, one call at a time
-// ("Thread safety"). Whoever made the struct guaranteed that the consumer's callbacks allow it.
+// SAFETY: the interface lets a producer call a handler from any thread, one call at a time. Nothing safe follows the pointers.
 unsafe impl Send for FFI_ArrowAsyncDeviceStreamHandler {}
-
-impl FFI_ArrowAsyncDeviceStreamHandler {
-    /// Returns a released handler, all of whose members are zero.
-    pub(crate) const fn empty() -> Self {
-        Self {
-            on_schema: None,
-            on_next_task: None,
-            on_error: None,
-            release: None,
-            producer: ptr::null_mut(),
-            private_data: ptr::null_mut(),
-        }
-    }
-}
-
-released_once!(
-    FFI_ArrowAsyncDeviceStreamHandler,
-    release,
-    "ArrowAsyncDeviceStreamHandler.release",
-    "Unless it is released, its callbacks are null or do what the specification requires, for this `private_data`, on any thread (one call at a time), and the consumer does not depend on its address."
-);
 
 #[cfg(test)]
 mod tests {

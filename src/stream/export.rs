@@ -140,9 +140,7 @@ impl Exporter {
     fn fail(&mut self, e: &Error) -> c_int {
         // The `Display` of another crate's error may panic.
         let described = guard::call_foreign("get_last_error", || {
-            let mut text = e.to_string().into_bytes();
-            text.retain(|byte| *byte != 0);
-            (CString::new(text).ok(), e.errno())
+            (guard::c_text(e.to_string()), e.errno())
         });
         let (text, errno) = described.unwrap_or((None, libc::EIO));
         self.text = text;

@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::async_stream::kit::produce;
 use crate::support::producer::Producer;
 use crate::support::types::{fixed_list, list, structure};
 use crate::support::{Nulls, Rng, arb_data_type, array};
@@ -13,7 +14,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int64Array, StringArray, StructArray, make_array};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
+use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader, DeviceRecordBatches,

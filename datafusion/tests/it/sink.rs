@@ -281,7 +281,8 @@ async fn errors_come_after_the_batches_before_them_with_their_text() {
         let stream = execute_on_device(failing(&sim, error).await, context(), &sim).unwrap();
         // SAFETY: the producer is this crate's.
         let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, imports(&sim)) };
-        let produced = produce(stream, handler, options());
+        // SAFETY: the handler is this crate's, and goes to this producer alone.
+        let produced = unsafe { produce(stream, handler, options()) };
         let producer = tokio::spawn(produced);
         let over_async: Vec<_> = opening.await.unwrap().collect().await;
         let _ = producer.await.unwrap();
@@ -382,7 +383,8 @@ async fn the_async_device_stream_of_a_plan() {
     let stream = execute_on_device(plan, ctx.task_ctx(), &sim).unwrap();
     // SAFETY: the producer is this crate's.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, imports(&sim)) };
-    let producer = tokio::spawn(produce(stream, handler, options()));
+    // SAFETY: the handler is this crate's, and goes to this producer alone.
+    let producer = tokio::spawn(unsafe { produce(stream, handler, options()) });
     let batches: Vec<_> = opening.await.unwrap().try_collect().await.unwrap();
     let outcome = producer.await.unwrap().unwrap();
     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,42 +11,15 @@ use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
 use super::DeviceRecordBatchStream;
-use super::handler::{AsyncStreamHandler, Item, Metadata, Opened, Producer, Shared, Task};
-use crate::abi::ArrowDeviceType;
+use super::handler::{Item, Metadata, Opened, Producer, Shared, Task};
+use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler};
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::interchange::{ImportOptions, check_async};
 
 /// A future of a stream, which is ready once the producer has sent the schema. Dropping it cancels the stream:
 /// `on_schema` is answered with `ECANCELED`.
-#[must_use = "dropping it cancels the stream"]
-#[derive(Debug)]
-pub struct Opening {
-    /// `None` once it has ended.
-    consumer: Option<Consumer>,
-}
-
-impl Future for Opening {
-    type Output = Result<AsyncDeviceRecordBatchStream>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(consumer) = &self.consumer else {
-            return Poll::Ready(Err(Error::argument("the stream has already been opened")));
-        };
-        let first = ready!(consumer.shared.inbox.poll(cx.waker()));
-        let consumer = self.consumer.take();
-        Poll::Ready(match first {
-            Some(Item::Schema(opened)) => Ok(AsyncDeviceRecordBatchStream {
-                consumer,
-                opened,
-                arrived: None,
-                metadata: HashMap::new(),
-            }),
-            Some(Item::Failed(e)) => Err(e),
-            _ => Err(Error::invalid("on_schema", "was not called")),
-        })
-    }
-}
+pub type Opening = Pin<Box<dyn Future<Output = Result<AsyncDeviceRecordBatchStream>> + Send>>;
 
 /// A producer's async device stream: batches in order, with their [metadata](DeviceRecordBatchStream::batch_metadata). It ends after
 /// an error. Dropping it cancels it; batches may outlive it.
@@ -68,8 +42,8 @@ type Checking = Pin<Box<dyn Future<Output = Result<(DeviceRecordBatch, Metadata)
 impl fmt::Debug for AsyncDeviceRecordBatchStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncDeviceRecordBatchStream")
-            .field("consumer", &self.consumer)
             .field("opened", &self.opened)
+            .field("ended", &self.consumer.is_none())
             .finish_non_exhaustive()
     }
 }
@@ -78,6 +52,9 @@ impl AsyncDeviceRecordBatchStream {
     /// Makes a handler for a producer, and the stream that it fills. The stream first requests `queue_depth` batches (at
     /// least 1), then half as many (rounded up) each time that so many have been taken from it. So at most `queue_depth` batches
     /// wait in it, and a producer on another thread is woken for several at once.
+    ///
+    /// The handler is for a producer in C, or for [`produce`](crate::async_stream::produce). Its memory is freed once the producer
+    /// has called its `release` and the stream has been dropped. If no producer gets it, it leaks, and the stream never opens.
     ///
     /// The producer is not called any more once its call of the handler's `release` has returned. So `release` waits for a
     /// `request` or `cancel` that another thread is in. A producer must not hold a lock around `release` that those take.
@@ -90,14 +67,27 @@ impl AsyncDeviceRecordBatchStream {
     pub unsafe fn handler(
         queue_depth: usize,
         options: ImportOptions,
-    ) -> (AsyncStreamHandler, Opening) {
-        let (handler, shared) = AsyncStreamHandler::new(queue_depth);
-        let consumer = Some(Consumer {
+    ) -> (*mut FFI_ArrowAsyncDeviceStreamHandler, Opening) {
+        let shared = Shared::new(queue_depth);
+        let handler = shared.handler();
+        let consumer = Consumer {
             shared,
             options,
             taken: 0,
-        });
-        (handler, Opening { consumer })
+        };
+        let opening = async move {
+            match poll_fn(|cx| consumer.shared.inbox.poll(cx.waker())).await {
+                Some(Item::Schema(opened)) => Ok(Self {
+                    consumer: Some(consumer),
+                    opened,
+                    arrived: None,
+                    metadata: HashMap::new(),
+                }),
+                Some(Item::Failed(e)) => Err(e),
+                _ => Err(Error::invalid("on_schema", "was not called")),
+            }
+        };
+        (handler, Box::pin(opening))
     }
 }
 
@@ -156,7 +146,6 @@ impl DeviceRecordBatchStream for AsyncDeviceRecordBatchStream {
 }
 
 /// The receiving end of a handler. Dropping it cancels the stream.
-#[derive(Debug)]
 struct Consumer {
     shared: Arc<Shared>,
     options: ImportOptions,

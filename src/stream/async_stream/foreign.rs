@@ -1,13 +1,13 @@
 //! What the producer and a consumer call of each other: the consumer's handler, and the producer's structs.
 
-use std::ffi::{CString, c_int};
-use std::mem::MaybeUninit;
-use std::ptr;
+use std::ffi::c_int;
 use std::sync::{Arc, Weak};
+use std::{ptr, thread};
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::demand::Demand;
+use super::demand::{Demand, Turn};
+use crate::abi::guard::ReleaseFn;
 use crate::abi::{
     ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
     FFI_ArrowDeviceArray, ForeignSchema, OnError, OnNextTask, OnSchema, guard,
@@ -17,91 +17,66 @@ use crate::interchange::schema::encode_metadata;
 
 type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 
-/// A handler with all its callbacks, which is valid and used by nothing else until it is released: once, when this is dropped.
-#[derive(Debug)]
+/// A consumer's handler, and the producer's struct that it has. Dropping this ends the stream and releases the handler, once. Its
+/// memory is the consumer's, and is not touched after that.
 pub(super) struct ForeignHandler {
+    c: Callbacks,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// A handler that is not released, and its callbacks.
+#[derive(Clone, Copy)]
+struct Callbacks {
     this: *mut Handler,
-    /// The memory at `this` is from a `Box`, since a consumer may store the address that it is called with. Otherwise it is the
-    /// consumer's, and is not touched after the release.
-    is_own: bool,
     on_schema: OnSchema,
     on_next_task: OnNextTask,
     on_error: OnError,
+    release: ReleaseFn<Handler>,
 }
 
 // SAFETY: the interface lets a producer call a handler from any thread, one call at a time.
-unsafe impl Send for ForeignHandler {}
+unsafe impl Send for Callbacks {}
 
 impl ForeignHandler {
-    /// Takes over a handler.
-    ///
-    /// # Errors
-    /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks. The handler is released then.
-    pub(super) fn own(handler: Handler) -> Result<Self> {
-        if handler.is_released() {
-            return Err(released());
-        }
-        let this = Box::into_raw(Box::new(handler));
-        // SAFETY: the struct was just boxed, nothing else points to it, and it is not released.
-        unsafe { Self::new(this, true) }
-    }
-
-    /// Uses the handler at `this`.
+    /// Takes over the handler at `this`, and sets its producer.
     ///
     /// # Safety
     /// `this` is null or points to a handler that nothing else uses, and that stays there until it is released.
     ///
     /// # Errors
-    /// The same as for [`own`](Self::own).
-    pub(super) unsafe fn at(this: *mut Handler) -> Result<Self> {
+    /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks. The handler is released then.
+    pub(super) unsafe fn new(this: *mut Handler, shared: Arc<Shared>) -> Result<Self> {
         if this.is_null() || !this.is_aligned() {
             return Err(Error::invalid("handler", "is null or misaligned"));
         }
-        // SAFETY: the caller guarantees that a pointer that is not null points to a handler, which nothing else uses and which stays
-        // there until its release.
-        unsafe {
-            match (*this).is_released() {
-                true => Err(released()),
-                false => Self::new(this, false),
-            }
-        }
-    }
-
-    /// # Safety
-    /// The struct at `this` is valid, not released and used by nothing else until its release. It is boxed if it is `own`.
-    unsafe fn new(this: *mut Handler, own: bool) -> Result<Self> {
-        // SAFETY: the caller guarantees a valid struct.
-        let handler = unsafe { &*this };
-        let path = match (handler.on_schema, handler.on_next_task, handler.on_error) {
-            (Some(on_schema), Some(on_next_task), Some(on_error)) => {
-                return Ok(Self {
-                    this,
-                    is_own: own,
-                    on_schema,
-                    on_next_task,
-                    on_error,
-                });
-            }
-            (None, ..) => "handler.on_schema",
-            (_, None, _) => "handler.on_next_task",
-            (.., None) => "handler.on_error",
+        // SAFETY: the caller guarantees that a pointer that is not null points to a handler, which nothing else uses.
+        let handler = unsafe { &mut *this };
+        let Some(release) = handler.release else {
+            return Err(Error::Released("the ArrowAsyncDeviceStreamHandler"));
         };
-        // SAFETY: the caller guarantees a struct that is not released, and nothing uses it after this.
-        unsafe { release(this, own) };
-        Err(Error::invalid(path, "is null"))
-    }
-
-    /// # Safety
-    /// `producer` is valid until the handler is released.
-    pub(super) unsafe fn set_producer(&mut self, producer: *mut FFI_ArrowAsyncProducer) {
-        // SAFETY: the struct is valid until this releases it. The caller guarantees that `producer` lives as long.
-        unsafe { (*self.this).producer = producer };
+        let (Some(on_schema), Some(on_next_task), Some(on_error)) =
+            (handler.on_schema, handler.on_next_task, handler.on_error)
+        else {
+            // SAFETY: the callback is the handler's own, which is not released; this is the last call.
+            let _ = guard::call_foreign("release", || unsafe { release(this) });
+            return Err(Error::invalid("handler", "lacks a callback"));
+        };
+        // `shared` lives until after the release.
+        handler.producer = shared.as_producer();
+        let c = Callbacks {
+            this,
+            on_schema,
+            on_next_task,
+            on_error,
+            release,
+        };
+        Ok(Self { c, shared })
     }
 
     /// Returns the consumer's answer, or `EIO` if it panics.
     pub(super) fn on_schema(&mut self, mut schema: FFI_ArrowSchema) -> c_int {
         // The schema is released when it is dropped, unless the consumer has moved it out.
-        let (this, call) = (self.this, self.on_schema);
+        let (this, call) = (self.c.this, self.c.on_schema);
         // SAFETY: the callback is the handler's own, which is not released, and `schema` lives during the call.
         let answer = guard::call_foreign("on_schema", || unsafe { call(this, &raw mut schema) });
         answer.unwrap_or(libc::EIO)
@@ -113,7 +88,7 @@ impl ForeignHandler {
         mut task: Option<FFI_ArrowAsyncTask>,
         metadata: &ForeignSchema,
     ) -> c_int {
-        let (this, call) = (self.this, self.on_next_task);
+        let (this, call) = (self.c.this, self.c.on_next_task);
         let metadata = metadata.metadata;
         // The struct has no drop: its content is the consumer's from here on.
         let task = task.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
@@ -123,7 +98,12 @@ impl ForeignHandler {
     }
 
     pub(super) fn on_error(&mut self, e: &Error) {
-        let (this, call) = (self.this, self.on_error);
+        self.c.on_error(e);
+    }
+}
+
+impl Callbacks {
+    fn on_error(self, e: &Error) {
         // The `Display` of another crate's error may panic.
         let told = guard::call_foreign("on_error", || {
             let (text, metadata) = match e {
@@ -133,15 +113,12 @@ impl ForeignHandler {
                 } => (message.to_string(), encode_metadata(Some(metadata)).ok()),
                 e => (e.to_string(), None),
             };
-            let mut text = text.into_bytes();
-            text.retain(|byte| *byte != 0);
-            (CString::new(text).ok(), metadata, e.errno())
+            (guard::c_text(text), metadata, e.errno())
         });
         let (text, metadata, errno) = told.unwrap_or((None, None, libc::EIO));
         let text = text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
-        let metadata = metadata
-            .as_ref()
-            .map_or(ptr::null(), |schema| schema.metadata);
+        let metadata = metadata.as_ref().map_or(ptr::null(), |m| m.metadata);
+        let (this, call) = (self.this, self.on_error);
         // SAFETY: the callback is the handler's own, which is not released. Text and metadata live during the call.
         // A panic cannot be reported: only the release follows.
         let _ = guard::call_foreign("on_error", || unsafe { call(this, errno, text, metadata) });
@@ -150,29 +127,37 @@ impl ForeignHandler {
 
 impl Drop for ForeignHandler {
     fn drop(&mut self) {
-        // SAFETY: `new` requires a struct that is not released, and nothing uses it after this drop.
-        unsafe { release(self.this, self.is_own) }
+        let error = match self.shared.demand.close() {
+            // The consumer knows, or was told.
+            Turn::Cancelled => None,
+            Turn::Invalid(n) => Some(invalid_request(n)),
+            Turn::Produce(_) => Some(Error::Cancelled {
+                operation: "producing an async stream",
+            }),
+        };
+        let (c, shared) = (self.c, self.shared.clone());
+        let is_waking = shared.demand.is_waking();
+        let end = move || {
+            if let Some(e) = &error {
+                c.on_error(e);
+            }
+            // SAFETY: the callback is the handler's own, which is not released: this is the last call, of the one drop.
+            let _ = guard::call_foreign("release", || unsafe { (c.release)(c.this) });
+            drop(shared);
+        };
+        // A call of the consumer that is waking this task, on this thread or another: the handler must not be called within it, and the
+        // waker may wait for a lock that this thread holds, as the release waits for that call. If no thread can be started, it is called
+        // all the same.
+        let thread = || thread::Builder::new().name("arrow-device async end".into());
+        if !is_waking || thread().spawn(end.clone()).is_err() {
+            end();
+        }
     }
 }
 
-fn released() -> Error {
-    Error::Released("the ArrowAsyncDeviceStreamHandler")
-}
-
-/// Releases a handler, and frees its memory if it is `own`.
-///
-/// # Safety
-/// The struct at `this` is valid, not released, and not used after this. It is boxed if it is `own`.
-unsafe fn release(this: *mut Handler, own: bool) {
-    // SAFETY: the caller guarantees a valid struct.
-    if let Some(release) = unsafe { (*this).release } {
-        // SAFETY: the callback is the handler's own, which is not released; this is the last call.
-        let _ = guard::call_foreign("release", || unsafe { release(this) });
-    }
-    if own {
-        // SAFETY: the caller guarantees a box, which only this frees. What was in it is released.
-        drop(unsafe { Box::from_raw(this.cast::<MaybeUninit<Handler>>()) });
-    }
+/// The error that answers an invalid request.
+pub(super) fn invalid_request(n: i64) -> Error {
+    Error::argument(format!("request({n}): the number must be at least 1"))
 }
 
 /// The producer's struct and what it points to. It lives until the handler is released and the last task is extracted,
@@ -181,8 +166,6 @@ unsafe fn release(this: *mut Handler, own: bool) {
 pub(super) struct Shared {
     pub(super) demand: Demand,
     ffi: FFI_ArrowAsyncProducer,
-    /// For shares of this during the consumer's calls.
-    this: Weak<Self>,
     /// What `ffi` points to.
     _metadata: ForeignSchema,
 }
@@ -206,7 +189,6 @@ impl Shared {
             Self {
                 demand: Demand::new(),
                 ffi,
-                this: this.clone(),
                 _metadata: metadata,
             }
         })
@@ -240,15 +222,17 @@ unsafe fn call(
     operation: &'static str,
     call: impl FnOnce(&Shared),
 ) {
-    // SAFETY: the caller guarantees that a pointer that is not null points to the struct of a live `Shared`, to which its
-    // `private_data` points.
-    let shared = unsafe {
-        let producer = producer.as_ref();
-        producer.and_then(|producer| (*producer.private_data.cast::<Shared>()).this.upgrade())
-    };
-    if let Some(shared) = shared {
-        let _ = guard::call_foreign(operation, move || call(&shared));
+    if producer.is_null() {
+        return;
     }
+    // SAFETY: the caller guarantees that a pointer that is not null points to the struct of a live `Shared`, whose `private_data`
+    // is the pointer of an `Arc` that has a share.
+    let shared = unsafe {
+        let shared = (*producer).private_data.cast_const().cast::<Shared>();
+        Arc::increment_strong_count(shared);
+        Arc::from_raw(shared)
+    };
+    let _ = guard::call_foreign(operation, move || call(&shared));
 }
 
 unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i64) {

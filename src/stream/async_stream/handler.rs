@@ -3,9 +3,8 @@
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::{self, MaybeUninit};
-use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::{mem, ptr};
 
 use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -23,68 +22,44 @@ type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 /// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.
 const MAX_DEPTH: usize = 1 << 31;
 
-/// The consumer's side of an async device stream, which a producer calls. Dropping it without giving it to a producer ends
-/// its stream with an error.
-///
-/// A producer in Rust takes it as it is ([`produce`](crate::async_stream::produce)), or as the C struct, with `into()`, for memory
-/// of the caller's own, which must stay where it is until the producer has released the handler.
-#[derive(Debug)]
-pub struct AsyncStreamHandler(Handler);
-
-impl AsyncStreamHandler {
-    pub(super) fn new(queue_depth: usize) -> (Self, Arc<Shared>) {
-        let shared = Arc::new(Shared {
-            inbox: Inbox::new(),
-            queue_depth: queue_depth.clamp(1, MAX_DEPTH) as i64,
-            memory: UnsafeCell::new(MaybeUninit::uninit()),
-        });
-        // The callbacks below keep to the interface for a handler whose `private_data` is a share of `Shared`. Their release gives
-        // that share back.
-        let handler = Handler {
-            on_schema: Some(on_schema),
-            on_next_task: Some(on_next_task),
-            on_error: Some(on_error),
-            release: Some(release),
-            producer: ptr::null_mut(),
-            private_data: Arc::into_raw(shared.clone()).cast_mut().cast(),
-        };
-        (Self(handler), shared)
-    }
-
-    /// Moves the struct into memory of its own, for a C producer. The memory is freed once the producer has called
-    /// `release` and the stream has been dropped. If no producer gets the handler, it leaks.
-    ///
-    /// A producer in Rust moves the handler out ([`FFI_ArrowAsyncDeviceStreamHandler::from_raw`]) or calls it where it is
-    /// ([`produce_at`](crate::async_stream::produce_at)). It must not drop the handler in place, which would touch the
-    /// memory after the release.
-    pub fn into_raw(self) -> *mut FFI_ArrowAsyncDeviceStreamHandler {
-        // SAFETY: the handler, which is not released, holds a share, and only this writes to its memory: there is one such call.
-        unsafe {
-            let memory = (*self.0.private_data.cast::<Shared>()).memory.get();
-            memory.write(MaybeUninit::new(self.0));
-            memory.cast()
-        }
-    }
-}
-
-impl From<AsyncStreamHandler> for FFI_ArrowAsyncDeviceStreamHandler {
-    fn from(handler: AsyncStreamHandler) -> Self {
-        handler.0
-    }
-}
-
 /// What a handler and its stream share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) inbox: Inbox<Item, Producer>,
     /// Tasks to request in `on_schema`: at least 1.
     pub(super) queue_depth: i64,
-    /// The handler, if it was moved here. It holds a share of this until its release.
-    memory: UnsafeCell<MaybeUninit<Handler>>,
+    /// The struct, which is the producer's. It holds a share of this until its release.
+    handler: UnsafeCell<Handler>,
 }
 
-// SAFETY: the inbox is `Sync`, and the memory is written to once, by `AsyncStreamHandler::into_raw`; then it is the producer's.
+// SAFETY: the inbox is `Sync`, and nothing but the producer's calls, which do not overlap, uses the struct.
 unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub(super) fn new(queue_depth: usize) -> Arc<Self> {
+        let shared = Arc::new_cyclic(|this: &Weak<Self>| Self {
+            inbox: Inbox::new(),
+            queue_depth: queue_depth.clamp(1, MAX_DEPTH) as i64,
+            // The callbacks below keep to the interface for a handler whose `private_data` is a share of `Shared`. Their release
+            // gives that share back.
+            handler: UnsafeCell::new(Handler {
+                on_schema: Some(on_schema),
+                on_next_task: Some(on_next_task),
+                on_error: Some(on_error),
+                release: Some(release),
+                producer: ptr::null_mut(),
+                private_data: this.as_ptr().cast_mut().cast(),
+            }),
+        });
+        mem::forget(shared.clone());
+        shared
+    }
+
+    /// The struct, for a producer.
+    pub(super) fn handler(&self) -> *mut Handler {
+        self.handler.get()
+    }
+}
 
 /// What a producer sends.
 #[derive(Debug)]
@@ -194,7 +169,7 @@ unsafe fn answer(
     // within a request.
     let shared = unsafe {
         match this.as_ref() {
-            Some(handler) if !handler.is_released() => {
+            Some(handler) if handler.release.is_some() => {
                 let shared = handler.private_data.cast_const().cast::<Shared>();
                 Arc::increment_strong_count(shared);
                 Arc::from_raw(shared)
@@ -236,13 +211,8 @@ unsafe extern "C-unwind" fn on_schema(this: *mut Handler, schema: *mut FFI_Arrow
             if producer.0.is_null() || !producer.0.is_aligned() {
                 return Err(Error::invalid("handler.producer", "is null or misaligned"));
             }
-            for (path, missing) in [
-                ("producer.request", (*producer.0).request.is_none()),
-                ("producer.cancel", (*producer.0).cancel.is_none()),
-            ] {
-                if missing {
-                    return Err(Error::invalid(path, "is null"));
-                }
+            if (*producer.0).request.is_none() || (*producer.0).cancel.is_none() {
+                return Err(Error::invalid("handler.producer", "lacks a callback"));
             }
             let schema = taken.ok_or_else(|| Error::invalid("schema", "is null or misaligned"))?;
             let metadata = decode_metadata((*producer.0).additional_metadata);
@@ -329,10 +299,10 @@ unsafe extern "C-unwind" fn on_error(
 
 unsafe extern "C-unwind" fn release(this: *mut Handler) {
     // SAFETY: the interface requires the producer to pass the handler that this callback was read from. While it is not
-    // released, its `private_data` is the share that `AsyncStreamHandler::new` put there.
+    // released, its `private_data` is the share that `Shared::new` put there.
     let shared = unsafe {
         match this.as_ref() {
-            Some(handler) if !handler.is_released() => handler.private_data.cast_const(),
+            Some(handler) if handler.release.is_some() => handler.private_data.cast_const(),
             _ => return,
         }
     };

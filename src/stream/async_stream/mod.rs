@@ -25,7 +25,9 @@
 //! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 //! let batches = futures::stream::iter([Ok(batch)]);
 //! let batches = DeviceRecordBatches::from_stream(batches, schema, device_type);
-//! let producing = produce(batches, handler, ExportOptions::new(SyncPolicy::Event));
+//! let options = ExportOptions::new(SyncPolicy::Event);
+//! // SAFETY: the handler is this crate's, and goes to this producer alone.
+//! let producing = unsafe { produce(batches, handler, options) };
 //!
 //! let (produced, rows): (_, arrow_device::Result<usize>) = futures::join!(producing, consuming);
 //! produced?;
@@ -42,10 +44,10 @@
 //! | side | step | with |
 //! | --- | --- | --- |
 //! | consumer | makes a handler and a future of its stream | [`AsyncDeviceRecordBatchStream::handler`] |
-//! | | gives the handler to a producer of this crate, or its C struct to any other | [`produce`], [`AsyncStreamHandler::into_raw`] |
+//! | | gives the handler, a C struct, to any producer | [`produce`] |
 //! | | awaits the schema, then batches with their metadata | [`Opening`], [`AsyncDeviceRecordBatchStream`] |
-//! | producer | is given a handler and has a stream of device batches | [`produce`], [`produce_at`] |
-//! | | polls the future that they return on any executor | |
+//! | producer | is given a handler and has a stream of device batches | [`produce`] |
+//! | | polls the future that it returns on any executor | |
 //!
 //! # Streams and readers
 //!
@@ -71,7 +73,19 @@ mod foreign;
 mod handler;
 mod inbox;
 mod producer;
-mod sync;
+
+/// Locks of the state that two sides race for. The model checker has its own.
+mod sync {
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+
+    /// A number that no other living thread has.
+    pub(crate) type ThreadKey = usize;
+
+    pub(crate) fn this_thread() -> ThreadKey {
+        thread_local!(static HERE: u8 = const { 0 });
+        HERE.with(|here| std::ptr::from_ref(here).addr())
+    }
+}
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -80,8 +94,7 @@ use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
 pub use consumer::{AsyncDeviceRecordBatchStream, Opening};
-pub use handler::AsyncStreamHandler;
-pub use producer::{Outcome, produce, produce_at};
+pub use producer::{Outcome, produce};
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;

@@ -1,14 +1,14 @@
 //! The producer: a task that fills a consumer's handler.
 
 use std::future::poll_fn;
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::thread;
+use std::task::Poll;
 
 use super::DeviceRecordBatchStream;
-use super::demand::{Demand, Turn};
-use super::foreign::{ForeignHandler, Shared};
+use super::demand::Turn;
+use super::foreign::{ForeignHandler, Shared, invalid_request};
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, ForeignSchema};
 use crate::error::{Error, Result};
 use crate::interchange::schema::{encode_metadata, export_schema};
@@ -32,8 +32,9 @@ pub enum Outcome {
     },
 }
 
-/// Sends the batches of `stream` to a consumer's handler, with the stream's metadata and that of each batch: to the C struct, or to
-/// what [`AsyncDeviceRecordBatchStream::handler`](crate::async_stream::AsyncDeviceRecordBatchStream::handler) returns.
+/// Sends the batches of `stream` to a consumer's handler, with the stream's metadata and that of each batch: to that of another
+/// library, or to the one that [`AsyncDeviceRecordBatchStream::handler`](crate::async_stream::AsyncDeviceRecordBatchStream::handler)
+/// returns. It is called where its consumer keeps it.
 ///
 /// Nothing happens until the future is polled, on any thread; only its polls call the handler. A poll never blocks,
 /// neither for the consumer's requests nor, with [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device: both
@@ -48,6 +49,10 @@ pub enum Outcome {
 ///
 /// A task that the consumer refuses and does not extract leaks, since the consumer may still extract it later.
 ///
+/// # Safety
+/// `handler` is null, or points to a handler that keeps to the async device stream interface, that no other producer is
+/// given, and that stays valid until its release callback is called.
+///
 /// # Errors
 /// The future returns the error of the stream or of an export, which it has reported to the consumer, and
 /// [`Error::Released`] or [`Error::InvalidInput`] for a handler that cannot be called.
@@ -56,40 +61,24 @@ pub enum Outcome {
 /// # use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 /// # use arrow_device::async_stream::{DeviceRecordBatchStream, Outcome, produce};
 /// # use arrow_device::{ExportOptions, Result, SyncPolicy};
-/// async fn serve(batches: impl DeviceRecordBatchStream, consumer: FFI_ArrowAsyncDeviceStreamHandler) -> Result<()> {
-///     match produce(batches, consumer, ExportOptions::new(SyncPolicy::Event)).await? {
+/// /// # Safety
+/// /// That of `produce`.
+/// async unsafe fn serve(
+///     batches: impl DeviceRecordBatchStream,
+///     consumer: *mut FFI_ArrowAsyncDeviceStreamHandler,
+/// ) -> Result<()> {
+///     let options = ExportOptions::new(SyncPolicy::Event);
+///     // SAFETY: the caller passes a consumer's handler to this producer alone.
+///     match unsafe { produce(batches, consumer, options) }.await? {
 ///         Outcome::Refused { errno } => eprintln!("the consumer refuses: errno {errno}"),
 ///         outcome => println!("{outcome:?}"),
 ///     }
 ///     Ok(())
 /// }
 /// ```
-pub fn produce<S: DeviceRecordBatchStream>(
-    stream: S,
-    handler: impl Into<FFI_ArrowAsyncDeviceStreamHandler>,
-    options: ExportOptions,
-) -> impl Future<Output = Result<Outcome>> + Unpin {
-    start(stream, ForeignHandler::own(handler.into()), options)
-}
-
-/// Sends batches like [`produce`], to a handler that stays where the consumer put it.
-///
-/// # Safety
-/// `handler` is null, or points to a handler that keeps to the async device stream interface, that no other producer is
-/// given, and that stays valid until its release callback is called.
-pub unsafe fn produce_at<S: DeviceRecordBatchStream>(
+pub unsafe fn produce<S: DeviceRecordBatchStream>(
     stream: S,
     handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
-    options: ExportOptions,
-) -> impl Future<Output = Result<Outcome>> + Unpin {
-    // SAFETY: the caller guarantees that no other producer uses the handler and that it is valid until its release.
-    let handler = unsafe { ForeignHandler::at(handler) };
-    start(stream, handler, options)
-}
-
-fn start<S: DeviceRecordBatchStream>(
-    stream: S,
-    handler: Result<ForeignHandler>,
     options: ExportOptions,
 ) -> impl Future<Output = Result<Outcome>> + Unpin {
     let (metadata, encoded) = match encode_metadata(stream.metadata()) {
@@ -97,76 +86,78 @@ fn start<S: DeviceRecordBatchStream>(
         Err(e) => (ForeignSchema::empty(), Err(e)),
     };
     let shared = Shared::new(stream.device_type(), metadata);
-    let consumer = handler.map(|mut handler| {
-        // SAFETY: `shared`, which `Consumer` keeps until after the release, holds the producer's struct.
-        unsafe { handler.set_producer(shared.as_producer()) };
-        let handler = Some(handler);
-        Consumer { handler, shared }
-    });
+    // SAFETY: the caller guarantees that no other producer uses the handler and that it is valid until its release.
+    let handler = unsafe { ForeignHandler::new(handler, shared) };
     Box::pin(async move {
-        // Dropped after the consumer, which is told nothing of a panic there.
+        // Dropped after the handler, which is told nothing of a panic there.
         let stream = pin!(stream);
-        let mut consumer = consumer?;
+        let mut handler = handler?;
         let result = match encoded {
-            Ok(()) => send(stream, &mut consumer, options).await,
+            Ok(()) => send(stream, &mut handler, options).await,
             Err(e) => Err(e),
         };
-        consumer.shared.demand.close();
-        if let (Some(handler), Err(e)) = (&mut consumer.handler, &result) {
+        handler.shared.demand.close();
+        if let Err(e) = &result {
             handler.on_error(e);
         }
         // A consumer's release waits for its own calls of the producer. One that is waking this task may need a lock that this
         // thread holds, so the release comes after it.
-        poll_fn(|cx| match consumer.shared.demand.is_waking() {
-            true => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            false => Poll::Ready(()),
-        })
-        .await;
-        drop(consumer.handler.take());
+        while handler.shared.demand.is_waking() {
+            yield_now().await;
+        }
         result
     })
 }
 
-/// Sends everything but errors.
+/// Sends everything but errors, until the consumer cancels.
 async fn send<S: DeviceRecordBatchStream>(
-    mut stream: Pin<&mut S>,
-    consumer: &mut Consumer,
+    stream: Pin<&mut S>,
+    handler: &mut ForeignHandler,
     options: ExportOptions,
 ) -> Result<Outcome> {
-    let Consumer { handler, shared } = consumer;
-    let Some(handler) = handler else {
-        return Err(Error::argument("the handler was released"));
-    };
-    let demand = &shared.demand;
+    let shared = handler.shared.clone();
+    let mut sending = pin!(send_all(stream, handler, &shared, options));
+    poll_fn(|cx| {
+        loop {
+            let turn = shared.demand.turn();
+            match turn {
+                Turn::Produce(_) => {}
+                Turn::Cancelled => return Poll::Ready(Ok(Outcome::Cancelled)),
+                Turn::Invalid(n) => return Poll::Ready(Err(invalid_request(n))),
+            }
+            if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
+                return Poll::Ready(sent);
+            }
+            // A call by the consumer meanwhile is not missed.
+            if shared.demand.turn_or_wake(cx.waker()) == turn {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
+}
+
+/// Sends everything but errors. Is pending once the consumer has cancelled, which [`send`] sees.
+async fn send_all<S: DeviceRecordBatchStream>(
+    mut stream: Pin<&mut S>,
+    handler: &mut ForeignHandler,
+    shared: &Arc<Shared>,
+    options: ExportOptions,
+) -> Result<Outcome> {
     let (schema, device_type) = (stream.schema(), stream.device_type());
-    let c_schema = export_schema(&schema)?;
-    if demand.turn() == Turn::Cancelled {
-        return Ok(Outcome::Cancelled);
-    }
-    let mut answer = handler.on_schema(c_schema);
+    let mut answer = handler.on_schema(export_schema(&schema)?);
     for sent in 1.. {
         if answer != 0 {
-            return Ok(Outcome::Refused { errno: answer });
+            break;
         }
         if sent % BUDGET == 0 {
-            let mut turns = 0..1;
-            poll_fn(|cx| match turns.next() {
-                Some(_) => {
-                    cx.waker().wake_by_ref();
-                    Poll::Pending
-                }
-                None => Poll::Ready(()),
-            })
-            .await;
+            yield_now().await;
         }
-        let next = unless_over(demand, |_, cx| stream.as_mut().poll_next(cx)).await?;
-        let Some(next) = next else {
-            return Ok(Outcome::Cancelled);
-        };
-        let Some(batch) = next.transpose()? else {
+        let next = poll_fn(|cx| match shared.demand.turn() {
+            Turn::Produce(_) => stream.as_mut().poll_next(cx),
+            _ => Poll::Pending,
+        });
+        let Some(batch) = next.await.transpose()? else {
             answer = handler.on_next_task(None, &ForeignSchema::empty());
             break;
         };
@@ -177,20 +168,14 @@ async fn send<S: DeviceRecordBatchStream>(
             let what = format!("a batch on {device} in a stream of {device_type}");
             return Err(Error::argument(what));
         }
-        let mut exporting = pin!(export_async(batch, options));
-        let exported = unless_over(demand, |_, cx| exporting.as_mut().poll(cx)).await?;
-        let Some(array) = exported.transpose()? else {
-            return Ok(Outcome::Cancelled);
-        };
+        let array = export_async(batch, options).await?;
         // An exported batch waits for the consumer's request.
-        let requested = |wanted, _: &mut Context<'_>| match wanted {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        };
-        if unless_over(demand, requested).await?.is_none() {
-            return Ok(Outcome::Cancelled);
-        }
-        demand.take_one();
+        let requested = poll_fn(|_| match shared.demand.turn() {
+            Turn::Produce(true) => Poll::Ready(()),
+            _ => Poll::Pending,
+        });
+        requested.await;
+        shared.demand.take_one();
         answer = handler.on_next_task(Some(shared.task(array)), &metadata);
     }
     Ok(match answer {
@@ -199,71 +184,15 @@ async fn send<S: DeviceRecordBatchStream>(
     })
 }
 
-/// Polls `work` until it is ready, or the consumer has cancelled: `None`. `work` is told whether a batch may be sent.
-async fn unless_over<T>(
-    demand: &Demand,
-    mut work: impl FnMut(bool, &mut Context<'_>) -> Poll<T>,
-) -> Result<Option<T>> {
+/// Lets other tasks have their turn.
+async fn yield_now() {
+    let mut has_yielded = false;
     poll_fn(|cx| {
-        loop {
-            let turn = demand.turn();
-            let wanted = match turn {
-                Turn::Produce(wanted) => wanted,
-                Turn::Cancelled => return Poll::Ready(Ok(None)),
-                Turn::Invalid(n) => return Poll::Ready(Err(invalid(n))),
-            };
-            if let Poll::Ready(done) = work(wanted, cx) {
-                return Poll::Ready(Ok(Some(done)));
-            }
-            // A call by the consumer meanwhile is not missed.
-            if demand.turn_or_wake(cx.waker()) == turn {
-                return Poll::Pending;
-            }
+        if mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     })
     .await
-}
-
-/// The error that answers an invalid request.
-fn invalid(n: i64) -> Error {
-    Error::argument(format!("request({n}): the number must be at least 1"))
-}
-
-/// A consumer's handler, and what it calls. Dropped before the release, it reports that the stream was cut.
-struct Consumer {
-    /// `None` after its release.
-    handler: Option<ForeignHandler>,
-    shared: Arc<Shared>,
-}
-
-impl Drop for Consumer {
-    fn drop(&mut self) {
-        let Some(mut handler) = self.handler.take() else {
-            return;
-        };
-        let operation = "producing an async stream";
-        let error = match self.shared.demand.close() {
-            // The consumer knows.
-            Turn::Cancelled => None,
-            Turn::Invalid(n) => Some(invalid(n)),
-            Turn::Produce(_) => Some(Error::Cancelled { operation }),
-        };
-        let shared = self.shared.clone();
-        let is_waking = shared.demand.is_waking();
-        let end = move || {
-            if let Some(e) = error {
-                handler.on_error(&e);
-            }
-            drop(handler);
-            drop(shared);
-        };
-        if !is_waking {
-            return end();
-        }
-        // A call of the consumer is waking this task, on this thread or another: the handler must not be called within it, and the
-        // waker may wait for a lock that this thread holds, as the release waits for that call. A thread that cannot be started drops
-        // the handler here.
-        let thread = thread::Builder::new().name("arrow-device async end".into());
-        let _ = thread.spawn(end);
-    }
 }

@@ -427,7 +427,7 @@ fn memory_of_the_host_is_given_out_at_once() {
 /// Up, across the C structs and down again, without one wait; where batches go out only once they are ready, too.
 #[test]
 fn the_whole_way_on_one_thread() {
-    use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
+    use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
     for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
         let sim = Sim::new(SimMode::Async);
         let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();

@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, produce, produce_at,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening};
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ExportOptions, ImportOptions,
@@ -16,7 +14,7 @@ use futures::executor::block_on;
 use futures::future::join;
 use futures::{Stream, StreamExt, stream};
 
-use crate::async_stream::kit::{LONG, batch, eventually, number_of, numbers};
+use crate::async_stream::kit::{LONG, batch, eventually, number_of, numbers, produce};
 use crate::async_stream::producer::{Running, adapted, cancelled, completed, options};
 use crate::simkit::{MODES, Sim};
 use crate::support::{Nulls, Rng, all_types, assert_same_batch, zero_column_batch};
@@ -189,16 +187,11 @@ fn tokio_of_one_and_of_several_threads() {
     }
 }
 
-/// Memory of the handler's own, used where it is; the reader goes before the producer, or after.
+/// The reader goes before the producer, or after.
 #[test]
-fn a_handler_of_into_raw_in_place() {
+fn ends_go_away_in_any_order() {
     for reader_first in [true, false] {
-        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
-        let (handler, opening) =
-            unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
-        // SAFETY: `into_raw` keeps the handler where it is until its release.
-        let produce = unsafe { produce_at(adapted(some(5)), handler.into_raw(), options()) };
-        let mut produce: Running = Box::pin(produce);
+        let (mut produce, opening) = pipe(some(5), 2);
         assert!(crate::async_stream::kit::poll(&mut produce).is_pending());
         if reader_first {
             drop(opening);

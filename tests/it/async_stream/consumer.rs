@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
-use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Devices, Error, FFI_ArrowDeviceArray, ImportOptions, Result,
@@ -46,7 +45,6 @@ fn streams_move_between_threads() {
     fn send<T: Send + Unpin>() {}
     send::<AsyncDeviceRecordBatchStream>();
     send::<arrow_device::async_stream::Opening>();
-    send::<arrow_device::async_stream::AsyncStreamHandler>();
 }
 
 #[test]
@@ -87,21 +85,6 @@ fn whatever_comes_wakes_the_last_task_that_asked() {
         act(&producer);
         assert!(second.count() > 0, "{i}");
         assert!(poll_next(&mut stream).is_ready(), "{i}");
-    }
-}
-
-#[test]
-fn a_handler_that_is_never_given_away_ends_the_opening() {
-    for how in 0..2 {
-        // SAFETY: no producer gets the handler, so nothing calls it.
-        let (handler, opening) =
-            unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
-        match how {
-            0 => drop(handler),
-            _ => drop(FFI_ArrowAsyncDeviceStreamHandler::from(handler)),
-        }
-        let e = block_on(opening).map(|_| ()).unwrap_err();
-        assert_ne!(e.errno(), 0, "{e}");
     }
 }
 
@@ -411,11 +394,9 @@ fn a_failed_extraction() {
 
 #[test]
 fn null_self_is_refused() {
-    // SAFETY: no producer gets the handler, so nothing calls it.
+    // SAFETY: the handler is used by this test alone.
     let (handler, _opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
-    let handler = FFI_ArrowAsyncDeviceStreamHandler::from(handler);
-    let callbacks = CHandler::of(&handler);
     let mut schema = CountedSchema::of(schema());
     let null = ptr::null_mut();
     let (producer, _other) = FakeProducer::open(1);
@@ -423,13 +404,18 @@ fn null_self_is_refused() {
     // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
     // are to live structs.
     unsafe {
-        let on_next_task = callbacks.on_next_task;
+        let on_next_task = (*handler).on_next_task.unwrap();
         assert_eq!(on_next_task(null, &raw mut task, ptr::null()), EINVAL);
         assert_eq!(producer.tasks(), (1, 0, 1));
         assert_eq!(on_next_task(null, ptr::null_mut(), ptr::null()), EINVAL);
-        assert_eq!((callbacks.on_schema)(null, &raw mut schema.c), EINVAL);
-        (callbacks.on_error)(null, 5, ptr::null(), ptr::null());
-        callbacks.release.unwrap()(null);
+        assert_eq!(
+            (*handler).on_schema.unwrap()(null, &raw mut schema.c),
+            EINVAL
+        );
+        (*handler).on_error.unwrap()(null, 5, ptr::null(), ptr::null());
+        let release = (*handler).release.unwrap();
+        release(null);
+        release(handler);
     }
 }
 

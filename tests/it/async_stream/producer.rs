@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome, produce, produce_at};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ExportOptions,
     ImportOptions, Result, SyncPolicy,
@@ -325,23 +325,26 @@ fn a_refusal_is_followed_by_the_release_alone() {
 #[test]
 fn handlers_that_are_none() {
     let batches = || adapted(stream::iter([Ok(batch(0))]));
-    let e = block_on(produce(batches(), released_handler(), options())).unwrap_err();
+    let mut released = Handler {
+        on_schema: None,
+        on_next_task: None,
+        on_error: None,
+        release: None,
+        producer: std::ptr::null_mut(),
+        private_data: std::ptr::null_mut(),
+    };
+    let e = block_on(produce(batches(), &raw mut released, options())).unwrap_err();
     assert!(matches!(e, Error::Released(_)), "{e:?}");
-    let mut released = released_handler();
-    // SAFETY: the pointer is to a released handler that stays there.
-    let at = unsafe { produce_at(batches(), &raw mut released, options()) };
-    let e = block_on(at).unwrap_err();
-    assert!(matches!(e, Error::Released(_)), "{e:?}");
-    // SAFETY: null is refused.
-    let at = unsafe { produce_at(batches(), std::ptr::null_mut(), options()) };
-    let e = block_on(at).unwrap_err();
+    let e = block_on(produce(batches(), std::ptr::null_mut(), options())).unwrap_err();
     assert!(matches!(e, Error::InvalidInput { .. }), "{e:?}");
     for missing in 0..3 {
         let consumer = FakeConsumer::requesting(3);
-        let mut handler = consumer.handler();
-        let words = (&raw mut handler).cast::<*const u8>();
+        let handler = consumer.handler();
         // SAFETY: each of the struct's first three words is a callback, which may be null.
-        unsafe { words.add(missing).write(std::ptr::null()) };
+        unsafe {
+            let words = handler.cast::<*const u8>();
+            words.add(missing).write(std::ptr::null());
+        }
         let e = block_on(produce(batches(), handler, options())).unwrap_err();
         assert!(matches!(e, Error::InvalidInput { .. }), "{e:?}");
         assert_eq!(consumer.story(), "R");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
-use arrow_device::async_stream::{Outcome, produce};
+use arrow_device::async_stream::Outcome;
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Poll, Wake, Waker};
 use std::thread;
 
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome, produce, produce_at};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome};
 use arrow_device::{DeviceRecordBatch, ImportOptions, Result};
 use futures::stream;
 
@@ -249,14 +249,12 @@ fn a_release_does_not_wait_for_who_wakes_the_task() {
 #[test]
 fn a_cancel_before_the_schema_is_followed_by_the_release_alone() {
     let consumer = FakeConsumer::new();
-    let mut handler = consumer.handler();
-    let this = &raw mut handler;
+    let handler = consumer.handler();
     let batches = adapted(stream::iter([Ok(batch(0))]));
-    // SAFETY: the handler stays here until its release.
-    let mut produce = unsafe { produce_at(batches, this, options()) };
-    // SAFETY: the handler stays here until its release, and the producer has set its struct.
+    let mut produce = produce(batches, handler, options());
+    // SAFETY: the handler stays there until its release, and the producer has set its struct.
     unsafe {
-        let producer = (*this.cast::<CHandler>()).producer;
+        let producer = (*handler).producer;
         (*producer).cancel.unwrap()(producer);
     }
     let outcome = poll(&mut produce);

@@ -8,9 +8,7 @@ use arrow_array::{
     Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchIterator, StringArray, make_array,
 };
 use arrow_data::ArrayData;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, produce, produce_at,
-};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
@@ -22,6 +20,7 @@ use futures::executor::block_on;
 use futures::future::join;
 use futures::{StreamExt, TryStreamExt, stream};
 
+use crate::async_stream::kit::produce;
 use crate::support::types::{field, fixed_list, map, required, run_ends, structure, union};
 use crate::support::{Nulls, array, assert_same_batch};
 use crate::support_c::sim::{Place, cpu, simulated};
@@ -53,7 +52,7 @@ fn to_host(batches: impl Iterator<Item = Result<DeviceRecordBatch>>) -> Came {
 /// A way for batches of the host.
 type Way = fn(&Place, SchemaRef, Vec<RecordBatch>) -> Came;
 
-const WAYS: [(&str, Way); 9] = [
+const WAYS: [(&str, Way); 8] = [
     ("export_reader", |place, schema, batches| {
         let mut out = export_reader(host(schema, batches), &place.device).unwrap();
         to_host(opened(&mut out, place))
@@ -91,16 +90,6 @@ const WAYS: [(&str, Way); 9] = [
             unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
         let sent = adapted(&place.device, schema, &batches);
         consumed(produce(sent, handler, EVENT), opening)
-    }),
-    ("produce_at", |place, schema, batches| {
-        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
-        let (handler, opening) =
-            unsafe { AsyncDeviceRecordBatchStream::handler(2, place.options.clone()) };
-        let mut handler = handler.into();
-        let sent = adapted(&place.device, schema, &batches);
-        // SAFETY: the handler stays on this stack until the producer is done with it.
-        let producing = unsafe { produce_at(sent, &mut handler, EVENT) };
-        consumed(producing, opening)
     }),
 ];
 

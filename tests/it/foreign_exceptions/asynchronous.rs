@@ -1,10 +1,12 @@
 //! Async device streams whose other side throws: which callback, and what comes of it.
 
-use arrow_device::async_stream::{Outcome, produce};
+use arrow_device::async_stream::Outcome;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatches, Error, FFI_ArrowDeviceArray, SyncPolicy};
 use futures::stream;
 
-use crate::async_stream::kit::{FakeConsumer, FakeProducer, all, batch, block_on, numbers};
+use crate::async_stream::kit::{
+    FakeConsumer, FakeProducer, all, batch, block_on, numbers, produce,
+};
 use crate::async_stream::producer::options;
 use crate::foreign_exceptions::assert_thrown;
 use crate::foreign_exceptions::thrown::{Thrown, is_chosen};

@@ -1,6 +1,7 @@
 //! Batches, and oddities that are legal.
 
 use super::*;
+use crate::async_stream::kit::produce;
 use crate::support::types::structure;
 use crate::support::{all_types, assert_same, assert_same_batch, variants};
 use crate::support_c::sim::{cpu, places, simulated};
@@ -8,7 +9,7 @@ use crate::support_c::{CArray, DICTIONARY, c, take};
 use arrow_array::{Array, StringArray, make_array};
 use arrow_data::ArrayData;
 use arrow_data::ffi::FFI_ArrowArray;
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, produce};
+use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use arrow_device::device::Backend;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{

@@ -14,7 +14,7 @@ use arrow_device::{ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, Imp
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
 
-use super::{CHandler, no_task};
+use super::no_task;
 
 pub(crate) type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 type Hook = Arc<dyn Fn(&FakeConsumer) -> c_int + Send + Sync>;
@@ -69,10 +69,7 @@ impl Drop for Busy<'_> {
 unsafe fn of(handler: *mut Handler) -> FakeConsumer {
     // SAFETY: `private_data` is the `Arc` that the handler holds until its release.
     unsafe {
-        let inner = (*handler.cast::<CHandler>())
-            .private_data
-            .cast_const()
-            .cast::<Inner>();
+        let inner = (*handler).private_data.cast_const().cast::<Inner>();
         Arc::increment_strong_count(inner);
         FakeConsumer(Arc::from_raw(inner))
     }
@@ -86,11 +83,7 @@ unsafe extern "C-unwind" fn on_schema(
     // schema that it hands over.
     let (this, schema, producer) = unsafe {
         let this = of(handler);
-        (
-            this,
-            ForeignSchema::from_raw(schema),
-            (*handler.cast::<CHandler>()).producer,
-        )
+        (this, ForeignSchema::from_raw(schema), (*handler).producer)
     };
     let _busy = this.enter();
     let schema = Arc::new(Schema::try_from(schema.as_ref()).unwrap());
@@ -151,7 +144,7 @@ unsafe extern "C-unwind" fn on_error(
     };
     let _busy = this.enter();
     // SAFETY: the producer passes the handler that this file made, which is not released yet.
-    if unsafe { (*handler.cast::<CHandler>()).producer }.is_null() {
+    if unsafe { (*handler).producer }.is_null() {
         this.violation("no producer at on_error");
     }
     this.record(Call::Error {
@@ -163,18 +156,10 @@ unsafe extern "C-unwind" fn on_error(
 }
 
 unsafe extern "C-unwind" fn release(handler: *mut Handler) {
-    // SAFETY: the producer passes the handler that this file made, once: its `Arc` is given up
-    // here.
+    // SAFETY: the producer passes the handler that this file boxed, once: its `Arc` and its memory are given up here.
     let this = unsafe {
-        let this = of(handler);
-        Arc::decrement_strong_count(
-            (*handler.cast::<CHandler>())
-                .private_data
-                .cast_const()
-                .cast::<Inner>(),
-        );
-        (*handler.cast::<CHandler>()).release = None;
-        this
+        let handler = Box::from_raw(handler);
+        FakeConsumer(Arc::from_raw(handler.private_data.cast_const().cast()))
     };
     let _busy = this.enter();
     this.record(Call::Release);
@@ -202,18 +187,18 @@ impl FakeConsumer {
         this
     }
 
-    pub(crate) fn handler(&self) -> Handler {
+    /// A handler in memory that its release frees.
+    pub(crate) fn handler(&self) -> *mut Handler {
         let private = Arc::into_raw(self.0.clone()).cast_mut().cast();
         // The callbacks of this file keep to the interface, and `private` is the `Arc` that they expect.
-        let handler = CHandler {
-            on_schema,
-            on_next_task,
-            on_error,
+        Box::into_raw(Box::new(Handler {
+            on_schema: Some(on_schema),
+            on_next_task: Some(on_next_task),
+            on_error: Some(on_error),
             release: Some(release),
             producer: ptr::null_mut(),
             private_data: private,
-        };
-        handler.into_ffi()
+        }))
     }
 
     /// Called within `on_schema`; its answer is the answer.

@@ -11,18 +11,18 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
-use arrow_device::{DeviceRecordBatch, Devices, ImportOptions};
+use arrow_device::abi::FFI_ArrowAsyncTask;
+use arrow_device::async_stream::{DeviceRecordBatchStream, Outcome};
+use arrow_device::{DeviceRecordBatch, Devices, ExportOptions, ImportOptions, Result};
 use futures::Stream;
 
 use crate::simkit::Sim;
 
-mod c_handler;
 mod consumer;
 mod producer;
 mod schema;
 mod waits;
 
-pub(crate) use c_handler::{CHandler, no_task, released_handler};
 pub(crate) use consumer::{Call, FakeConsumer, Handler};
 pub(crate) use producer::FakeProducer;
 pub(crate) use schema::CountedSchema;
@@ -32,6 +32,24 @@ pub(crate) use waits::{forbid_waits, in_poll};
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// How long is waited to see that something does not happen.
 pub(crate) const SHORT: Duration = Duration::from_millis(50);
+
+/// Sends a stream to a handler of these tests or of this crate.
+pub(crate) fn produce<S: DeviceRecordBatchStream>(
+    stream: S,
+    handler: *mut Handler,
+    options: ExportOptions,
+) -> impl Future<Output = Result<Outcome>> + Unpin + use<S> {
+    // SAFETY: these handlers keep to the interface, stay where they are until their release, and each goes to one producer.
+    unsafe { arrow_device::async_stream::produce(stream, handler, options) }
+}
+
+/// A struct with no task in it.
+pub(crate) fn no_task() -> FFI_ArrowAsyncTask {
+    FFI_ArrowAsyncTask {
+        extract_data: None,
+        private_data: std::ptr::null_mut(),
+    }
+}
 
 /// Counts wake-ups.
 #[derive(Default)]

@@ -9,14 +9,14 @@ use std::thread::ThreadId;
 use arrow_device::abi::{
     FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
 };
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Opening};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Opening};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy,
 };
 use arrow_schema::Schema;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::{CHandler, CountedSchema, no_task};
+use super::{CountedSchema, no_task};
 
 type Extract = Box<dyn FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send>;
 type Hook = Arc<dyn Fn(&FakeProducer, i64) + Send + Sync>;
@@ -32,8 +32,6 @@ pub(crate) struct TaskState {
 struct Inner {
     producer: AtomicPtr<FFI_ArrowAsyncProducer>,
     handler: AtomicPtr<FFI_ArrowAsyncDeviceStreamHandler>,
-    /// The handler's memory is the producer's.
-    boxed: bool,
     metadata: Mutex<Option<Vec<u8>>>,
     released: AtomicBool,
     requests: Mutex<Vec<i64>>,
@@ -71,7 +69,7 @@ impl Inner {
         }
         // SAFETY: the handler is live until its release, which is called once.
         unsafe {
-            let release = (*handler.cast::<CHandler>()).release.unwrap();
+            let release = (*handler).release.unwrap();
             release(handler);
         }
         self.released.store(true, SeqCst);
@@ -83,11 +81,6 @@ impl Inner {
             .iter()
             .any(|thread| *thread != me);
         self.released_under_a_call.fetch_or(others, SeqCst);
-        if self.boxed {
-            // SAFETY: the box was given up in `new`, and is taken back once.
-            let handler = unsafe { Box::from_raw(handler) };
-            assert!(handler.is_released(), "release marks the struct");
-        }
     }
 
     fn call(&self, log: &'static str) -> impl Drop + '_ {
@@ -188,21 +181,13 @@ impl FakeProducer {
         (Self::new(handler, device_type), opening)
     }
 
-    pub(crate) fn new(handler: AsyncStreamHandler, device_type: ArrowDeviceType) -> Self {
-        let handler = Box::into_raw(Box::new(handler.into()));
-        Self::with_pointer(handler, true, device_type)
-    }
-
-    /// `boxed`: the memory is the producer's.
-    pub(crate) fn with_pointer(
+    pub(crate) fn new(
         handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
-        boxed: bool,
         device_type: ArrowDeviceType,
     ) -> Self {
         let inner = Arc::new(Inner {
             producer: AtomicPtr::new(ptr::null_mut()),
             handler: AtomicPtr::new(handler),
-            boxed,
             metadata: Mutex::default(),
             released: AtomicBool::new(false),
             requests: Mutex::default(),
@@ -275,7 +260,7 @@ impl FakeProducer {
 
     pub(crate) fn connect(&self) {
         // SAFETY: the handler is live, and so is the producer until it was released.
-        unsafe { (*self.handler().cast::<CHandler>()).producer = self.0.producer.load(SeqCst) };
+        unsafe { (*self.handler()).producer = self.0.producer.load(SeqCst) };
     }
 
     pub(crate) fn give(&self, mut schema: CountedSchema) -> c_int {
@@ -289,7 +274,7 @@ impl FakeProducer {
     pub(crate) unsafe fn raw_schema(&self, schema: *mut FFI_ArrowSchema) -> c_int {
         let handler = self.handler();
         // SAFETY: the handler is live, and the schema is null or a live struct that is handed over.
-        unsafe { ((*handler.cast::<CHandler>()).on_schema)(handler, schema) }
+        unsafe { (*handler).on_schema.unwrap()(handler, schema) }
     }
 
     pub(crate) fn task(&self, batch: &DeviceRecordBatch) -> c_int {
@@ -342,7 +327,7 @@ impl FakeProducer {
         let handler = self.handler();
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
         // SAFETY: the handler is live; task and metadata are null or live for the call.
-        unsafe { ((*handler.cast::<CHandler>()).on_next_task)(handler, task, metadata) }
+        unsafe { (*handler).on_next_task.unwrap()(handler, task, metadata) }
     }
 
     pub(crate) fn end(&self) -> c_int {
@@ -354,7 +339,7 @@ impl FakeProducer {
         let text = text.map_or(ptr::null(), CStr::as_ptr);
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
         // SAFETY: the handler is live; text and metadata are null or live for the call.
-        unsafe { ((*handler.cast::<CHandler>()).on_error)(handler, code, text, metadata) }
+        unsafe { (*handler).on_error.unwrap()(handler, code, text, metadata) }
     }
 
     pub(crate) fn release(&self) {
