@@ -88,7 +88,6 @@ pub(super) fn compact(subject: &Subject) -> Verdict {
 
 pub(super) fn concat(subject: &Subject) -> Verdict {
     let device = &subject.device;
-    let queue = queue(device);
     for array in all() {
         let what = array.data_type().to_string();
         let up = [(); 2].map(|()| device.upload_array(&array).expect("upload"));
@@ -102,7 +101,7 @@ pub(super) fn concat(subject: &Subject) -> Verdict {
         ];
         let parts = cuts.map(|(i, offset, rows)| up[i].slice(offset, rows).expect("slice"));
         let before = device.stats();
-        let whole = DeviceArray::concat_on(&parts.each_ref(), &queue);
+        let whole = DeviceArray::concat(&parts.each_ref());
         let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
         let cost = device.stats().since(&before);
         assert!(cost.allocations <= 1, "{what}: {cost:?}");

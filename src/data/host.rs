@@ -20,7 +20,7 @@ use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, Kept, Memory, Owner, Ready, host_buffer};
+use crate::memory::{HostSlab, Memory, Owner, Ready, host_buffer};
 
 impl DeviceArray {
     /// Makes an array on the CPU device of Arrow data in host memory, without a copy.
@@ -51,7 +51,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
 
 /// An owner that keeps the memory of `data`.
 fn keeper(data: impl Any + Send + Sync) -> Arc<Owner> {
-    let memory = Memory::Kept(Kept(Box::new(data)));
+    let memory = Memory::Kept(Box::new(data));
     Arc::new(Owner::new(Devices::cpu(), memory, Ready::Now))
 }
 

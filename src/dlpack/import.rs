@@ -14,7 +14,7 @@ use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
+use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
 
 impl DeviceArray {
     /// Imports a tensor without copying it. Its elements become the values of a column without nulls. A tensor with more
@@ -201,7 +201,7 @@ unsafe fn import_tensor(
     }
     let (base, offset) = check_memory(&tensor, rows * width, device)?;
     let ready = queue.record()?.map_or(Ready::Now, Ready::Event);
-    let memory = Memory::Kept(Kept(Box::new(kept)));
+    let memory = Memory::Kept(Box::new(kept));
     let owner = Arc::new(Owner::new(device.clone(), memory, ready));
     let buffer = DeviceBuffer::from_parts(owner, base, offset, rows * width);
     let mut array = DeviceArray::from_values(field.data_type().clone(), rows, buffer, None)?;

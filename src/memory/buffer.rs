@@ -8,7 +8,7 @@ use arrow_buffer::Buffer;
 
 use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::{Kept, Loan, Memory, Owner, Ready, check_queue, read_back};
+use crate::memory::{Loan, Memory, Owner, Reading, Ready, check_queue};
 
 /// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
 ///
@@ -76,7 +76,7 @@ impl DeviceBuffer {
         ready: Option<SyncEvent>,
     ) -> Self {
         let ready = ready.map_or(Ready::Now, Ready::Event);
-        let owner = Owner::new(device.clone(), Memory::Kept(Kept(owner)), ready);
+        let owner = Owner::new(device.clone(), Memory::Kept(owner), ready);
         Self::from_parts(Arc::new(owner), base, 0, len)
     }
 
@@ -169,9 +169,10 @@ impl DeviceBuffer {
             kind: CopyKind::DeviceToHost,
         };
         let copies = if self.is_empty() { &[][..] } else { &[whole] };
+        let owners = std::slice::from_ref(&self.owner);
         // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the slab has as many.
-        let slab = unsafe { read_back(queue, std::slice::from_ref(&self.owner), copies, slab) }?;
-        Ok(slab.into_buffer())
+        let reading = unsafe { Reading::start(queue, owners, copies, slab, self.owner.clone()) }?;
+        Ok(reading.finish()?.0.into_buffer())
     }
 
     pub(crate) fn owner(&self) -> &Arc<Owner> {

@@ -6,7 +6,7 @@ use arrow_buffer::ArrowNativeType;
 
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
+use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
 
 /// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
 /// [freezes](Self::freeze) into a [`DeviceBuffer`].
@@ -75,9 +75,8 @@ impl DeviceBufferMut {
         Self::allocate(queue, rows.div_ceil(8))
     }
 
-    /// Returns the queue in whose order the memory was allocated. Work on another queue must first wait for an event of this
-    /// one.
-    pub fn queue(&self) -> &Queue {
+    /// The queue in whose order the memory was allocated.
+    pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
 
@@ -173,7 +172,7 @@ impl DeviceBufferMut {
         // SAFETY: `this` is neither dropped nor used as a whole again, so the queue is moved out once.
         let queue = unsafe { std::ptr::read(&this.queue) };
         match this.capacity {
-            0 => Memory::Kept(Kept(Box::new(queue))),
+            0 => Memory::Kept(Box::new(queue)),
             bytes => Memory::Device {
                 queue,
                 base: this.base,

@@ -12,6 +12,6 @@ pub(crate) use buffer::host_buffer;
 pub use buffer_mut::DeviceBufferMut;
 pub use loan::Loan;
 pub(crate) use loan::check_queue;
-pub(crate) use owner::{Kept, Memory, Owner, Ready};
-pub(crate) use reading::{Reading, read_back};
+pub(crate) use owner::{Memory, Owner, Ready};
+pub(crate) use reading::Reading;
 pub use slab::HostSlab;

@@ -49,16 +49,7 @@ pub(crate) enum Memory {
     /// A foreign producer's array, which owns the memory until its release.
     Foreign(FFI_ArrowDeviceArray),
     /// Any other owner, which is only kept and dropped.
-    Kept(#[allow(dead_code)] Kept),
-}
-
-/// An arbitrary owner of memory.
-pub(crate) struct Kept(#[allow(dead_code)] pub(crate) Box<dyn Any + Send + Sync>);
-
-impl std::fmt::Debug for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Kept")
-    }
+    Kept(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
 }
 
 /// When the memory may be read.

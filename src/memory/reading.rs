@@ -80,20 +80,3 @@ impl<S: Send + 'static> Drop for Reading<S> {
         device.after(vec![event], move || drop(kept));
     }
 }
-
-/// Runs a list of copies into `slab`, or out of it, and waits for them: one host wait.
-///
-/// # Safety
-/// One side of each copy lies in `slab`, the other in memory of `owners`, or in memory that is freed only after the queue's
-/// work, even if this fails.
-pub(crate) unsafe fn read_back(
-    queue: &Queue,
-    owners: &[Arc<Owner>],
-    copies: &[CopyOp],
-    slab: HostSlab,
-) -> Result<HostSlab> {
-    // SAFETY: the caller guarantees that one side lies in `slab` and the other in memory of `owners`, which are the source here, or
-    // in memory that outlives the queue's work (see `# Safety`).
-    let reading = unsafe { Reading::start(queue, owners, copies, slab, owners.to_vec()) }?;
-    Ok(reading.finish()?.0)
-}

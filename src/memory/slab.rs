@@ -5,10 +5,10 @@ use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use arrow_buffer::{ArrowNativeType, Buffer};
+use arrow_buffer::Buffer;
 
 use crate::device::host_pool::{Block, out_of_memory, round};
-use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr};
+use crate::device::{Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
 
 /// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] without a copy.
@@ -16,17 +16,16 @@ use crate::error::Result;
 /// Slabs of [`Device::host_slab`](crate::Device::host_slab) are page-locked where the device has such memory, which makes copies
 /// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in such slabs.
 ///
-/// Fill a slab as bytes, which it dereferences to, or as values ([`typed_mut`](Self::typed_mut)), and make an array of it without a
-/// copy:
+/// Fill a slab as bytes, which it dereferences to, and make an array of it without a copy:
 ///
 /// ```
 /// use arrow_array::Int64Array;
-/// use arrow_buffer::ScalarBuffer;
+/// use arrow_buffer::{ScalarBuffer, ToByteSlice};
 /// use arrow_device::Devices;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
 /// let mut slab = device.host_slab(3 * size_of::<i64>())?;
-/// slab.typed_mut::<i64>().copy_from_slice(&[1, 2, 3]);
+/// slab.copy_from_slice([1i64, 2, 3].to_byte_slice());
 /// let column = Int64Array::new(ScalarBuffer::from(slab.into_buffer()), None);
 /// let on_device = device.upload_array(&column)?;
 /// # let _ = on_device;
@@ -73,28 +72,9 @@ impl HostSlab {
         })
     }
 
-    /// Shortens the slab to `bytes` bytes, as [`Vec::truncate`] does. A greater number changes nothing. The memory stays
-    /// allocated.
-    pub fn truncate(&mut self, bytes: usize) {
+    /// Shortens the slab to `bytes` bytes. A greater number changes nothing. The memory stays allocated.
+    pub(crate) fn truncate(&mut self, bytes: usize) {
         self.len = self.len.min(bytes);
-    }
-
-    /// Returns the memory as values of an arrow type, for writing. Bytes after the last whole value are left out.
-    ///
-    /// ```
-    /// use arrow_device::HostSlab;
-    /// let mut slab = HostSlab::new(11)?;
-    /// slab.typed_mut::<i32>().copy_from_slice(&[7, 8]);
-    /// assert_eq!(slab[4..8], 8i32.to_ne_bytes());
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    pub fn typed_mut<T: ArrowNativeType>(&mut self) -> &mut [T] {
-        const { assert!(align_of::<T>() <= ALIGNMENT) };
-        let (ptr, values) = (self.block.ptr().cast::<T>(), self.len / size_of::<T>());
-        // SAFETY: the bytes are initialised, and nothing else uses them (see `deref_mut`); a block is aligned to `ALIGNMENT`, which
-        // is enough for `T`; every bit pattern is a value of a native type, as arrow-rs guarantees of this sealed trait, and
-        // native types have no padding, so that the bytes stay initialised.
-        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), values) }
     }
 
     /// Whether the device reads the memory itself, rather than a copy of it that the host makes.
@@ -191,27 +171,5 @@ impl Device {
             pool.clear(self.backend());
         }
         self.backend().trim();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slabs_as_values() {
-        let mut slab = HostSlab::new(31).unwrap();
-        assert_eq!(slab.typed_mut::<i64>().len(), 3);
-        slab.typed_mut::<i64>().copy_from_slice(&[1, -1, 2]);
-        assert_eq!(slab.typed_mut::<u8>().len(), 31);
-        assert_eq!(slab.typed_mut::<i128>().len(), 1);
-        assert_eq!(slab.typed_mut::<arrow_buffer::i256>(), []);
-        slab[24..].fill(7);
-        assert_eq!(slab[22..26], [0, 0, 7, 7]);
-        slab.truncate(40);
-        assert_eq!(slab.len(), 31);
-        slab.truncate(9);
-        assert_eq!(slab.typed_mut::<i64>(), [1]);
-        assert_eq!(slab.into_buffer().len(), 9);
     }
 }

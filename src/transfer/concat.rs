@@ -5,7 +5,6 @@ use std::sync::Arc;
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::data::fit::Fit;
-use crate::data::node::View;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
@@ -20,9 +19,8 @@ impl DeviceArray {
     /// of 64 bytes. It has the field of the first array, nullable if there are nulls.
     ///
     /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
-    /// several arrays share their memory, and are otherwise copied whole, one after the other. Where the host can read the
-    /// memory, a dictionary of types without children whose values equal those of the one kept before it, nulls included, is not
-    /// kept again. Elsewhere that would take a read, so equal values in other memory are not merged, and nowhere are single values.
+    /// several arrays share their memory, and are otherwise copied whole, one after the other: equal values in other memory are not
+    /// merged.
     ///
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
     /// this call returns. First the ends of binary, text, list and map arrays are read, all run ends, and the type ids and offsets of
@@ -48,26 +46,22 @@ impl DeviceArray {
     /// values than its offsets, run ends or dictionary keys can express; each names the field. Also returns the errors of
     /// [`compact`](Self::compact). Nothing stays allocated then.
     pub fn concat(arrays: &[&Self]) -> Result<Self> {
-        let queue = first(arrays)?.device().default_queue();
-        Self::concat_on(arrays, &queue)
-    }
-
-    /// As [`concat`](Self::concat), on a queue of the arrays' device.
-    ///
-    /// # Errors
-    /// As [`concat`](Self::concat). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
-    pub fn concat_on(arrays: &[&Self], queue: &Queue) -> Result<Self> {
-        let first = first(arrays)?;
-        let device = first.device();
-        check_queue(queue, device)?;
+        let device = device_of(arrays)?;
+        let first = arrays[0];
         for (i, array) in arrays.iter().enumerate() {
-            check_device(device, array.device(), i)?;
             let (got, declared) = (array.data_type(), first.data_type());
-            check_types(device, array.view(), [got, declared], || {
-                ("array".into(), format!("array {i}"), "array 0")
-            })?;
+            if got != declared {
+                let path = format!("concat on {device}: array");
+                Fit::new(path, &format!("array {i}"), "array 0").types(
+                    array.view(),
+                    got,
+                    declared,
+                    true,
+                )?;
+            }
         }
-        let node = copy(arrays, first.data_type(), Scope::Compact, queue)?;
+        let queue = device.default_queue();
+        let node = copy(arrays, first.data_type(), Scope::Compact, &queue)?;
         let whole = first.like(device.clone(), node);
         let nulls = whole.null_count() != Some(0) && *whole.data_type() != DataType::Null;
         match whole.field() {
@@ -98,8 +92,8 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::concat`]. Also returns [`Error::InvalidArgument`] if a batch has another number of columns than
     /// the schema, or if a column whose field is not nullable has nulls.
     pub fn concat(schema: &SchemaRef, batches: &[Self]) -> Result<Self> {
-        let queue = first(batches)?.device().default_queue();
-        Self::concat_on(schema, batches, &queue)
+        let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
+        Self::concat_on(schema, batches, &device_of(&arrays)?.default_queue())
     }
 
     /// As [`concat`](Self::concat), on a queue of the batches' device.
@@ -107,33 +101,27 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`concat`](Self::concat). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
     pub fn concat_on(schema: &SchemaRef, batches: &[Self], queue: &Queue) -> Result<Self> {
-        let device = first(batches)?.device();
+        let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
+        let device = device_of(&arrays)?;
         check_queue(queue, device)?;
-        for (i, batch) in batches.iter().enumerate() {
-            check_device(device, batch.device(), i)?;
-            let columns = match batch.as_struct().data_type() {
-                DataType::Struct(fields) => &fields[..],
-                _ => &[],
-            };
-            if columns.len() != schema.fields().len() {
+        for (i, array) in arrays.iter().enumerate() {
+            let (got, declared) = (array.num_children(), schema.fields().len());
+            if got != declared {
                 return Err(Error::argument(format!(
-                    "concat on {device}: batch {i} has {} columns, the schema {}",
-                    columns.len(),
-                    schema.fields().len()
+                    "concat on {device}: batch {i} has {got} columns, the schema {declared}"
                 )));
             }
-            let array = batch.as_struct();
-            for (k, (field, column)) in schema.fields().iter().zip(columns).enumerate() {
+            for (k, field) in schema.fields().iter().enumerate() {
                 let view = array.view().child(k);
-                let types = [column.data_type(), field.data_type()];
-                check_types(device, view, types, || {
-                    let path = format!("column '{}'", field.name());
-                    (path, format!("batch {i}"), "the schema")
-                })?;
+                let (got, declared) = (&view.node.data_type, field.data_type());
+                if got != declared {
+                    let path = format!("concat on {device}: column '{}'", field.name());
+                    let batch = format!("batch {i}");
+                    Fit::new(path, &batch, "the schema").types(view, got, declared, true)?;
+                }
             }
         }
         let root = DataType::Struct(schema.fields().clone());
-        let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
         let node = copy(&arrays, &root, Scope::Compact, queue)?;
         let array = DeviceArray::from_node(device.clone(), node);
         for (field, column) in schema.fields().iter().zip(&array.node().children) {
@@ -150,32 +138,16 @@ impl DeviceRecordBatch {
     }
 }
 
-fn first<T>(inputs: &[T]) -> Result<&T> {
+/// The device of the inputs, of which there is at least one.
+fn device_of<'a>(inputs: &[&'a DeviceArray]) -> Result<&'a Device> {
     let none = "concat: there is nothing to concatenate, so type and device are unknown; pass at least one";
-    inputs.first().ok_or_else(|| Error::argument(none))
-}
-
-fn check_device(device: &Device, other: &Device, i: usize) -> Result<()> {
-    match device == other {
-        true => Ok(()),
-        false => Err(Error::argument(format!(
-            "concat on {device}: input {i} is on {other}; copy it with to_device first"
+    let first = inputs.first().ok_or_else(|| Error::argument(none))?;
+    let device = first.device();
+    match inputs.iter().position(|input| input.device() != device) {
+        None => Ok(device),
+        Some(i) => Err(Error::argument(format!(
+            "concat on {device}: input {i} is on {}; copy it with to_device first",
+            inputs[i].device()
         ))),
     }
-}
-
-/// Refuses rows whose type, the first one, does not fit the second. `names` are their path, what they belong to,
-/// and what the second belongs to.
-fn check_types(
-    device: &Device,
-    view: View<'_>,
-    [got, declared]: [&DataType; 2],
-    names: impl FnOnce() -> (String, String, &'static str),
-) -> Result<()> {
-    if got == declared {
-        return Ok(());
-    }
-    let (path, input, reference) = names();
-    let path = format!("concat on {device}: {path}");
-    Fit::new(path, &input, reference).types(view, got, declared, true)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -168,7 +168,7 @@ impl<T> Download<T> {
                     array.ready_event_on(Some(queue))?
                 }
                 None => {
-                    let event = numbers.start(&[array], Some(self.queues.sizes()?))?;
+                    let event = numbers.start(&[array], Some(&self.queues.sizes))?;
                     self.state = State::Planning(numbers);
                     event
                 }
@@ -308,39 +308,26 @@ impl<T> fmt::Debug for Download<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct DownloadQueues {
     copies: Queue,
-    /// For reads of sizes that are stored in device memory, which come before the copies; made for the first such read.
-    /// `None` if they share the queue of the copies.
-    sizes: Option<Arc<OnceLock<Queue>>>,
+    /// For reads of sizes that are stored in device memory, which come before the copies.
+    sizes: Queue,
 }
 
 impl DownloadQueues {
     /// Makes queues for downloads one after the other. Sizes are not read behind the copies of an earlier download: a wait
     /// for them would be one for those.
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        let copies = device.new_queue()?;
-        let sizes = Some(Arc::default());
+        let (copies, sizes) = (device.new_queue()?, device.new_queue()?);
         Ok(Self { copies, sizes })
     }
 
     pub(crate) fn copies(&self) -> &Queue {
         &self.copies
     }
-
-    fn sizes(&self) -> Result<&Queue> {
-        let Some(sizes) = &self.sizes else {
-            return Ok(&self.copies);
-        };
-        if let Some(queue) = sizes.get() {
-            return Ok(queue);
-        }
-        let queue = self.copies.device().new_queue()?;
-        Ok(sizes.get_or_init(|| queue))
-    }
 }
 
 impl From<Queue> for DownloadQueues {
     fn from(copies: Queue) -> Self {
-        let sizes = None;
+        let sizes = copies.clone();
         Self { copies, sizes }
     }
 }

@@ -121,63 +121,50 @@ impl Export {
 }
 
 impl<'a> Planner<'a> {
-    /// The rows of a part and its descendants as they are exported. What is the same stays the same node.
+    /// The rows of a part and its descendants as they are exported.
     fn exported(
         &mut self,
         array: &DeviceArray,
         view: View<'a>,
         export: Export,
     ) -> Result<Arc<Node>> {
-        let (mut own, mut nulls) = (None, view.null_count());
-        let task = Task::of(array, view, export);
-        if task == Task::Offset {
-            // Of 64 bits, which are enough for one of 32.
-            let offset = self.known(vec![0u8; 8]);
-            own = Some((1, self.buffer(true, [offset])?));
-        } else if task != Task::Nothing {
-            nulls = self.numbers.null_count(view);
-            if task == Task::Move {
-                if let Some(bitmap) = self.numbers.bitmap(view) {
-                    let first = view.validity_offset % 8;
-                    let mut moved = BooleanBufferBuilder::new(view.offset + view.length);
-                    // Of rows that are skipped.
-                    moved.append_n(view.offset, false);
-                    moved.append_packed_range(first..first + view.length, bitmap);
-                    let moved = self.known(moved.finish().into_inner());
-                    own = Some((0, self.buffer(true, [moved])?));
-                }
-            }
-        }
-        let as_batch = export.as_batch;
-        let mut children = Vec::with_capacity(view.node.children.len());
-        for i in 0..view.node.children.len() {
-            let child = view.part(i, as_batch);
-            children.push(self.exported(array, child, export.below())?);
-        }
-        let mut same = children.iter().zip(&view.node.children);
-        let is_same = same.all(|(new, old)| Arc::ptr_eq(new, old));
-        if own.is_none() && is_same && !as_batch {
-            let node = view.to_node();
-            if let Some(nulls) = nulls {
-                node.nulls.set(nulls);
-            }
-            return Ok(node);
-        }
+        let (task, node) = (Task::of(array, view, export), view.node);
+        let nulls = match task {
+            Task::Count | Task::Move => self.numbers.null_count(view),
+            _ => view.null_count(),
+        };
         let mut node = Node {
             length: view.length,
-            cut: view.node.cut || !view.is_all(),
+            cut: node.cut || !view.is_all(),
             offset: view.offset,
             validity_offset: view.validity_offset,
             nulls: NullCount::from(nulls),
-            children,
-            ..Node::clone(view.node)
+            children: Vec::with_capacity(node.children.len()),
+            ..Node::clone(node)
         };
-        if as_batch {
+        if task == Task::Offset {
+            // Of 64 bits, which are enough for one of 32.
+            let offset = self.known(vec![0u8; 8]);
+            node.buffers[1] = self.buffer(true, [offset])?;
+        }
+        let bitmap = (task == Task::Move).then(|| self.numbers.bitmap(view));
+        if let Some(bitmap) = bitmap.flatten() {
+            let first = view.validity_offset % 8;
+            let mut moved = BooleanBufferBuilder::new(view.offset + view.length);
+            // Of rows that are skipped.
+            moved.append_n(view.offset, false);
+            moved.append_packed_range(first..first + view.length, bitmap);
+            let moved = self.known(moved.finish().into_inner());
+            node.buffers[0] = self.buffer(true, [moved])?;
+            node.validity_offset = node.offset;
+        }
+        if export.as_batch {
             (node.offset, node.validity_offset) = (0, 0);
         }
-        if let Some((i, buffer)) = own {
-            node.buffers[i] = buffer;
-            node.validity_offset = node.offset;
+        for i in 0..view.node.children.len() {
+            let child = view.part(i, export.as_batch);
+            let child = self.exported(array, child, export.below())?;
+            node.children.push(child);
         }
         Ok(Arc::new(node))
     }

@@ -72,10 +72,6 @@ impl Device {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a batch whose columns have other types than its
     /// schema says, and the errors that the device reports. Nothing stays allocated then.
     pub fn upload(&self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
-        if self.id() == DeviceId::CPU {
-            let array = wrap_batch(batch)?;
-            return Ok(DeviceRecordBatch::from_struct(batch.schema(), array));
-        }
         self.upload_on(batch, &self.default_queue())
     }
 
@@ -189,11 +185,7 @@ impl DeviceArray {
         self.to_device_on(&device.default_queue())
     }
 
-    /// As [`to_device`](Self::to_device), on a queue of the destination.
-    ///
-    /// # Errors
-    /// As [`to_device`](Self::to_device).
-    pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
+    fn to_device_on(&self, queue: &Queue) -> Result<Self> {
         let (from, to) = (self.device(), queue.device());
         if from == to {
             return Ok(self.clone());
@@ -291,14 +283,6 @@ impl DeviceArray {
 }
 
 impl DeviceRecordBatch {
-    /// Returns the bytes of exactly these rows; see [`DeviceArray::get_slice_memory_size`].
-    ///
-    /// # Errors
-    /// As [`DeviceArray::get_slice_memory_size`].
-    pub fn get_slice_memory_size(&self) -> Result<usize> {
-        self.as_struct().get_slice_memory_size()
-    }
-
     /// Returns the batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
     ///
     /// # Errors
@@ -346,15 +330,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::compact`].
     pub fn compact(&self) -> Result<Self> {
-        self.compact_on(&self.device().default_queue())
-    }
-
-    /// As [`compact`](Self::compact), on a queue of the batch's device.
-    ///
-    /// # Errors
-    /// As [`DeviceArray::compact_on`].
-    pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
-        let array = self.as_struct().compact_on(queue)?;
+        let array = self.as_struct().compact()?;
         Ok(Self::from_struct(self.schema(), array))
     }
 }

@@ -5,12 +5,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use arrow_data::ArrayData;
 use arrow_schema::{DataType, UnionMode};
 use smallvec::SmallVec;
 
-use crate::data::DeviceArray;
-use crate::data::host::unwrap;
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{int, push_int};
@@ -96,7 +93,7 @@ impl<'a> Planner<'a> {
 
     /// Adds the keys of a dictionary array, and its values.
     pub(super) fn dictionary(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
-        let values = self.kept(parts, true, |view| view.child(0))?;
+        let values = self.kept(parts, |view| view.child(0))?;
         if let (DataType::Dictionary(key, _), 2..) = (&parts[0].node.data_type, values.rows.len()) {
             let bits = 8 * int_width(key) - usize::from(key.is_signed_integer());
             let most = (u64::MAX >> (64 - bits)).saturating_add(1);
@@ -114,7 +111,7 @@ impl<'a> Planner<'a> {
         let none = parts[0].length == 0 && self.scope != Scope::Reachable;
         let mut all = Vec::new();
         for i in 0..parts[0].layout().n_children() {
-            let kept = self.kept(parts, false, |view| match none {
+            let kept = self.kept(parts, |view| match none {
                 true => view.child(i).slice(0, 0),
                 false => view.child(i),
             })?;
@@ -215,59 +212,25 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// What the parts refer to, each to the rows that `of` says. The same rows of the same memory are kept once, and with `merges` and
-    /// where the host can read them, values that are equal to those before.
-    fn kept(
-        &self,
-        parts: &[View<'a>],
-        merges: bool,
-        of: impl Fn(View<'a>) -> View<'a>,
-    ) -> Result<Kept<'a>> {
-        let mut kept = Kept {
-            rows: Parts::new(),
-            starts: SmallVec::new(),
-            n: 0,
-        };
-        if let [one] = parts {
-            kept.rows.push(of(*one));
-            kept.starts.push(0);
-            kept.n = kept.rows[0].length;
-            return Ok(kept);
-        }
+    /// What the parts refer to, each to the rows that `of` says. The same rows of the same memory are kept once.
+    fn kept(&self, parts: &[View<'a>], of: impl Fn(View<'a>) -> View<'a>) -> Result<Kept<'a>> {
+        let (mut rows, mut starts, mut n) = (Parts::new(), SmallVec::new(), 0usize);
         let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
-        // The values that were kept last, and where they start.
-        let mut last: Option<(ArrayData, usize)> = None;
         for view in parts.iter().map(|view| of(*view)) {
             let mut place = Vec::new();
-            places(view, &mut place);
-            let start = match seen.entry(place) {
-                Entry::Occupied(seen) => *seen.get(),
+            if parts.len() > 1 {
+                places(view, &mut place);
+            }
+            match seen.entry(place) {
+                Entry::Occupied(seen) => starts.push(*seen.get()),
                 Entry::Vacant(new) => {
-                    let values = match merges && self.readable && view.node.children.is_empty() {
-                        true => unwrap(&DeviceArray::from_node(
-                            self.device().clone(),
-                            view.to_node(),
-                        ))
-                        .ok(),
-                        false => None,
-                    };
-                    match (values, &last) {
-                        (Some(values), Some((before, start))) if values == *before => {
-                            *new.insert(*start)
-                        }
-                        (values, _) => {
-                            last = values.map(|values| (values, kept.n));
-                            let start = *new.insert(kept.n);
-                            kept.n = kept.n.checked_add(view.length).ok_or_else(too_large)?;
-                            kept.rows.push(view);
-                            start
-                        }
-                    }
+                    starts.push(*new.insert(n));
+                    n = n.checked_add(view.length).ok_or_else(too_large)?;
+                    rows.push(view);
                 }
-            };
-            kept.starts.push(start);
+            }
         }
-        Ok(kept)
+        Ok(Kept { rows, starts, n })
     }
 }
 

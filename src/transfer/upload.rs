@@ -2,7 +2,8 @@
 //! than [`RING`] bytes of it are being copied: then for the oldest, which bounds the staging memory.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 
 use crate::abi::guard;
@@ -11,7 +12,7 @@ use crate::data::node::Node;
 use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent, TransferStats, lock,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab};
 use crate::transfer::copy::{add_copy, keep_until, result};
 use crate::transfer::plan::{Plan, Scope, plan};
@@ -74,10 +75,8 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
                 kind: CopyKind::HostToDevice,
             });
         }
-        match done {
-            0 => packed.push(*region),
-            done if done < region.room() => packed.push(region.part(done, region.room())),
-            _ => {}
+        if done < region.room() {
+            packed.push(region.part(done, region.room()));
         }
     }
     let left = packed.iter().map(CopyRegion::room).sum::<usize>();
@@ -87,71 +86,74 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         .min(MOST)
         .min((left + LEAST / 2) / LEAST)
         .max(1);
-    let chunk = (left / (2 * threads).max(8)).next_multiple_of(SMALL_CHUNK);
+    let bytes = (left / (2 * threads).max(8)).next_multiple_of(SMALL_CHUNK);
+    let bytes = bytes.clamp(SMALL_CHUNK, CHUNK);
     let packing = Packing {
-        regions: &packed,
+        chunks: chunks(&packed, bytes, left),
+        next: AtomicUsize::new(0),
         tables: &plan.tables,
         queue,
         base,
-        chunk: chunk.clamp(SMALL_CHUNK, CHUNK),
-        most: RING / chunk.clamp(SMALL_CHUNK, CHUNK) / threads,
+        most: RING / bytes / threads,
         reuses: left > REUSED * CHUNK * threads,
-        rest: Mutex::new(Chunk {
-            region: 0,
-            done: 0,
-            bytes: left,
-        }),
+        done: Mutex::new((Ok(()), Vec::new())),
     };
     std::thread::scope(|scope| {
         // SAFETY: the caller guarantees what `run` asks for (see `# Safety`); the scope ends after this thread.
-        let help = || TransferStats::scope(|| unsafe { packing.run(Vec::new()) });
+        let help = || TransferStats::scope(|| unsafe { packing.run(Vec::new()) }).1;
         let name = || Builder::new().name("arrow-device packing".to_owned());
         // Where no thread can be started, fewer pack.
         let helpers: Vec<_> = (1..threads)
             .map_while(|_| name().spawn_scoped(scope, help).ok())
             .collect();
         // SAFETY: the caller guarantees what `run` asks for, for all threads alike (see `# Safety`).
-        let (mut packed, mut buffers) = unsafe { packing.run(straight) };
-        for helper in helpers {
-            match helper.join() {
-                Ok(((theirs, more), stats)) => {
-                    stats.add_to_scope();
-                    packed = packed.and(theirs);
-                    buffers.extend(more);
-                }
-                Err(_) => {
-                    let operation = "packing an upload";
-                    let message = "on another thread".into();
-                    packed = packed.and(Err(Error::Panic { operation, message }));
-                }
+        unsafe { packing.run(straight) };
+        let stats = helpers.into_iter().flat_map(|helper| helper.join());
+        stats.for_each(|stats| stats.add_to_scope());
+    });
+    let done = packing.done.into_inner();
+    done.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Divides regions of `left` bytes into chunks of `bytes` bytes, a multiple of 64. What is less than half of one belongs to the one before.
+fn chunks(regions: &[CopyRegion], bytes: usize, mut left: usize) -> Vec<Vec<CopyRegion>> {
+    let (mut chunks, mut chunk, mut room) = (Vec::new(), Vec::new(), 0);
+    for region in regions {
+        let mut done = 0;
+        while done < region.room() {
+            if room == 0 {
+                room = if left < bytes + bytes / 2 {
+                    left
+                } else {
+                    bytes
+                };
+            }
+            let part = room.min(region.room() - done);
+            chunk.push(region.part(done, done + part));
+            (done, room, left) = (done + part, room - part, left - part);
+            if room == 0 {
+                chunks.push(std::mem::take(&mut chunk));
             }
         }
-        (packed, buffers)
-    })
+    }
+    chunks
 }
 
 /// Regions that are packed into host buffers and copied, by one thread or several.
 struct Packing<'a> {
-    regions: &'a [CopyRegion],
+    /// What a host buffer holds.
+    chunks: Vec<Vec<CopyRegion>>,
+    /// The first one that no thread has taken yet.
+    next: AtomicUsize,
     tables: &'a [Vec<u32>],
     queue: &'a Queue,
     base: DevicePtr,
-    /// The bytes of a host buffer, except for the last one.
-    chunk: usize,
     /// The number of host buffers at which a thread waits for its oldest.
     most: usize,
     /// An event is recorded for each host buffer, so that it can be used again.
     reuses: bool,
-    /// What no thread has taken yet.
-    rest: Mutex<Chunk>,
-}
-
-/// `bytes` bytes from byte `done` of a region on.
-#[derive(Clone, Copy)]
-struct Chunk {
-    region: usize,
-    done: usize,
-    bytes: usize,
+    /// The first error, and the host buffers of the threads that have ended.
+    done: Mutex<(Result<()>, Vec<HostSlab>)>,
 }
 
 impl Packing<'_> {
@@ -159,18 +161,19 @@ impl Packing<'_> {
     /// error, so that the host buffers are kept.
     ///
     /// # Safety
-    /// The host can read the regions' sources, and the device can copy those of `copies`. They, the host buffers that this returns, and
+    /// The host can read the regions' sources, and the device can copy those of `copies`. They, the host buffers in `done`, and
     /// the memory at `base`, which has room for all regions, live until all work that the queue has been given is done.
-    unsafe fn run(&self, mut copies: Vec<CopyOp>) -> (Result<()>, Vec<HostSlab>) {
+    unsafe fn run(&self, mut copies: Vec<CopyOp>) {
         // Host buffers whose copies are queued, oldest first, with the event after which they are done.
         let mut ring = VecDeque::new();
         let packed = guard::callback("packing", || {
-            while let Some(chunk) = self.take() {
-                let mut buffer = self.host_buffer(&mut ring, chunk.bytes)?;
+            while let Some(chunk) = self.chunks.get(self.next.fetch_add(1, Relaxed)) {
+                let bytes = chunk.iter().map(CopyRegion::room).sum();
+                let buffer = self.host_buffer(&mut ring, bytes)?;
                 // SAFETY: the caller guarantees that the host can read the sources.
-                unsafe { self.fill(chunk, &mut buffer, &mut copies) };
+                copies.append(&mut unsafe { self.fill(chunk, &buffer) });
                 let copied = &self.queue.device().counters().host_copied_bytes;
-                Counters::add(copied, chunk.bytes);
+                Counters::add(copied, bytes);
                 ring.push_back((buffer, None));
                 // SAFETY: sources lie in the host buffer and in what the caller guarantees, who keeps all of them (see
                 // `# Safety`); destinations lie in the memory at `base`, where the plan gave each region its room.
@@ -184,29 +187,13 @@ impl Packing<'_> {
             unsafe { self.queue.copy(&copies) }
         });
         if packed.is_err() {
-            lock(&self.rest).bytes = 0;
+            self.next.store(self.chunks.len(), Relaxed);
         }
-        (packed, ring.into_iter().map(|(buffer, _)| buffer).collect())
-    }
-
-    /// Takes the next chunk. What is less than half of one belongs to the one before.
-    fn take(&self) -> Option<Chunk> {
-        let mut rest = lock(&self.rest);
-        let mut chunk = *rest;
-        if chunk.bytes >= self.chunk + self.chunk / 2 {
-            chunk.bytes = self.chunk;
+        let (first, buffers) = &mut *lock(&self.done);
+        buffers.extend(ring.into_iter().map(|(buffer, _)| buffer));
+        if first.is_ok() {
+            *first = packed;
         }
-        rest.bytes -= chunk.bytes;
-        rest.done += chunk.bytes;
-        while let Some(region) = self
-            .regions
-            .get(rest.region)
-            .filter(|r| r.room() <= rest.done)
-        {
-            rest.done -= region.room();
-            rest.region += 1;
-        }
-        (chunk.bytes > 0).then_some(chunk)
     }
 
     /// Returns the oldest host buffer if its copies are done, or another one; waits for those copies if there are too many.
@@ -215,67 +202,50 @@ impl Packing<'_> {
         ring: &mut VecDeque<(HostSlab, Option<SyncEvent>)>,
         bytes: usize,
     ) -> Result<HostSlab> {
-        let oldest = ring.front().filter(|_| self.reuses && ring.len() >= REUSED);
-        if let Some((_, done)) = oldest.filter(|(buffer, _)| buffer.len() >= bytes) {
-            let mut is_done = done.as_ref().map_or(Ok(true), SyncEvent::is_complete)?;
-            if let Some(event) = done
-                .as_ref()
-                .filter(|_| !is_done && ring.len() >= self.most)
-            {
-                event.wait()?;
-                is_done = true;
-            }
-            if let Some((mut buffer, _)) = is_done.then(|| ring.pop_front()).flatten() {
-                buffer.truncate(bytes);
-                return Ok(buffer);
+        let fits = |buffer: &HostSlab| self.reuses && ring.len() >= REUSED && buffer.len() >= bytes;
+        if let Some((_, done)) = ring.front().filter(|(buffer, _)| fits(buffer)) {
+            let is_done = done.as_ref().map_or(Ok(true), SyncEvent::is_complete)?;
+            if is_done || ring.len() >= self.most {
+                let running = done.as_ref().filter(|_| !is_done);
+                running.map_or(Ok(()), SyncEvent::wait)?;
+                if let Some((mut buffer, _)) = ring.pop_front() {
+                    buffer.truncate(bytes);
+                    return Ok(buffer);
+                }
             }
         }
         self.queue.device().host_slab(bytes)
     }
 
-    /// Packs a chunk, and adds the copies from there.
+    /// Packs a chunk, and returns the copies from there.
     ///
     /// # Safety
-    /// The host can read the sources. The buffer has room for the chunk.
-    unsafe fn fill(&self, chunk: Chunk, buffer: &mut HostSlab, copies: &mut Vec<CopyOp>) {
-        let start = buffer.as_device_ptr();
+    /// The host can read the sources. The buffer has room for the chunk, and nothing else uses it.
+    unsafe fn fill(&self, chunk: &[CopyRegion], buffer: &HostSlab) -> Vec<CopyOp> {
+        let (mut out, mut copies) = (buffer.as_device_ptr(), Vec::with_capacity(1));
         let streams = buffer.is_locked() && !self.reuses;
-        let (mut used, mut done) = (0, chunk.done);
-        for region in &self.regions[chunk.region..] {
-            if used == chunk.bytes {
-                break;
-            }
-            let bytes = (region.room() - done).min(chunk.bytes - used);
-            let part;
-            let part = match bytes == region.room() {
-                true => region,
-                false => {
-                    part = region.part(done, done + bytes);
-                    &part
-                }
-            };
-            let (src, dst) = (start.offset(used), self.base.offset(part.dst));
-            let mut from = part.src;
-            // SAFETY: the caller guarantees the source, and room for the chunk, of which this part comes after those before.
+        for region in chunk {
+            let mut src = region.src;
+            // SAFETY: the caller guarantees the source, and room for the chunk, of which this region comes after those before.
             unsafe {
-                if streams && part.len >= STREAMED && part.rewrite == Rewrite::None {
-                    let out = src.as_ptr().cast();
-                    copy_past_cache(from.as_ptr().cast_const().cast(), out, part.len);
-                    from = src;
+                if streams && region.len >= STREAMED && region.rewrite == Rewrite::None {
+                    copy_past_cache(src.as_ptr().cast(), out.as_ptr().cast(), region.len);
+                    src = out;
                 }
-                part.write(self.tables, from, src);
+                region.write(self.tables, src, out);
             }
             add_copy(
-                copies,
+                &mut copies,
                 CopyOp {
-                    src,
-                    dst,
-                    bytes,
+                    src: out,
+                    dst: self.base.offset(region.dst),
+                    bytes: region.room(),
                     kind: CopyKind::HostToDevice,
                 },
             );
-            (used, done) = (used + bytes, 0);
+            out = out.offset(region.room());
         }
+        copies
     }
 }
 
@@ -343,26 +313,23 @@ mod tests {
         regions[1] = CopyRegion::new(src, 0, 64).rewritten(Rewrite::Views(0));
         regions[1].dst = bytes - 64;
         let packing = Packing {
-            regions: &regions,
+            chunks: chunks(&regions, SMALL_CHUNK, bytes),
+            next: AtomicUsize::new(0),
             tables: &[],
             queue: &queue,
             base: memory.address(),
-            chunk: SMALL_CHUNK,
             most: 64,
             reuses: false,
-            rest: Mutex::new(Chunk {
-                region: 0,
-                done: 0,
-                bytes,
-            }),
+            done: Mutex::new((Ok(()), Vec::new())),
         };
         let before = queue.device().stats();
         // SAFETY: the source, the buffers and the device's memory live until the queue is done below.
-        let (packed, buffers) = unsafe { packing.run(Vec::new()) };
+        unsafe { packing.run(Vec::new()) };
         let copies = queue.device().stats().since(&before).copies;
+        assert!(packing.next.into_inner() >= packing.chunks.len());
+        let (packed, buffers) = packing.done.into_inner().unwrap();
         assert!(matches!(packed, Err(Error::Panic { .. })), "{packed:?}");
         assert_eq!((buffers.len(), copies), (5, 5));
-        assert!(packing.take().is_none());
         queue.synchronize().unwrap();
     }
 }

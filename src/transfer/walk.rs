@@ -16,16 +16,6 @@ use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
 /// More bytes than any device has for a bitmap.
 const MOST: u64 = 1 << 40;
 
-/// Bits of one array that become a part of a bitmap.
-#[derive(Clone, Copy)]
-struct Run<'a> {
-    view: View<'a>,
-    /// The first one in the buffer; `None` if all bits are set.
-    first: Option<usize>,
-}
-
-type Runs<'a> = SmallVec<[Run<'a>; 1]>;
-
 impl<'a> Planner<'a> {
     /// Returns the node of type `of` that the rows of the parts become.
     pub(super) fn node(&mut self, of: &DataType, parts: &[View<'a>]) -> Result<Arc<Node>> {
@@ -145,64 +135,59 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Adds the validity bitmap of a node, and its null count.
+    /// Adds the validity bitmap of a node, and its null count. Nulls are counted if the host can read the bitmaps, or if they must be known.
     fn validity(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
-        let (mut known, mut unknown, mut runs) = (0, false, Runs::new());
-        for view in parts {
-            let nulls = self.nulls(*view);
-            unknown |= nulls.is_none();
-            known += nulls.unwrap_or(0);
-            runs.push(Run {
-                view: *view,
-                first: (nulls != Some(0)).then_some(view.validity_offset),
-            });
-        }
-        if !unknown && known == 0 {
-            node.buffers.push(NodeBuffer::absent());
-            return Ok(());
-        }
-        node.nulls = NullCount::from((!unknown).then_some(known));
-        node.buffers.push(self.bits(0, &runs)?);
-        Ok(())
-    }
-
-    /// The nulls of rows, which are counted if the host can read the bitmap, or if they must be known.
-    fn nulls(&self, view: View<'a>) -> Option<usize> {
-        match self.readable || self.is_exact() {
-            true => self.numbers.null_count(view),
+        let counts = self.readable || self.is_exact();
+        let nulls = parts.iter().map(|view| match counts {
+            true => self.numbers.null_count(*view),
             false => view.null_count(),
-        }
+        });
+        let nulls: SmallVec<[_; 1]> = nulls.collect();
+        let all: Option<usize> = nulls.iter().copied().sum();
+        node.nulls = NullCount::from(all);
+        node.buffers.push(match all {
+            Some(0) => NodeBuffer::absent(),
+            _ => self.bits(0, parts, |k| {
+                (nulls[k] != Some(0)).then_some(parts[k].validity_offset)
+            })?,
+        });
+        Ok(())
     }
 
     /// Returns buffer 1, of a bit for each row.
     fn bit_values(&mut self, parts: &[View<'a>]) -> Result<NodeBuffer> {
-        let runs: Runs<'a> = parts.iter().map(|view| Run::of(*view)).collect();
         match parts {
             [one] if one.length == 0 || one.node.buffers[1].is_null() => {
                 self.buffer(self.to_device, [])
             }
             _ => {
                 self.check_present(parts, 1)?;
-                self.bits(1, &runs)
+                self.bits(1, parts, |k| Some(parts[k].offset))
             }
         }
     }
 
-    /// Returns buffer `i`, of these bits. The host makes those that go to another place in their bytes, or have others in them.
-    fn bits(&mut self, i: usize, runs: &[Run<'a>]) -> Result<NodeBuffer> {
-        let rows: usize = runs.iter().map(|run| run.view.length).sum();
+    /// Returns buffer `i`, of a bit for each row; the first one of part `k` is bit `first(k)` of its buffer, or all are set. The host makes
+    /// those that go to another place in their bytes, or have others in them.
+    fn bits(
+        &mut self,
+        i: usize,
+        parts: &[View<'a>],
+        first: impl Fn(usize) -> Option<usize>,
+    ) -> Result<NodeBuffer> {
+        let rows: usize = parts.iter().map(|view| view.length).sum();
         // Rows that take no memory may be more than there are bits anywhere.
         if rows.div_ceil(8) as u64 > MOST {
             return Err(too_large());
         }
         let (mut start, mut regions) = (0, SmallVec::<[CopyRegion; 2]>::new());
         let mut made = BooleanBufferBuilder::new(0);
-        for Run { view, first } in runs {
-            let (buffer, mut bits) = (&view.node.buffers[i], view.length);
+        for (k, view) in parts.iter().enumerate() {
+            let (buffer, mut bits, first) = (&view.node.buffers[i], view.length, first(k));
             let starts_byte = start % 8 == 0;
             start += bits;
-            if let (Some(mut first), true) = (*first, starts_byte) {
-                let whole = runs.len() == 1 && is_whole(*view);
+            if let (Some(mut first), true) = (first, starts_byte) {
+                let whole = parts.len() == 1 && is_whole(*view);
                 let in_place = first % 8 == 0;
                 if in_place && (bits % 8 == 0 || whole) {
                     let region = CopyRegion::of(buffer, first / 8, bits.div_ceil(8));
@@ -222,7 +207,7 @@ impl<'a> Planner<'a> {
                     continue;
                 }
             }
-            match *first {
+            match first {
                 None => made.append_n(bits, true),
                 Some(first) => {
                     let (at, skip) = (buffer.address().offset(first / 8), first % 8);
@@ -368,15 +353,5 @@ impl<'a> Planner<'a> {
             self.node_path(view),
             view.node.data_type
         )))
-    }
-}
-
-impl<'a> Run<'a> {
-    /// The rows of a boolean array.
-    fn of(view: View<'a>) -> Self {
-        Self {
-            view,
-            first: Some(view.offset),
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::simkit::*;
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::Buffer;
+use arrow_buffer::ToByteSlice;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
@@ -178,11 +179,8 @@ fn shrinks_that_fail() {
 /// A column over a slab of the device.
 fn column(device: &Device, values: usize) -> ArrayRef {
     let mut slab = device.host_slab(values * 8).unwrap();
-    let ascending = 0..values as i64;
-    let places = slab.typed_mut().iter_mut();
-    places
-        .zip(ascending)
-        .for_each(|(place, value)| *place = value);
+    let ascending: Vec<_> = (0..values as i64).collect();
+    slab.copy_from_slice(ascending.to_byte_slice());
     Arc::new(Int64Array::new(slab.into_buffer().into(), None))
 }
 
@@ -224,7 +222,7 @@ fn what_is_copied_from_where_it_is() {
 #[test]
 fn arrays_over_slabs_cannot_be_changed_in_place() {
     let mut slab = HostSlab::new(24).unwrap();
-    slab.typed_mut().copy_from_slice(&[1i64, 2, 3]);
+    slab.copy_from_slice([1i64, 2, 3].to_byte_slice());
     let buffer = slab.into_buffer();
     let address = buffer.as_ptr();
     let buffer = buffer.into_mutable().unwrap_err();

@@ -172,8 +172,9 @@ fn arrays(place: &Place) -> Vec<Row> {
     });
     let here = device.clone();
     let concat_on_queue = work(move || {
-        let [a, b] = [64, 7].map(|rows| here.upload_array(&nullable(rows)).unwrap());
-        DeviceArray::concat_on(&[&a, &b], &queue).unwrap()
+        let batch = |rows| RecordBatch::try_from_iter([("a", nullable(rows))]).unwrap();
+        let parts = [64, 7].map(|rows| here.upload(&batch(rows)).unwrap());
+        DeviceRecordBatch::concat_on(&batch(1).schema(), &parts, &queue).unwrap()
     });
     #[rustfmt::skip] // a table
     let rows: Vec<Row> = vec![

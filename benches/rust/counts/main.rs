@@ -174,7 +174,7 @@ fn validation() -> Result<()> {
         ("dense_union", 1),
     ] {
         let up = device.upload(&batches::named(kind, columns, 10_000)?)?;
-        let bytes = up.get_slice_memory_size()?;
+        let bytes = up.as_struct().get_slice_memory_size()?;
         up.wait()?;
         let (imported, cost) = cost(&device, || round_trip(&up, &full))?;
         drop(imported);

@@ -193,7 +193,7 @@ fn sizes_in_bytes() {
         let batch = batch_of(&[slice.clone(), slice.clone(), other]);
         let second = if place.sim.is_some() { 832 } else { 0 };
         assert_eq!(batch.get_array_memory_size(), 8000 + second);
-        assert_eq!(batch.get_slice_memory_size().unwrap(), 2400);
+        assert_eq!(batch.as_struct().get_slice_memory_size().unwrap(), 2400);
 
         let strings = device.upload_array(&strings()).unwrap();
         // A byte of validity, offsets and text: what is known of an upload is not read again.

@@ -35,8 +35,6 @@ fn refusals() {
         DeviceArray::concat(&[&ints, &strings]),
         &["array is Utf8 in array 1", "Int64", "cast"],
     );
-    let queue = other.default_queue();
-    refused(DeviceArray::concat_on(&[&ints], &queue), &["queue"]);
 
     use crate::support::types::{list, structure};
     let nested = |item| list(structure(vec![("a", DataType::Int64), ("b", item)]));
@@ -54,6 +52,9 @@ fn refusals() {
         sim.upload(&batch).unwrap()
     };
     let (good, bad) = (batch(nullable(5)), batch(texts(5)));
+    let queue = other.default_queue();
+    let wrong = DeviceRecordBatch::concat_on(&schema, std::slice::from_ref(&good), &queue);
+    refused(wrong, &["queue"]);
     let wrong = DeviceRecordBatch::concat(&schema, &[good.clone(), bad]);
     refused(wrong, &["column 'id'", "batch 1", "Utf8", "the schema"]);
     let empty = Arc::new(Schema::empty());
