@@ -1,27 +1,27 @@
 //! [`Context`]: a device in a context, and what every part of the backend needs of it.
 
-use std::cell::Cell;
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use arrow_device::device::parts::exit::{self, Inside};
 use arrow_device::device::parts::{Failure, Worker};
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
-use opencl_sys::{CL_INVALID_CONTEXT, cl_context, cl_device_id};
+use opencl_sys::*;
 
-use crate::codes;
-use crate::object::{ContextObject, Event};
-use crate::sys::{Answer, Cl, Failed, create};
+use crate::platform::{Kind, OpenClDeviceInfo};
+use crate::sys::{Answer, Cl, Failed, Object, code_name};
 
 /// A device in a context.
 pub(crate) struct Context {
     pub(crate) cl: &'static Cl,
     pub(crate) id: DeviceId,
-    object: ManuallyDrop<ContextObject>,
+    object: Object,
     device: cl_device_id,
+    pub(crate) kind: Kind,
+    pub(crate) info: OpenClDeviceInfo,
     /// The work that has failed, if some has.
     pub(crate) failure: Arc<Failure>,
-    /// Polls events. Its jobs do not block.
+    /// Polls the events that queues were made to wait for. Its jobs do not block.
     pub(crate) worker: Worker,
 }
 
@@ -32,18 +32,22 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
-    /// `device` is one of the context's.
+    /// `device` is one of the context's, and has this kind of memory.
     pub(crate) unsafe fn new(
         cl: &'static Cl,
         id: DeviceId,
-        object: ContextObject,
+        object: Object,
         device: cl_device_id,
+        (info, kind): (OpenClDeviceInfo, Kind),
     ) -> Self {
+        exit::watch();
         Self {
             cl,
             id,
-            object: ManuallyDrop::new(object),
+            object,
             device,
+            kind,
+            info,
             failure: Arc::default(),
             worker: Worker::new("arrow-device opencl"),
         }
@@ -57,21 +61,19 @@ impl Context {
         self.device
     }
 
-    /// Returns an error if the device cannot be used: it has failed, or this is a child of the process that opened it.
-    pub(crate) fn check_usable(&self) -> Result<()> {
-        self.check_process()?;
-        self.failure.check()
-    }
-
-    pub(crate) fn check_process(&self) -> Result<()> {
+    /// Lets this thread into the runtime while the result lives. An error if the process ends, or is a child of the one that opened the
+    /// device: nothing there may call the runtime, or take a lock that another thread may have held.
+    pub(crate) fn enter(&self) -> Result<Inside> {
         // As from a runtime that was not initialised.
-        self.cl.process.check(self.id, CL_INVALID_CONTEXT)
+        self.cl.process.check(self.id, CL_INVALID_CONTEXT)?;
+        let ends = "the process is ending";
+        exit::enter().ok_or_else(|| device_error(self.id, "exit", CL_INVALID_CONTEXT, ends))
     }
 
-    /// Returns whether this is a child of the process that opened the device. Nothing there may call the runtime, or take a lock
-    /// that another thread may have held.
-    pub(crate) fn is_forked(&self) -> bool {
-        !self.cl.process.is_this()
+    /// As [`enter`](Self::enter); also an error if the device has failed.
+    pub(crate) fn enter_usable(&self) -> Result<Inside> {
+        let inside = self.enter()?;
+        self.failure.check().map(|()| inside)
     }
 
     /// Names the device in an error.
@@ -80,14 +82,16 @@ impl Context {
     }
 
     pub(crate) fn error(&self, failed: Failed) -> Error {
-        device_error(self.id, failed.call, failed.code, codes::name(failed.code))
+        device_error(self.id, failed.call, failed.code, code_name(failed.code))
     }
 
     /// As [`check`](Self::check), of a call that allocates.
     pub(crate) fn check_allocation<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
-        answer.map_err(|failed| match codes::is_out_of_memory(failed.code) {
-            true => self.out_of_memory(failed.call, bytes),
-            false => self.error(failed),
+        answer.map_err(|failed| match failed.code {
+            CL_MEM_OBJECT_ALLOCATION_FAILURE | CL_OUT_OF_RESOURCES | CL_OUT_OF_HOST_MEMORY => {
+                self.out_of_memory(failed.call, bytes)
+            }
+            _ => self.error(failed),
         })
     }
 
@@ -106,44 +110,4 @@ impl Context {
             reason: reason.into(),
         }
     }
-}
-
-thread_local! {
-    /// Whether this thread is in a callback of the runtime.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs what a callback of the runtime is for.
-pub(crate) fn in_callback(work: impl FnOnce()) {
-    let outer = IN_CALLBACK.replace(true);
-    work();
-    IN_CALLBACK.set(outer);
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: the object is not used again.
-        let object = unsafe { ManuallyDrop::take(&mut self.object) };
-        match IN_CALLBACK.get() {
-            // The runtime would end the context's threads, of which this may be one.
-            true => Worker::new("arrow-device opencl end").push(move || drop(object)),
-            false => drop(object),
-        }
-    }
-}
-
-/// Makes a user event of a context, which is pending.
-///
-/// # Safety
-/// The context is live.
-pub(crate) unsafe fn user_event(cl: &'static Cl, context: cl_context) -> Answer<Event> {
-    // SAFETY: the caller guarantees the context (see `# Safety`).
-    let event = unsafe { create!(cl, clCreateUserEvent(context)) }?;
-    // SAFETY: the event was just made, and nobody else has it.
-    Ok(unsafe { Event::own(cl, event) })
-}
-
-/// Locks a mutex. No code of this crate leaves what it protects half changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -45,7 +45,6 @@
 //! | --- | --- | --- | --- |
 //! | [`Usm`](OpenClMemory::Usm): cl_intel_unified_shared_memory | first, where there is any | of the device | no |
 //! | [`Svm`](OpenClMemory::Svm): coarse-grained shared virtual memory | second | of the device | no |
-//! | [`FineSvm`](OpenClMemory::FineSvm): fine-grained shared virtual memory | third | of host and device | yes |
 //! | [`Handles`](OpenClMemory::Handles): `cl_mem` buffers | on request only | placeholders, which end the process if they are read | no |
 //!
 //! Freed memory is kept for the next allocation, because runtimes allocate slowly ([`OpenClConfig::with_idle_limit`]). Arrays in
@@ -73,37 +72,32 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `sys.rs`, `codes.rs`, `object.rs` | the runtime's functions, loaded at run time; its error codes; references to its objects |
+//! | `sys.rs` | the runtime's functions, loaded at run time; references to its objects |
 //! | `platform.rs` | the devices of all platforms, and what each offers |
+//! | `open.rs`, `registry.rs` | how a device is opened, and how imports find it |
 //! | `context.rs` | a device in a context |
-//! | `event.rs`, `cells.rs` | what is asked of an event, and how a queue waits for any; the places that `sync_event` points to |
-//! | `memory.rs` | the kinds of memory |
-//! | `queues.rs`, `shared.rs` | what the queues of a device share: the work of all, memory for reuse |
-//! | `queue.rs`, `device.rs` | the implementations of the traits |
-//! | `config.rs`, `registry.rs` | how devices are opened, and found by imports |
+//! | `event.rs` | the places that `sync_event` points to; what is asked of an event, and how a queue waits for any |
+//! | `memory.rs` | allocations, copies and fills |
+//! | `runtime.rs` | what the queues of a device share: the work of all, memory for reuse |
+//! | `backend.rs` | the implementations of the traits |
+//! | `handles.rs` | OpenCL's handles behind devices and queues, and a program's own |
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod cells;
-mod codes;
-mod config;
+mod backend;
 mod context;
-mod device;
 mod event;
+mod handles;
 mod memory;
-mod object;
+mod open;
 mod platform;
-mod queue;
-mod queues;
 mod registry;
-mod shared;
+mod runtime;
 mod sys;
 
-pub use config::OpenClConfig;
-pub use device::OpenClDevice;
-pub use memory::OpenClMemory;
+pub use handles::{OpenClDevice, OpenClQueue};
+pub use open::OpenClConfig;
 pub use opencl_sys;
-pub use platform::{OpenClDeviceInfo, devices};
-pub use queue::OpenClQueue;
+pub use platform::{OpenClDeviceInfo, OpenClMemory, devices};
 pub use registry::{OpenClDevices, register};
 
 /// The programs of the page, which are tested as they stand.

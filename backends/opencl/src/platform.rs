@@ -1,24 +1,15 @@
-//! The devices of all platforms.
+//! The devices of all platforms, and what each offers.
 
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use arrow_device::device::DeviceId;
+use arrow_device::device::parts::exit::Inside;
 use arrow_device::{ArrowDeviceType, Error, Result};
 use opencl_sys::*;
 
-use crate::codes;
-use crate::context::lock;
-use crate::memory::{Kind, OpenClMemory};
-use crate::sys::{Cl, Failed, Usm, call, info, info_list, text};
-
-/// A device that the loader lists.
-#[derive(Clone, Copy)]
-pub(crate) struct Listed {
-    pub(crate) platform: cl_platform_id,
-    pub(crate) device: cl_device_id,
-}
+use crate::sys::{Answer, Cl, Failed, Svm, Usm, code_name, list, lock, value};
 
 /// What OpenCL reports about a device.
 #[derive(Clone, Debug)]
@@ -45,6 +36,68 @@ impl fmt::Display for OpenClDeviceInfo {
     }
 }
 
+/// Returns all OpenCL devices of the machine: the index of each is its number in `opencl:N`.
+///
+/// # Errors
+/// Returns [`Error::DeviceNotAvailable`] with the reason if there is no OpenCL loader or no driver.
+pub fn devices() -> Result<Vec<OpenClDeviceInfo>> {
+    let id = DeviceId::new(ArrowDeviceType::OPENCL, 0);
+    let (cl, _inside) = loader(id)?;
+    let info = |listed: Listed| {
+        // SAFETY: the loader has listed the device.
+        let described = unsafe { describe(cl, listed) };
+        described
+            .map(|(info, _)| info)
+            .map_err(|failed| absent_after(id, failed))
+    };
+    platforms_devices(cl, id)?.into_iter().map(info).collect()
+}
+
+/// Which of OpenCL's memories a device allocates.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum OpenClMemory {
+    /// Unified shared memory of the device (cl_intel_unified_shared_memory): device addresses, not readable by the host.
+    Usm,
+    /// Coarse-grained shared virtual memory (OpenCL 2.0): device addresses. The host could read them only while they are
+    /// mapped, so they count as not readable by the host.
+    Svm,
+    /// `cl_mem` buffers (OpenCL 1.2). Their addresses are placeholders that nothing can be read at, and are not exported:
+    /// [`OpenClDevice::handle`](crate::OpenClDevice::handle) returns the `cl_mem` behind one.
+    Handles,
+}
+
+/// A kind of memory, with the functions for it.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Usm(Usm),
+    Svm(Svm),
+    Handles,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> OpenClMemory {
+        match self {
+            Self::Usm(_) => OpenClMemory::Usm,
+            Self::Svm(_) => OpenClMemory::Svm,
+            Self::Handles => OpenClMemory::Handles,
+        }
+    }
+}
+
+/// Returns the devices of a context.
+///
+/// # Safety
+/// The context is live.
+pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_device_id>> {
+    // SAFETY: the caller guarantees the context; the answer is a list of pointers.
+    unsafe {
+        list(null_mut(), |to| {
+            cl.clGetContextInfo(context, CL_CONTEXT_DEVICES, to)
+        })
+    }
+}
+
 /// Returns [`Error::DeviceNotAvailable`].
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
     Error::DeviceNotAvailable {
@@ -56,170 +109,119 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
 /// Returns [`Error::DeviceNotAvailable`] because a call has failed.
 pub(crate) fn absent_after(device: DeviceId, failed: Failed) -> Error {
     let Failed { call, code } = failed;
-    absent(
-        device,
-        format!("{call} failed: {} (code {code})", codes::name(code)),
-    )
+    let name = code_name(code);
+    absent(device, format!("{call} failed: {name} (code {code})"))
 }
 
-/// Returns the loader.
-pub(crate) fn loader(id: DeviceId) -> Result<&'static Cl> {
+/// Returns the loader, which may be used while the other value lives.
+pub(crate) fn loader(id: DeviceId) -> Result<(&'static Cl, Inside)> {
     let cl = Cl::get().map_err(|why| absent(id, why))?;
+    // As from a runtime that was not initialised.
     cl.process.check(id, CL_INVALID_CONTEXT)?;
-    Ok(cl)
-}
-
-/// Returns the loader and all devices, in its order.
-pub(crate) fn list(id: DeviceId) -> Result<(&'static Cl, Vec<Listed>)> {
-    // PoCL 3.1 finds its devices at the first call, and reports none to another thread meanwhile.
-    static ONE: Mutex<()> = Mutex::new(());
-    let cl = loader(id)?;
-    let _one = lock(&ONE);
-    let mut count = 0;
-    // SAFETY: the place for the count is valid, and there is no list.
-    let counted = unsafe { call!(cl, clGetPlatformIDs(0, null_mut(), &raw mut count)) };
-    match counted {
-        Err(failed) if failed.code != codes::CL_PLATFORM_NOT_FOUND_KHR => {
-            return Err(absent_after(id, failed));
-        }
-        Ok(()) if count > 0 => {}
-        _ => {
-            return Err(absent(
-                id,
-                "OpenCL's loader finds no driver; install the GPU's, or one for CPUs (Debian and Ubuntu: pocl-opencl-icd)",
-            ));
-        }
-    }
-    let mut platforms = vec![null_mut(); count as usize];
-    // SAFETY: there is room for `count` platforms.
-    let listed = unsafe {
-        call!(
-            cl,
-            clGetPlatformIDs(count, platforms.as_mut_ptr(), null_mut())
-        )
-    };
-    listed.map_err(|failed| absent_after(id, failed))?;
-    let mut devices = Vec::new();
-    for platform in platforms.into_iter().filter(|platform| !platform.is_null()) {
-        let all = CL_DEVICE_TYPE_ALL;
-        let mut count = 0;
-        // SAFETY: the platform is the loader's, the place for the count is valid, and there is no list.
-        let counted = unsafe {
-            call!(
-                cl,
-                clGetDeviceIDs(platform, all, 0, null_mut(), &raw mut count)
-            )
-        };
-        // A platform without devices reports that as an error.
-        if counted.is_err() {
-            continue;
-        }
-        let mut of_platform = vec![null_mut(); count as usize];
-        // SAFETY: there is room for `count` devices.
-        let listed = unsafe {
-            call!(
-                cl,
-                clGetDeviceIDs(platform, all, count, of_platform.as_mut_ptr(), null_mut())
-            )
-        };
-        if listed.is_ok() {
-            let there = of_platform.into_iter().filter(|device| !device.is_null());
-            devices.extend(there.map(|device| Listed { platform, device }));
-        }
-    }
-    Ok((cl, devices))
-}
-
-/// Returns the loader and the device of a number.
-pub(crate) fn find(id: DeviceId, ordinal: usize) -> Result<(&'static Cl, Listed)> {
-    let (cl, devices) = list(id)?;
-    if let Some(listed) = devices.get(ordinal) {
-        return Ok((cl, *listed));
-    }
-    Err(absent(
-        id,
-        match devices.len() {
-            0 => "there is no OpenCL device".into(),
-            1 => "there is one OpenCL device, 0".into(),
-            n => format!("there are {n} OpenCL devices, 0 to {}", n - 1),
-        },
+    let inside = cl.enter();
+    Ok((
+        cl,
+        inside.ok_or_else(|| absent(id, "the process is ending"))?,
     ))
 }
 
-/// Returns all OpenCL devices of the machine: the index of each is its number in `opencl:N`.
-///
-/// # Errors
-/// Returns [`Error::DeviceNotAvailable`] with the reason if there is no OpenCL loader or no driver.
-pub fn devices() -> Result<Vec<OpenClDeviceInfo>> {
-    let id = DeviceId::new(ArrowDeviceType::OPENCL, 0);
-    let (cl, devices) = list(id)?;
-    let info = |listed: Listed| {
-        // SAFETY: the loader has listed the device.
-        let described = unsafe { describe(cl, listed) };
-        described
-            .map(|(info, _)| info)
-            .map_err(|failed| absent_after(id, failed))
+/// A device that the loader lists.
+#[derive(Clone, Copy)]
+pub(crate) struct Listed {
+    pub(crate) platform: cl_platform_id,
+    pub(crate) device: cl_device_id,
+}
+
+/// Returns the devices of all platforms, in the loader's order.
+pub(crate) fn platforms_devices(cl: &Cl, id: DeviceId) -> Result<Vec<Listed>> {
+    // PoCL 3.1 finds its devices at the first call, and reports none to another thread meanwhile.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = lock(&ONE);
+    // SAFETY: there is room for as many platforms as is said, and a place for their number.
+    let platforms = handles(|room, to, count| unsafe { cl.clGetPlatformIDs(room, to, count) });
+    let platforms = match platforms {
+        Err(failed) if failed.code != CL_PLATFORM_NOT_FOUND_KHR => {
+            return Err(absent_after(id, failed));
+        }
+        platforms => platforms.unwrap_or_default(),
     };
-    devices.into_iter().map(info).collect()
+    if platforms.is_empty() {
+        let reason = "OpenCL's loader finds no driver; install the GPU's, or one for CPUs (Debian and Ubuntu: pocl-opencl-icd)";
+        return Err(absent(id, reason));
+    }
+    let devices = |platform| {
+        // A platform without devices reports that as an error.
+        // SAFETY: the platform is the loader's; the rest as above.
+        let devices = handles(|room, to, count| unsafe {
+            cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, room, to, count)
+        });
+        let listed = move |device| Listed { platform, device };
+        devices.unwrap_or_default().into_iter().map(listed)
+    };
+    Ok(platforms.into_iter().flat_map(devices).collect())
+}
+
+/// Asks for a list of handles twice: for their number, and for them.
+fn handles<T>(ask: impl Fn(cl_uint, *mut *mut T, *mut cl_uint) -> Answer) -> Answer<Vec<*mut T>> {
+    let mut count = 0;
+    ask(0, null_mut(), &raw mut count)?;
+    let mut handles = vec![null_mut(); count as usize];
+    if count > 0 {
+        ask(count, handles.as_mut_ptr(), null_mut())?;
+    }
+    handles.retain(|handle| !handle.is_null());
+    Ok(handles)
 }
 
 /// Returns what the runtime reports about a device, and its kinds of memory.
 ///
 /// # Safety
 /// The platform is one that the loader listed, and the device a live one of it.
-pub(crate) unsafe fn describe(
-    cl: &Cl,
-    listed: Listed,
-) -> Result<(OpenClDeviceInfo, Vec<Kind>), Failed> {
+pub(crate) unsafe fn describe(cl: &Cl, listed: Listed) -> Answer<(OpenClDeviceInfo, Vec<Kind>)> {
     let Listed { platform, device } = listed;
-    // SAFETY: the caller guarantees platform and device; each value is read as what the specification says it is. A runtime that
+    // SAFETY: the caller guarantees platform and device; each value is asked for as what the specification says it is. A runtime that
     // does not know a question answers with an error.
     unsafe {
-        let device_text =
-            |what| info_list!(cl, clGetDeviceInfo(device, what) as [u8]).map(|t| text(&t));
-        let bits = |what| info!(cl, clGetDeviceInfo(device, what) as cl_bitfield).unwrap_or(0);
-        let kind = info!(
-            cl,
-            clGetDeviceInfo(device, CL_DEVICE_TYPE) as cl_device_type
-        )?;
-        let max = info!(
-            cl,
-            clGetDeviceInfo(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE) as cl_ulong
-        )?;
-        let platform_name = info_list!(cl, clGetPlatformInfo(platform, CL_PLATFORM_NAME) as [u8])?;
+        let device_text = |what| list(0, |to| cl.clGetDeviceInfo(device, what, to)).map(text);
+        let number = |what| value(0u64, |to| cl.clGetDeviceInfo(device, what, to));
+        let has = |what, bits| number(what).is_ok_and(|found| found & bits != 0);
         let extensions = device_text(CL_DEVICE_EXTENSIONS)?;
-
-        let usm = (extensions
+        let has_usm = extensions
             .split(' ')
             .any(|name| name == "cl_intel_unified_shared_memory")
-            && bits(CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL)
-                & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL
-                != 0
-            && bits(CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL) & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL
-                != 0)
-            .then(|| Usm::of(cl, platform).ok())
-            .flatten();
-        let svm = |capability| {
-            cl.svm
-                .filter(|_| bits(CL_DEVICE_SVM_CAPABILITIES) & capability != 0)
-        };
-        let kinds: Vec<_> = [
-            usm.map(Kind::Usm),
-            svm(CL_DEVICE_SVM_COARSE_GRAIN_BUFFER).map(Kind::Svm),
-            svm(CL_DEVICE_SVM_FINE_GRAIN_BUFFER).map(Kind::FineSvm),
-            Some(Kind::Handles),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
+            && has(
+                CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL,
+                CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL,
+            )
+            && has(
+                CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL,
+                CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL,
+            );
+        let usm = has_usm.then(|| Usm::of(cl, platform).ok()).flatten();
+        let has_svm = has(
+            CL_DEVICE_SVM_CAPABILITIES,
+            CL_DEVICE_SVM_COARSE_GRAIN_BUFFER,
+        );
+        let svm = cl.svm.filter(|_| has_svm);
+        let kinds = [usm.map(Kind::Usm), svm.map(Kind::Svm), Some(Kind::Handles)];
+        let kinds: Vec<_> = kinds.into_iter().flatten().collect();
         let info = OpenClDeviceInfo {
             name: device_text(CL_DEVICE_NAME)?,
             version: device_text(CL_DEVICE_VERSION)?,
-            platform: text(&platform_name),
+            platform: list(0, |to| cl.clGetPlatformInfo(platform, CL_PLATFORM_NAME, to))
+                .map(text)?,
             memory: kinds.iter().map(|kind| kind.name()).collect(),
-            is_cpu: kind & CL_DEVICE_TYPE_CPU != 0,
-            max_allocation: usize::try_from(max).unwrap_or(usize::MAX),
+            is_cpu: number(CL_DEVICE_TYPE)? & CL_DEVICE_TYPE_CPU != 0,
+            max_allocation: usize::try_from(number(CL_DEVICE_MAX_MEM_ALLOC_SIZE)?)
+                .unwrap_or(usize::MAX),
         };
         Ok((info, kinds))
     }
+}
+
+/// Returns a text of the runtime, without the NUL at its end.
+fn text(bytes: Vec<u8>) -> String {
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.split('\0').next().unwrap_or_default();
+    text.trim().to_owned()
 }

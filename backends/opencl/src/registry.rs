@@ -3,31 +3,28 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use arrow_device::device::parts::Process;
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
-use opencl_sys::{CL_INVALID_CONTEXT, cl_context};
+use opencl_sys::{CL_EVENT_CONTEXT, cl_context};
 
-use crate::cells;
-use crate::config::{OpenClConfig, devices_of};
-use crate::context::lock;
-use crate::device::OpenClDevice;
 use crate::event;
-use crate::platform::{absent, absent_after, list, loader};
+use crate::handles::OpenClDevice;
+use crate::open::OpenClConfig;
+use crate::platform::{absent, absent_after, devices_of, loader, platforms_devices};
+use crate::sys::{lock, value};
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
 const FOREIGN: usize = 16;
 
 /// The OpenCL devices of a set of devices; see [`register`].
-#[derive(Clone, Debug)]
-pub struct OpenClDevices(Arc<Known>);
+#[derive(Clone, Debug, Default)]
+pub struct OpenClDevices(Arc<Mutex<Known>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Known {
-    process: Process,
-    added: Mutex<Vec<Device>>,
+    added: Vec<Device>,
     /// In contexts of foreign producers, the oldest first.
-    foreign: Mutex<VecDeque<Device>>,
+    foreign: VecDeque<Device>,
 }
 
 /// Registers OpenCL with a set of devices: `Devices::open("opencl:0")` opens the first device of the first platform, with the
@@ -45,21 +42,14 @@ struct Known {
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn register(devices: &Devices) -> OpenClDevices {
-    let known = OpenClDevices(Arc::new(Known {
-        process: Process::this(),
-        added: Mutex::default(),
-        foreign: Mutex::default(),
-    }));
+    let known = OpenClDevices::default();
     let opened = known.clone();
     devices.register(ArrowDeviceType::OPENCL, move |number| {
-        let config = |number| OpenClConfig::new(number).open();
-        let device = match usize::try_from(number) {
-            Ok(number) => config(number)?,
-            Err(_) => {
-                let id = OpenClConfig::new(0).with_id(number).id();
-                return Err(absent(id, "OpenCL devices are numbered from 0"));
-            }
+        let Ok(ordinal) = usize::try_from(number) else {
+            let id = DeviceId::new(ArrowDeviceType::OPENCL, number);
+            return Err(absent(id, "OpenCL devices are numbered from 0"));
         };
+        let device = OpenClConfig::new(ordinal).open()?;
         opened.add(device.clone())?;
         Ok(device)
     });
@@ -77,11 +67,12 @@ impl OpenClDevices {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if it is not an OpenCL device.
     pub fn add(&self, device: Device) -> Result<()> {
-        self.0.process.check(device.id(), CL_INVALID_CONTEXT)?;
-        OpenClDevice::of(&device)?;
-        let mut added = lock(&self.0.added);
-        if !added.contains(&device) {
-            added.push(device);
+        let context = &OpenClDevice::of(&device)?.shared.context;
+        // In a child of the process another thread may have had the lock.
+        let _inside = context.enter()?;
+        let mut known = lock(&self.0);
+        if !known.added.contains(&device) {
+            known.added.push(device.clone());
         }
         Ok(())
     }
@@ -92,72 +83,60 @@ impl OpenClDevices {
         event: Option<EventPtr>,
         address: Option<DevicePtr>,
     ) -> Result<Option<Device>> {
-        // Another thread may have had a lock.
-        self.0.process.check(id, CL_INVALID_CONTEXT)?;
-        let mut candidates = lock(&self.0.added).clone();
-        candidates.extend(lock(&self.0.foreign).iter().cloned());
-        candidates.retain(|device| device.id() == id);
-        let context = self.context_of(id, event)?;
-        if let Some(context) = context {
-            candidates
-                .retain(|device| OpenClDevice::of(device).is_ok_and(|d| d.context() == context));
-        }
-        // Several devices may share a context, and one device may have several.
-        if let Some(address) = address {
-            let owns = |device: &&Device| {
-                device.backend().classify(address, 1).class == AddressClass::Device
-            };
-            if let Some(owner) = candidates.iter().find(owns) {
-                return Ok(Some(owner.clone()));
-            }
-        }
-        // A device whose memory the host reads takes no other memory.
-        let takes = |device: &Device| !device.is_host_readable();
-        candidates.retain(takes);
-        let is_foreign = |event| cells::owner(event).is_none();
-        match context {
-            Some(context) if candidates.is_empty() && event.is_some_and(is_foreign) => {
-                self.adopt(id, context, address)
-            }
-            Some(_) => Ok(candidates.into_iter().next()),
-            None => Ok(None),
-        }
-    }
-
-    /// Returns the context of the array's event.
-    fn context_of(&self, id: DeviceId, event: Option<EventPtr>) -> Result<Option<cl_context>> {
-        let Some(event) = event else {
-            return Ok(None);
-        };
-        if !event.as_ptr().cast::<usize>().is_aligned() {
-            return Ok(None);
-        }
-        let cl = loader(id)?;
+        let (cl, _inside) = loader(id)?;
+        let event = event.filter(|event| event.as_ptr().cast::<usize>().is_aligned());
         // SAFETY: the caller of the import guarantees a live event of this type (see `register_resolver`), and the pointer is aligned.
-        let event = unsafe { cells::read(event) };
-        if event.is_null() {
-            return Ok(None);
+        let raw = event.map(|event| unsafe { event::read(event) });
+        let context: Option<cl_context> = match raw.filter(|raw| !raw.is_null()) {
+            None => None,
+            Some(raw) => {
+                // SAFETY: the caller of the import guarantees a live event; the context is a pointer.
+                let ask = |to: &mut [_]| unsafe { cl.clGetEventInfo(raw, CL_EVENT_CONTEXT, to) };
+                let context = value(std::ptr::null_mut(), ask);
+                Some(context.map_err(|failed| absent_after(id, failed))?)
+            }
+        };
+        let is_meant = |device: &&Device| {
+            let of = || OpenClDevice::of(device).map(OpenClDevice::context);
+            device.id() == id && context.is_none_or(|context| of().is_ok_and(|of| of == context))
+        };
+        let candidates: Vec<Device> = {
+            let known = lock(&self.0);
+            let all = known.added.iter().chain(&known.foreign);
+            all.filter(is_meant).cloned().collect()
+        };
+        // Several devices may share a context, and one device may have several.
+        let owns = |device: &&Device| {
+            let classify = |address| device.backend().classify(address, 1).class;
+            address.map(classify) == Some(AddressClass::Device)
+        };
+        let owner = candidates.iter().find(owns);
+        let first = || candidates.first().filter(|_| context.is_some());
+        if let Some(found) = owner.or_else(first) {
+            return Ok(Some(found.clone()));
         }
-        // SAFETY: the caller of the import guarantees a live event, and the handle that was read is not null.
-        let context = unsafe { event::context(cl, event) };
-        context.map(Some).map_err(|failed| absent_after(id, failed))
+        match context {
+            Some(context) if event.is_some_and(|event| event::owner(event).is_none()) => {
+                self.adopt(id, context, address).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
-    /// Opens the device in the context of a foreign producer.
+    /// Opens the device in the context of a foreign producer, which the live event of the array keeps alive.
     fn adopt(
         &self,
         id: DeviceId,
         context: cl_context,
         address: Option<DevicePtr>,
-    ) -> Result<Option<Device>> {
-        let cl = loader(id)?;
+    ) -> Result<Device> {
+        let (cl, _inside) = loader(id)?;
         // SAFETY: the live event of the array keeps its context alive.
-        let devices =
-            unsafe { devices_of(cl, context) }.map_err(|failed| absent_after(id, failed))?;
-        let listed = list(id)?.1;
-        let named = usize::try_from(id.id)
-            .ok()
-            .and_then(|number| listed.get(number));
+        let devices = unsafe { devices_of(cl, context) };
+        let devices = devices.map_err(|failed| absent_after(id, failed))?;
+        let listed = platforms_devices(cl, id)?;
+        let number = usize::try_from(id.id).ok();
+        let named = number.and_then(|number| listed.get(number));
         let named = named
             .map(|listed| listed.device)
             .filter(|device| devices.contains(device));
@@ -178,14 +157,12 @@ impl OpenClDevices {
         let config = OpenClConfig::new(0).with_id(id.id).for_memory(address);
         // SAFETY: the live event of the array keeps its context alive, and `device` was taken from that context's list.
         let device = unsafe { config.adopt_context(context, device, None) }?;
-        let mut foreign = lock(&self.0.foreign);
-        foreign.push_back(device.clone());
-        let oldest = match foreign.len() > FOREIGN {
-            true => foreign.pop_front(),
-            false => None,
-        };
-        drop(foreign);
+        let mut known = lock(&self.0);
+        known.foreign.push_back(device.clone());
+        let is_over = known.foreign.len() > FOREIGN;
+        let oldest = is_over.then(|| known.foreign.pop_front());
+        drop(known);
         drop(oldest);
-        Ok(Some(device))
+        Ok(device)
     }
 }

@@ -1,15 +1,15 @@
-//! OpenCL's functions, loaded at run time.
+//! OpenCL's functions, loaded at run time, and references to its objects.
 //!
 //! Types and constants are opencl-sys's, which links nothing. The functions come from OpenCL's loader (`libOpenCL`), and
 //! those of extensions from the platform, since the loader does not export them.
 
 use std::ffi::{CStr, c_void};
-use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::ptr::{NonNull, null_mut};
-use std::sync::OnceLock;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arrow_device::device::parts::Process;
+use arrow_device::device::parts::exit::{self, Inside};
 use libloading::Library;
 use opencl_sys::cl_function_types::*;
 use opencl_sys::*;
@@ -22,7 +22,7 @@ pub(crate) struct Failed {
 }
 
 /// The result of a call of the runtime.
-pub(crate) type Answer<T> = Result<T, Failed>;
+pub(crate) type Answer<T = ()> = Result<T, Failed>;
 
 /// The function pointer in the `Option` that opencl-sys declares for each function.
 pub(crate) trait Function {
@@ -33,9 +33,15 @@ impl<F: Copy> Function for Option<F> {
     type Pointer = F;
 }
 
-/// Declares a table of functions, with the types of opencl-sys.
+/// Declares a table of functions, with the types of opencl-sys, and a method for each that makes the call. Their sorts:
+/// - `code`: returns a code;
+/// - `enqueue`: as above, and ends with a list of events to wait for, which is empty here, and the place for an event, which is not asked for;
+/// - `made`: returns an object or memory, and a code through its last parameter;
+/// - `info`: returns a code, and ends with the length and the place of the answer, and the place for its length. The method takes a slice
+///   of what the answer consists of, and returns how many there are; an empty one asks only for that;
+/// - `plain`: anything else, called as it is.
 macro_rules! functions {
-    ($(#[$doc:meta])* $table:ident { $($function:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $table:ident { $($sort:ident $function:ident: $type:ty = ($($arg:ident: $arg_type:ty),*);)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         #[allow(non_snake_case)]
@@ -43,6 +49,9 @@ macro_rules! functions {
             $(pub(crate) $function: <$type as Function>::Pointer,)*
         }
 
+        /// # Safety
+        /// Each method has the contract of the function in OpenCL's specification. What an `info` asks for is a `T`.
+        #[allow(non_snake_case, clippy::too_many_arguments)]
         impl $table {
             /// Returns the table, or the name of the first function that is missing.
             ///
@@ -59,78 +68,134 @@ macro_rules! functions {
                     },)*
                 })
             }
+
+            $(method! { $sort $function($($arg: $arg_type),*) })*
         }
     };
 }
 
-/// Returns a function's name as a C string.
-const fn name(with_nul: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
+macro_rules! method {
+    (plain $($rest:tt)*) => {};
+    (code $function:ident($($arg:ident: $type:ty),*)) => {
+        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer {
+            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`).
+            answered(stringify!($function), unsafe { (self.$function)($($arg),*) })
+        }
+    };
+    (enqueue $function:ident($($arg:ident: $type:ty),*)) => {
+        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer {
+            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`); there is no list, and no event.
+            answered(stringify!($function), unsafe { (self.$function)($($arg,)* 0, null(), null_mut()) })
+        }
+    };
+    (made $function:ident($($arg:ident: $type:ty),*)) => {
+        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer<NonNull<c_void>> {
+            let mut code = CL_SUCCESS;
+            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`); the place for the code is valid.
+            let made = unsafe { (self.$function)($($arg,)* &raw mut code) };
+            answered(stringify!($function), code)?;
+            NonNull::new(made).ok_or(Failed { call: stringify!($function), code })
+        }
+    };
+    (info $function:ident($($arg:ident: $type:ty),*)) => {
+        pub(crate) unsafe fn $function<T>(&self, $($arg: $type,)* to: &mut [T]) -> Answer<usize> {
+            let (mut bytes, room) = (0, size_of_val(to));
+            let place = if to.is_empty() { null_mut() } else { to.as_mut_ptr().cast() };
+            // SAFETY: the caller keeps to the function's contract, and what it writes is a `T` (see the table's `# Safety`). There is room
+            // for as much as is said.
+            let code = unsafe { (self.$function)($($arg,)* room, place, &raw mut bytes) };
+            answered(stringify!($function), code).map(|()| bytes / size_of::<T>())
+        }
+    };
+}
+
+/// The name of a function as a C string: a NUL ends it.
+const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,
-        Err(_) => c"",
+        Err(_) => panic!("a name with a NUL at its end, evaluated while the crate is compiled"),
     }
 }
 
 functions! {
-    /// The functions of OpenCL 1.2, which every runtime has.
+    /// The functions of OpenCL 1.2.
     Functions {
-        clGetPlatformIDs: clGetPlatformIDs_t,
-        clGetPlatformInfo: clGetPlatformInfo_t,
-        clGetDeviceIDs: clGetDeviceIDs_t,
-        clGetDeviceInfo: clGetDeviceInfo_t,
-        clCreateContext: clCreateContext_t,
-        clRetainContext: clRetainContext_t,
-        clReleaseContext: clReleaseContext_t,
-        clGetContextInfo: clGetContextInfo_t,
-        clCreateCommandQueue: clCreateCommandQueue_t,
-        clRetainCommandQueue: clRetainCommandQueue_t,
-        clReleaseCommandQueue: clReleaseCommandQueue_t,
-        clGetCommandQueueInfo: clGetCommandQueueInfo_t,
-        clFlush: clFlush_t,
-        clFinish: clFinish_t,
-        clCreateBuffer: clCreateBuffer_t,
-        clRetainMemObject: clRetainMemObject_t,
-        clReleaseMemObject: clReleaseMemObject_t,
-        clGetMemObjectInfo: clGetMemObjectInfo_t,
-        clEnqueueReadBuffer: clEnqueueReadBuffer_t,
-        clEnqueueWriteBuffer: clEnqueueWriteBuffer_t,
-        clEnqueueCopyBuffer: clEnqueueCopyBuffer_t,
-        clEnqueueFillBuffer: clEnqueueFillBuffer_t,
-        clEnqueueMarkerWithWaitList: clEnqueueMarkerWithWaitList_t,
-        clEnqueueBarrierWithWaitList: clEnqueueBarrierWithWaitList_t,
-        clWaitForEvents: clWaitForEvents_t,
-        clGetEventInfo: clGetEventInfo_t,
-        clRetainEvent: clRetainEvent_t,
-        clReleaseEvent: clReleaseEvent_t,
-        clSetEventCallback: clSetEventCallback_t,
-        clCreateUserEvent: clCreateUserEvent_t,
-        clSetUserEventStatus: clSetUserEventStatus_t,
-        clSetKernelArg: clSetKernelArg_t,
-        clGetExtensionFunctionAddressForPlatform: clGetExtensionFunctionAddressForPlatform_t,
+        code clGetPlatformIDs: clGetPlatformIDs_t = (room: cl_uint, to: *mut cl_platform_id, count: *mut cl_uint);
+        info clGetPlatformInfo: clGetPlatformInfo_t = (platform: cl_platform_id, what: cl_platform_info);
+        code clGetDeviceIDs: clGetDeviceIDs_t
+            = (platform: cl_platform_id, kinds: cl_device_type, room: cl_uint, to: *mut cl_device_id, count: *mut cl_uint);
+        info clGetDeviceInfo: clGetDeviceInfo_t = (device: cl_device_id, what: cl_device_info);
+        made clCreateContext: clCreateContext_t
+            = (properties: *const cl_context_properties, count: cl_uint, devices: *const cl_device_id, notify: ContextNotify, data: *mut c_void);
+        code clRetainContext: clRetainContext_t = (context: cl_context);
+        code clReleaseContext: clReleaseContext_t = (context: cl_context);
+        info clGetContextInfo: clGetContextInfo_t = (context: cl_context, what: cl_context_info);
+        made clCreateCommandQueue: clCreateCommandQueue_t
+            = (context: cl_context, device: cl_device_id, properties: cl_command_queue_properties);
+        code clRetainCommandQueue: clRetainCommandQueue_t = (queue: cl_command_queue);
+        code clReleaseCommandQueue: clReleaseCommandQueue_t = (queue: cl_command_queue);
+        info clGetCommandQueueInfo: clGetCommandQueueInfo_t = (queue: cl_command_queue, what: cl_command_queue_info);
+        code clFlush: clFlush_t = (queue: cl_command_queue);
+        code clFinish: clFinish_t = (queue: cl_command_queue);
+        made clCreateBuffer: clCreateBuffer_t = (context: cl_context, flags: cl_mem_flags, bytes: usize, host: *mut c_void);
+        code clRetainMemObject: clRetainMemObject_t = (mem: cl_mem);
+        code clReleaseMemObject: clReleaseMemObject_t = (mem: cl_mem);
+        info clGetMemObjectInfo: clGetMemObjectInfo_t = (mem: cl_mem, what: cl_mem_info);
+        enqueue clEnqueueReadBuffer: clEnqueueReadBuffer_t
+            = (queue: cl_command_queue, mem: cl_mem, blocking: cl_bool, at: usize, bytes: usize, to: *mut c_void);
+        enqueue clEnqueueWriteBuffer: clEnqueueWriteBuffer_t
+            = (queue: cl_command_queue, mem: cl_mem, blocking: cl_bool, at: usize, bytes: usize, from: *const c_void);
+        enqueue clEnqueueCopyBuffer: clEnqueueCopyBuffer_t
+            = (queue: cl_command_queue, from: cl_mem, to: cl_mem, from_at: usize, to_at: usize, bytes: usize);
+        enqueue clEnqueueFillBuffer: clEnqueueFillBuffer_t
+            = (queue: cl_command_queue, mem: cl_mem, pattern: *const c_void, length: usize, at: usize, bytes: usize);
+        code clEnqueueMarkerWithWaitList: clEnqueueMarkerWithWaitList_t
+            = (queue: cl_command_queue, count: cl_uint, events: *const cl_event, event: *mut cl_event);
+        code clEnqueueBarrierWithWaitList: clEnqueueBarrierWithWaitList_t
+            = (queue: cl_command_queue, count: cl_uint, events: *const cl_event, event: *mut cl_event);
+        code clWaitForEvents: clWaitForEvents_t = (count: cl_uint, events: *const cl_event);
+        info clGetEventInfo: clGetEventInfo_t = (event: cl_event, what: cl_event_info);
+        code clRetainEvent: clRetainEvent_t = (event: cl_event);
+        code clReleaseEvent: clReleaseEvent_t = (event: cl_event);
+        made clCreateUserEvent: clCreateUserEvent_t = (context: cl_context);
+        code clSetUserEventStatus: clSetUserEventStatus_t = (event: cl_event, status: cl_int);
+        code clSetKernelArg: clSetKernelArg_t = (kernel: cl_kernel, index: cl_uint, bytes: usize, value: *const c_void);
+        plain clGetExtensionFunctionAddressForPlatform: clGetExtensionFunctionAddressForPlatform_t = ();
     }
 }
+
+type ContextNotify =
+    Option<unsafe extern "C" fn(*const std::ffi::c_char, *const c_void, usize, *mut c_void)>;
 
 functions! {
     /// The functions for shared virtual memory, of OpenCL 2.0.
     Svm {
-        clSVMAlloc: clSVMAlloc_t,
-        clSVMFree: clSVMFree_t,
-        clEnqueueSVMMemcpy: clEnqueueSVMMemcpy_t,
-        clEnqueueSVMMemFill: clEnqueueSVMMemFill_t,
-        clSetKernelArgSVMPointer: clSetKernelArgSVMPointer_t,
+        plain clSVMAlloc: clSVMAlloc_t = ();
+        plain clSVMFree: clSVMFree_t = ();
+        enqueue clEnqueueSVMMemcpy: clEnqueueSVMMemcpy_t
+            = (queue: cl_command_queue, blocking: cl_bool, to: *mut c_void, from: *const c_void, bytes: usize);
+        enqueue clEnqueueSVMMemFill: clEnqueueSVMMemFill_t
+            = (queue: cl_command_queue, to: *mut c_void, pattern: *const c_void, length: usize, bytes: usize);
+        code clSetKernelArgSVMPointer: clSetKernelArgSVMPointer_t = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
     }
 }
 
 functions! {
     /// The functions of the extension cl_intel_unified_shared_memory.
     Usm {
-        clHostMemAllocINTEL: clHostMemAllocINTEL_t,
-        clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t,
-        clMemFreeINTEL: clMemFreeINTEL_t,
-        clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t,
-        clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t,
-        clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t,
-        clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t,
+        made clHostMemAllocINTEL: clHostMemAllocINTEL_t
+            = (context: cl_context, properties: *const cl_mem_properties_intel, bytes: usize, alignment: cl_uint);
+        made clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t
+            = (context: cl_context, device: cl_device_id, properties: *const cl_mem_properties_intel, bytes: usize, alignment: cl_uint);
+        code clMemFreeINTEL: clMemFreeINTEL_t = (context: cl_context, memory: *mut c_void);
+        info clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t
+            = (context: cl_context, address: *const c_void, what: cl_mem_info_intel);
+        enqueue clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t
+            = (queue: cl_command_queue, blocking: cl_bool, to: *mut c_void, from: *const c_void, bytes: usize);
+        enqueue clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t
+            = (queue: cl_command_queue, to: *mut c_void, pattern: *const c_void, length: usize, bytes: usize);
+        code clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t
+            = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
     }
 }
 
@@ -140,60 +205,110 @@ impl Usm {
     /// # Safety
     /// `platform` is one that the loader listed.
     pub(crate) unsafe fn of(cl: &Cl, platform: cl_platform_id) -> Result<Self, &'static str> {
-        // SAFETY: the caller guarantees the platform (see `# Safety`), and the name is a C string.
-        let find = |name: &CStr| unsafe {
-            (cl.clGetExtensionFunctionAddressForPlatform)(platform, name.as_ptr())
-        };
-        // SAFETY: the platform returns null or the extension's function of the name, which stays as long as the runtime
-        // does.
-        unsafe { Self::find(find) }
-    }
-
-    /// Returns whether an address is in unified shared memory of a context.
-    ///
-    /// # Safety
-    /// The context is live.
-    pub(crate) unsafe fn knows(&self, context: cl_context, address: *mut c_void) -> bool {
-        let what = CL_MEM_ALLOC_TYPE_INTEL;
-        // SAFETY: the caller guarantees the context; the call accepts any address and does not follow it.
-        let kind = unsafe {
-            info!(
-                self,
-                clGetMemAllocInfoINTEL(context, address, what) as cl_uint
-            )
-        };
-        kind.is_ok_and(|kind| kind != CL_MEM_TYPE_UNKNOWN_INTEL)
+        let find = cl.clGetExtensionFunctionAddressForPlatform;
+        // SAFETY: the caller guarantees the platform (see `# Safety`), and the name is a C string. The platform returns null or the
+        // extension's function of the name, which stays as long as the runtime does.
+        unsafe { Self::find(|name| find(platform, name.as_ptr())) }
     }
 }
 
-/// Makes a call that returns a code. To be used in an `unsafe` block.
-macro_rules! call {
-    ($table:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        $crate::sys::answered(stringify!($function), ($table.$function)($($argument),*))
-    };
-}
-pub(crate) use call;
-
-/// Makes a call that returns a pointer, and a code through its last parameter. To be used in an `unsafe` block.
-macro_rules! create {
-    ($table:expr, $function:ident($($argument:expr),* $(,)?)) => {{
-        let mut code = opencl_sys::CL_SUCCESS;
-        let made = ($table.$function)($($argument,)* &raw mut code);
-        $crate::sys::made(stringify!($function), made, code)
-    }};
-}
-pub(crate) use create;
-
-pub(crate) fn answered(call: &'static str, code: cl_int) -> Answer<()> {
+fn answered(call: &'static str, code: cl_int) -> Answer {
     match code {
         CL_SUCCESS => Ok(()),
         code => Err(Failed { call, code }),
     }
 }
 
-pub(crate) fn made(call: &'static str, made: *mut c_void, code: cl_int) -> Answer<NonNull<c_void>> {
-    answered(call, code)?;
-    NonNull::new(made).ok_or(Failed { call, code })
+/// Asks an `info` for one value. To be used in an `unsafe` block, which says that the answer is a `T`.
+pub(crate) fn value<T>(zero: T, ask: impl FnOnce(&mut [T]) -> Answer<usize>) -> Answer<T> {
+    let mut place = [zero];
+    ask(&mut place)?;
+    let [value] = place;
+    Ok(value)
+}
+
+/// Asks an `info` for a list.
+pub(crate) fn list<T: Clone>(zero: T, ask: impl Fn(&mut [T]) -> Answer<usize>) -> Answer<Vec<T>> {
+    let mut list = vec![zero; ask(&mut [])?];
+    ask(&mut list)?;
+    Ok(list)
+}
+
+/// The functions that keep and release an object of a sort.
+#[derive(Clone, Copy)]
+pub(crate) struct Sort {
+    retain: unsafe fn(&Functions, *mut c_void) -> Answer,
+    release: unsafe fn(&Functions, *mut c_void) -> Answer,
+}
+
+pub(crate) const CONTEXT: Sort = Sort {
+    retain: Functions::clRetainContext,
+    release: Functions::clReleaseContext,
+};
+pub(crate) const QUEUE: Sort = Sort {
+    retain: Functions::clRetainCommandQueue,
+    release: Functions::clReleaseCommandQueue,
+};
+pub(crate) const EVENT: Sort = Sort {
+    retain: Functions::clRetainEvent,
+    release: Functions::clReleaseEvent,
+};
+pub(crate) const BUFFER: Sort = Sort {
+    retain: Functions::clRetainMemObject,
+    release: Functions::clReleaseMemObject,
+};
+
+/// A reference to an object of the runtime, which is given back when this is dropped.
+pub(crate) struct Object {
+    cl: &'static Cl,
+    sort: Sort,
+    raw: NonNull<c_void>,
+}
+
+// SAFETY: the runtime's functions may be called on any thread with any object except kernels, of which there are none here.
+unsafe impl Send for Object {}
+// SAFETY: a shared reference only calls those functions, which may run on several threads at once.
+unsafe impl Sync for Object {}
+
+impl Object {
+    /// Takes over a reference.
+    ///
+    /// # Safety
+    /// `raw` is a live object of this sort, one of whose references belongs to the result.
+    pub(crate) unsafe fn own(cl: &'static Cl, sort: Sort, raw: NonNull<c_void>) -> Self {
+        Self { cl, sort, raw }
+    }
+
+    /// Takes a reference of its own. Null is refused by the runtime.
+    ///
+    /// # Safety
+    /// `raw` is null or a live object of this sort.
+    pub(crate) unsafe fn retain(cl: &'static Cl, sort: Sort, raw: *mut c_void) -> Answer<Self> {
+        let (call, code) = ("retaining an object", CL_INVALID_VALUE);
+        // SAFETY: the caller guarantees a live object, or null, which is an error.
+        unsafe { (sort.retain)(cl, raw) }?;
+        let raw = NonNull::new(raw).ok_or(Failed { call, code })?;
+        Ok(Self { cl, sort, raw })
+    }
+
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.raw.as_ptr()
+    }
+
+    /// Gives the reference to the caller.
+    pub(crate) fn into_raw(self) -> *mut c_void {
+        std::mem::ManuallyDrop::new(self).raw()
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if let Some(_inside) = self.cl.enter() {
+            // An error has no place to go.
+            // SAFETY: this value owns a reference, which keeps the object alive until here.
+            let _: Answer = unsafe { (self.sort.release)(self.cl, self.raw()) };
+        }
+    }
 }
 
 /// OpenCL's loader, which stays loaded.
@@ -203,7 +318,6 @@ pub(crate) struct Cl {
     pub(crate) svm: Option<Svm>,
     /// Where it was loaded: a child of that process must not call it.
     pub(crate) process: Process,
-    _library: ManuallyDrop<Library>,
 }
 
 impl Deref for Cl {
@@ -229,6 +343,12 @@ impl Cl {
         CL.get_or_init(Self::load).as_ref().map_err(String::as_str)
     }
 
+    /// Lets this thread into the runtime, unless it ends the process or this is a child of the one that loaded OpenCL: all is then left to
+    /// the system.
+    pub(crate) fn enter(&self) -> Option<Inside> {
+        self.process.is_this().then(exit::enter).flatten()
+    }
+
     fn load() -> Result<Self, String> {
         if cfg!(all(windows, target_arch = "x86")) {
             return Err("OpenCL is not supported in 32-bit programs on Windows".into());
@@ -237,7 +357,7 @@ impl Cl {
         for name in NAMES {
             // SAFETY: libraries of these names are OpenCL's loader, whose initialisation asks nothing of its user.
             match unsafe { Library::new(*name) } {
-                Ok(library) => return Self::check(ManuallyDrop::new(library)),
+                Ok(library) => return Self::check(library),
                 Err(e) => reasons.push(e.to_string()),
             }
         }
@@ -247,7 +367,8 @@ impl Cl {
         ))
     }
 
-    fn check(library: ManuallyDrop<Library>) -> Result<Self, String> {
+    fn check(library: Library) -> Result<Self, String> {
+        let library = std::mem::ManuallyDrop::new(library);
         let find = |name: &'static CStr| {
             // SAFETY: the symbol is taken for an address, which every symbol has.
             let found = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
@@ -262,43 +383,55 @@ impl Cl {
             // SAFETY: the library is OpenCL's loader and stays loaded: a symbol of this name is the function.
             svm: unsafe { Svm::find(find) }.ok(),
             process: Process::this(),
-            _library: library,
         })
     }
 }
 
-/// Asks one of the runtime's `clGet*Info` functions, which take a size, a place and a place for the size, for a value of a
-/// fixed size. To be used in an `unsafe` block; any bits are a `$type`.
-macro_rules! info {
-    ($table:expr, $function:ident($($argument:expr),*) as $type:ty) => {{
-        let mut value = std::mem::MaybeUninit::<$type>::zeroed();
-        $crate::sys::call!(
-            $table,
-            $function($($argument,)* size_of::<$type>(), value.as_mut_ptr().cast(), std::ptr::null_mut())
-        )
-        .map(|()| value.assume_init())
-    }};
+/// Locks a mutex. No code of this crate leaves what it protects half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-pub(crate) use info;
 
-/// As [`info`], for a list of values of unknown length.
-macro_rules! info_list {
-    ($table:expr, $function:ident($($argument:expr),*) as [$type:ty]) => {{
-        let mut bytes = 0;
-        $crate::sys::call!($table, $function($($argument,)* 0, std::ptr::null_mut(), &raw mut bytes)).and_then(|()| {
-            let mut list = vec![<$type>::default(); bytes / size_of::<$type>()];
-            let room = size_of_val(&*list);
-            let place = list.as_mut_ptr().cast();
-            $crate::sys::call!($table, $function($($argument,)* room, place, std::ptr::null_mut())).map(|()| list)
-        })
-    }};
+macro_rules! names {
+    ($($code:ident)*) => {
+        /// Returns the name of an error code that programs meet, such as `CL_OUT_OF_RESOURCES`.
+        pub(crate) fn code_name(code: cl_int) -> &'static str {
+            match code {
+                CL_SUCCESS => "CL_SUCCESS, without a result",
+                $($code => stringify!($code),)*
+                _ => "see CL/cl.h",
+            }
+        }
+    };
 }
-pub(crate) use info_list;
 
-/// Returns a text of the runtime, without the NUL at its end.
-pub(crate) fn text(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())])
-        .trim()
-        .to_owned()
+names! {
+    CL_PLATFORM_NOT_FOUND_KHR
+    CL_DEVICE_NOT_FOUND
+    CL_DEVICE_NOT_AVAILABLE
+    CL_MEM_OBJECT_ALLOCATION_FAILURE
+    CL_OUT_OF_RESOURCES
+    CL_OUT_OF_HOST_MEMORY
+    CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST
+    CL_INVALID_VALUE
+    CL_INVALID_DEVICE
+    CL_INVALID_CONTEXT
+    CL_INVALID_COMMAND_QUEUE
+    CL_INVALID_MEM_OBJECT
+    CL_INVALID_KERNEL
+    CL_INVALID_ARG_INDEX
+    CL_INVALID_ARG_VALUE
+    CL_INVALID_EVENT
+    CL_INVALID_OPERATION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_names() {
+        assert_eq!(code_name(CL_OUT_OF_RESOURCES), "CL_OUT_OF_RESOURCES");
+        assert_eq!(code_name(-4711), "see CL/cl.h");
+    }
 }

@@ -10,7 +10,6 @@ use crate::control::{Fate, fate, gained, lost};
 use crate::real::real;
 
 type ContextNotify = Option<unsafe extern "C" fn(*const c_char, *const c_void, usize, *mut c_void)>;
-type EventNotify = Option<unsafe extern "C" fn(cl_event, cl_int, *mut c_void)>;
 
 /// Functions of each sort:
 /// - `code`: returns a code;
@@ -185,7 +184,6 @@ functions! {
     );
     retain clRetainEvent: clRetainEvent_t;
     release clReleaseEvent: clReleaseEvent_t;
-    code clSetEventCallback: clSetEventCallback_t(event: cl_event, kind: cl_int, notify: EventNotify, data: *mut c_void);
     made clCreateUserEvent: clCreateUserEvent_t(context: cl_context);
     code clSetUserEventStatus: clSetUserEventStatus_t(event: cl_event, status: cl_int);
     code clSetKernelArg: clSetKernelArg_t(kernel: cl_kernel, index: cl_uint, size: usize, value: *const c_void);
@@ -213,10 +211,6 @@ pub unsafe extern "C" fn clSVMAlloc(
             let memory =
                 unsafe { real!(clSVMAlloc: clSVMAlloc_t)(context, flags, size, alignment) };
             gained(memory);
-            if !memory.is_null() && flags & CL_MEM_SVM_FINE_GRAIN_BUFFER != 0 {
-                // SAFETY: the host may write this many bytes of new memory. It is not expected to hold zeros.
-                unsafe { memory.cast::<u8>().write_bytes(0xA5, size) };
-            }
             memory
         }
         Fate::Fail(_) => null_mut(),

@@ -11,8 +11,6 @@
 //! | `fake_opencl_live()` | returns how many references and pieces of memory the program owns |
 //! | `fake_opencl_misuses()` | returns how often it gave back what it does not own |
 //!
-//! New memory that the host can read is filled with 0xA5.
-//!
 //! Functions that give something back never fail: what they did not release would be lost.
 #![cfg(unix)]
 #![allow(non_snake_case, unreachable_pub)]

@@ -19,11 +19,6 @@ fn coarse_shared_virtual_memory() {
 }
 
 #[test]
-fn fine_shared_virtual_memory() {
-    conforms(OpenClMemory::FineSvm);
-}
-
-#[test]
 fn handles() {
     conforms(OpenClMemory::Handles);
 }

@@ -220,7 +220,7 @@ fn batch() -> RecordBatch {
 
 #[test]
 fn a_c_consumer_waits_for_our_event() {
-    for memory in [OpenClMemory::Usm, OpenClMemory::Svm, OpenClMemory::FineSvm] {
+    for memory in [OpenClMemory::Usm, OpenClMemory::Svm] {
         if !has(memory) || peer().is_none() {
             continue;
         }

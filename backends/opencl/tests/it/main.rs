@@ -16,10 +16,12 @@ mod suite;
 mod support;
 
 #[cfg(target_os = "linux")]
+#[path = "../../../support/exit.rs"]
+mod exit;
+#[cfg(target_os = "linux")]
 mod fake;
 #[cfg(target_os = "linux")]
 mod faults;
-#[cfg(target_os = "linux")]
 #[cfg(target_os = "linux")]
 mod loading;
 

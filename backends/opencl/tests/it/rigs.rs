@@ -14,12 +14,8 @@ use cl3::types::{cl_event, cl_int};
 use crate::stream_suite::Rig;
 use crate::suite::{self, limit, rig};
 
-pub(crate) const MEMORIES: [OpenClMemory; 4] = [
-    OpenClMemory::Usm,
-    OpenClMemory::Svm,
-    OpenClMemory::FineSvm,
-    OpenClMemory::Handles,
-];
+pub(crate) const MEMORIES: [OpenClMemory; 3] =
+    [OpenClMemory::Usm, OpenClMemory::Svm, OpenClMemory::Handles];
 
 pub(crate) fn is_required() -> bool {
     suite::is_required("OPENCL")
@@ -33,10 +29,9 @@ pub(crate) fn has(memory: OpenClMemory) -> bool {
         Ok(found) => {
             let first = found.first().expect("a platform without devices");
             let has = first.memory.contains(&memory);
-            // PoCL has no unified shared memory, and NVIDIA's runtime no fine-grained memory either.
+            // PoCL and NVIDIA's runtime have no unified shared memory.
             let may_lack = match memory {
                 OpenClMemory::Usm => !first.platform.contains("Intel"),
-                OpenClMemory::FineSvm => first.platform.contains("NVIDIA"),
                 _ => false,
             };
             assert!(

@@ -8,19 +8,20 @@ use arrow_device::{ArrowDeviceType, Device, Result};
 use opencl_sys::*;
 
 use crate::context::Context;
-use crate::device::{OpenClDevice, check_queue};
-use crate::memory::{Kind, OpenClMemory};
-use crate::object::{CommandQueue, ContextObject};
-use crate::platform::{Listed, OpenClDeviceInfo, absent, absent_after, describe, find, loader};
-use crate::shared::Shared;
-use crate::sys::{Answer, Cl, create, info, info_list};
+use crate::handles::{OpenClDevice, check_queue};
+use crate::platform::{
+    Kind, Listed, OpenClDeviceInfo, OpenClMemory, absent, absent_after, describe, devices_of,
+    loader, platforms_devices,
+};
+use crate::runtime::Shared;
+use crate::sys::{CONTEXT, Cl, Object, value};
 
 /// How an OpenCL device is opened. `Devices::open("opencl:0")` uses the defaults once the crate is
 /// [registered](crate::register).
 ///
 /// ```no_run
 /// use arrow_device_opencl::{OpenClConfig, OpenClMemory};
-/// let device = OpenClConfig::new(0).with_memory(OpenClMemory::FineSvm).open()?;
+/// let device = OpenClConfig::new(0).with_memory(OpenClMemory::Handles).open()?;
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -29,8 +30,7 @@ pub struct OpenClConfig {
     id: i64,
     memory: Option<OpenClMemory>,
     idle_bytes: usize,
-    /// Whether the device is for memory of a foreign producer, and some of that memory.
-    imports: bool,
+    /// Memory of a foreign producer that the device is for.
     given: Option<DevicePtr>,
 }
 
@@ -42,7 +42,6 @@ impl OpenClConfig {
             id: i64::try_from(ordinal).unwrap_or(i64::MAX),
             memory: None,
             idle_bytes: 256 << 20,
-            imports: false,
             given: None,
         }
     }
@@ -54,8 +53,8 @@ impl OpenClConfig {
         self
     }
 
-    /// Sets which memory the device allocates. By default the first of [`Usm`](OpenClMemory::Usm), [`Svm`](OpenClMemory::Svm)
-    /// and [`FineSvm`](OpenClMemory::FineSvm) that it has; [`Handles`](OpenClMemory::Handles) is chosen only here.
+    /// Sets which memory the device allocates. By default [`Usm`](OpenClMemory::Usm) if it has that, or else
+    /// [`Svm`](OpenClMemory::Svm); [`Handles`](OpenClMemory::Handles) is chosen only here.
     #[must_use]
     pub fn with_memory(mut self, memory: OpenClMemory) -> Self {
         self.memory = Some(memory);
@@ -72,7 +71,7 @@ impl OpenClConfig {
 
     /// Makes the device one for memory of a foreign producer.
     pub(crate) fn for_memory(mut self, address: Option<DevicePtr>) -> Self {
-        (self.imports, self.given) = (true, address);
+        self.given = address;
         self
     }
 
@@ -83,23 +82,29 @@ impl OpenClConfig {
     /// loader, no driver, no such device, or if the device has no such memory.
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
-        let (cl, listed) = find(id, self.ordinal)?;
-        let properties: [cl_context_properties; 3] = [
-            CL_CONTEXT_PLATFORM,
-            listed.platform.expose_provenance() as cl_context_properties,
-            0,
-        ];
+        let (cl, _inside) = loader(id)?;
+        let devices = platforms_devices(cl, id)?;
+        let listed = devices.get(self.ordinal).copied();
+        let listed = listed.ok_or_else(|| {
+            let found = match devices.len() {
+                0 => "there is no OpenCL device".into(),
+                1 => "there is one OpenCL device, 0".into(),
+                n => format!("there are {n} OpenCL devices, 0 to {}", n - 1),
+            };
+            absent(id, found)
+        })?;
+        let platform = listed.platform.expose_provenance() as cl_context_properties;
+        let properties: [cl_context_properties; 3] = [CL_CONTEXT_PLATFORM, platform, 0];
         let device = &raw const listed.device;
-        // SAFETY: the loader has listed the device; the list of properties ends with 0 and is read during the call.
+        // SAFETY: the loader has listed the device; the list of properties ends with 0 and is read during the call. Nobody else has the
+        // context.
         let context = unsafe {
-            create!(
-                cl,
-                clCreateContext(properties.as_ptr(), 1, device, None, null_mut())
-            )
+            cl.clCreateContext(properties.as_ptr(), 1, device, None, null_mut())
+                .map(|made| Object::own(cl, CONTEXT, made))
         };
         let context = context.map_err(|failed| absent_after(id, failed))?;
-        // SAFETY: the context was just made for this device, and nobody else has it.
-        unsafe { self.open_in(cl, ContextObject::own(cl, context), listed, None) }
+        // SAFETY: the context was just made for this device.
+        unsafe { self.open_in(cl, context, listed, None) }
     }
 
     /// Opens a device in a context that the program has, with the program's command queue as its default queue. Takes references
@@ -132,19 +137,17 @@ impl OpenClConfig {
         queue: Option<cl_command_queue>,
     ) -> Result<Device> {
         let id = self.id();
-        let cl = loader(id)?;
-        // SAFETY: the caller guarantees context and device; each value is read as what the specification says it is.
-        let kept: Answer<_> = unsafe {
-            ContextObject::retain(cl, context).and_then(|context| {
-                let platform = info!(
-                    cl,
-                    clGetDeviceInfo(device, CL_DEVICE_PLATFORM) as cl_platform_id
-                )?;
-                let devices = devices_of(cl, context.raw())?;
-                Ok((context, platform, devices))
+        let (cl, _inside) = loader(id)?;
+        // SAFETY: the caller guarantees context and device; the platform is a pointer.
+        let asked = unsafe {
+            Object::retain(cl, CONTEXT, context).and_then(|context| {
+                let platform = value(null_mut(), |to| {
+                    cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM, to)
+                })?;
+                Ok((devices_of(cl, context.raw())?, context, platform))
             })
         };
-        let (context, platform, devices) = kept.map_err(|failed| absent_after(id, failed))?;
+        let (devices, context, platform) = asked.map_err(|failed| absent_after(id, failed))?;
         if !devices.contains(&device) {
             return Err(absent(id, "the context does not contain the device"));
         }
@@ -161,7 +164,7 @@ impl OpenClConfig {
     unsafe fn open_in(
         &self,
         cl: &'static Cl,
-        context: ContextObject,
+        context: Object,
         listed: Listed,
         queue: Option<cl_command_queue>,
     ) -> Result<Device> {
@@ -169,44 +172,39 @@ impl OpenClConfig {
         // SAFETY: the caller guarantees the device, which the context keeps alive.
         let described = unsafe { describe(cl, listed) };
         let (info, mut kinds) = described.map_err(|failed| absent_after(id, failed))?;
-        if let (Some(address), [Kind::Usm(usm), _, ..]) = (self.given, &kinds[..]) {
-            // SAFETY: the context is live.
-            if !unsafe { usm.knows(context.raw(), address.as_ptr()) } {
-                // Shared virtual memory comes first then.
-                kinds.rotate_left(1);
+        if let (Some(address), [Kind::Usm(usm), ..]) = (self.given, &kinds[..]) {
+            let (address, what) = (address.as_ptr().cast_const(), CL_MEM_ALLOC_TYPE_INTEL);
+            // SAFETY: the context is live; the call accepts any address and does not follow it.
+            let found = unsafe {
+                value(0, |to| {
+                    usm.clGetMemAllocInfoINTEL(context.raw(), address, what, to)
+                })
+            };
+            if !found.is_ok_and(|found: cl_uint| found != CL_MEM_TYPE_UNKNOWN_INTEL) {
+                // The producer's is shared virtual memory.
+                kinds.remove(0);
             }
         }
         let kind = self.choose(&info, &kinds)?;
         // SAFETY: the caller guarantees that the device is one of the context's.
-        let context = unsafe { Context::new(cl, id, context, listed.device) };
-        let shared = Shared::new(context, kind, info, self.idle_bytes);
+        let context = unsafe { Context::new(cl, id, context, listed.device, (info, kind)) };
+        let shared = Shared::new(context, self.idle_bytes);
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        let check = |queue| unsafe { check_queue(&shared, queue) };
-        let queue: Option<CommandQueue> = queue.map(check).transpose()?;
-        Device::new(Arc::new(OpenClDevice::new(shared, queue)?))
-    }
-
-    fn accepts(&self, kind: OpenClMemory) -> bool {
-        match (self.memory, kind) {
-            (Some(memory), _) => kind == memory,
-            (None, OpenClMemory::Handles) => false,
-            // Nobody knows whether the host may read a foreign producer's memory.
-            (None, OpenClMemory::FineSvm) => !self.imports,
-            (None, _) => true,
-        }
+        let queue = queue.map(|queue| unsafe { check_queue(&shared, queue) });
+        Device::new(Arc::new(OpenClDevice::new(shared, queue.transpose()?)?))
     }
 
     fn choose(&self, info: &OpenClDeviceInfo, kinds: &[Kind]) -> Result<Kind> {
-        let id = self.id();
         let version = info.version.strip_prefix("OpenCL ").unwrap_or_default();
         if version.starts_with("1.0") || version.starts_with("1.1") {
-            return Err(absent(
-                id,
-                format!("{info} is older than OpenCL 1.2; update its driver"),
-            ));
+            let reason = format!("{info} is older than OpenCL 1.2; update its driver");
+            return Err(absent(self.id(), reason));
         }
-        let chosen = kinds.iter().find(|kind| self.accepts(kind.name())).copied();
-        chosen.ok_or_else(|| {
+        let is_meant = |kind: &&Kind| match self.memory {
+            Some(memory) => kind.name() == memory,
+            None => kind.name() != OpenClMemory::Handles,
+        };
+        kinds.iter().find(is_meant).copied().ok_or_else(|| {
             let reason = match self.memory {
                 Some(memory) => format!("{info} has no memory of the kind {memory:?}, but {:?}", info.memory),
                 None => format!(
@@ -214,36 +212,7 @@ impl OpenClConfig {
                      open it with OpenClMemory::Handles, whose arrays cannot be exported"
                 ),
             };
-            absent(id, reason)
+            absent(self.id(), reason)
         })
-    }
-}
-
-/// Returns the devices of a context.
-///
-/// # Safety
-/// The context is live.
-pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_device_id>> {
-    // SAFETY: the caller guarantees the context; the answer is a list of pointers.
-    let list = unsafe { info_list!(cl, clGetContextInfo(context, CL_CONTEXT_DEVICES) as [usize]) }?;
-    Ok(list
-        .into_iter()
-        .map(std::ptr::with_exposed_provenance_mut)
-        .collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_that_the_host_reads_is_not_chosen_for_a_foreign_producer() {
-        let config = OpenClConfig::new(0);
-        assert!(config.accepts(OpenClMemory::FineSvm));
-        let foreign = config.clone().for_memory(None);
-        assert!(!foreign.accepts(OpenClMemory::FineSvm));
-        assert!(foreign.accepts(OpenClMemory::Svm) && foreign.accepts(OpenClMemory::Usm));
-        let named = config.with_memory(OpenClMemory::FineSvm).for_memory(None);
-        assert!(named.accepts(OpenClMemory::FineSvm));
     }
 }
