@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyCapsule, PyCapsuleMethods};
 
-use super::errors::wrong_type;
 use super::stream::HostStream;
+use super::wrong_type;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 
 /// A struct of the C interfaces that capsules carry.

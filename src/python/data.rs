@@ -14,8 +14,12 @@ use crate::interchange::{ExportOptions, ImportOptions};
 /// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleSchema: sealed::Schema {}
 
+impl<T: sealed::Schema> CapsuleSchema for T {}
+
 /// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleArray: sealed::Array {}
+
+impl<T: sealed::Array> CapsuleArray for T {}
 
 pub(super) mod sealed {
     use super::*;
@@ -38,23 +42,17 @@ pub(super) mod sealed {
     }
 }
 
-impl CapsuleSchema for Field {}
-
 impl sealed::Schema for Field {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
         export_field(self)
     }
 }
 
-impl CapsuleSchema for Schema {}
-
 impl sealed::Schema for Schema {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
         export_schema(self)
     }
 }
-
-impl CapsuleSchema for DeviceArray {}
 
 impl sealed::Schema for DeviceArray {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
@@ -65,15 +63,11 @@ impl sealed::Schema for DeviceArray {
     }
 }
 
-impl CapsuleSchema for DeviceRecordBatch {}
-
 impl sealed::Schema for DeviceRecordBatch {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
         export_schema(self.schema_ref())
     }
 }
-
-impl CapsuleArray for DeviceArray {}
 
 impl sealed::Array for DeviceArray {
     fn as_array(&self) -> &DeviceArray {
@@ -93,8 +87,6 @@ impl sealed::Array for DeviceArray {
         unsafe { Self::import_as(array, Arc::new(field), options) }
     }
 }
-
-impl CapsuleArray for DeviceRecordBatch {}
 
 impl sealed::Array for DeviceRecordBatch {
     fn as_array(&self) -> &DeviceArray {

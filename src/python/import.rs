@@ -7,12 +7,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::attached::detached;
-use super::capsule::{holds, look, unpack};
+use super::capsule::{InCapsule, holds, look, unpack};
 use super::data::CapsuleArray;
-use super::errors::wrong_type;
 use super::stream::{HostStream, Reader, released_attached};
+use super::wrong_type;
 use crate::abi::c_data::CArray;
-use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::abi::{CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::interchange::schema::import_field;
 use crate::interchange::{ImportOptions, Validation};
 use crate::stream::DeviceRecordBatchReader;
@@ -43,21 +43,6 @@ const STREAM: [&str; 2] = ["__arrow_c_device_stream__", "__arrow_c_stream__"];
 /// invalid data, `NotImplementedError` for a device that is not available, and the errors of the method. The array is then
 /// released, except with a wrong name or an invalid schema, which leave it in its capsule.
 pub fn array_from_python<T: CapsuleArray>(object: &Bound<'_, PyAny>) -> PyResult<T> {
-    // SAFETY: with `Validation::Full` nothing is required of the values.
-    unsafe { array_from_python_with(object, &checked()) }
-}
-
-/// Imports an array or a batch like [`array_from_python`], with options.
-///
-/// # Safety
-/// Unless `options` ask for [`Validation::Full`], the values are valid for their type.
-///
-/// # Errors
-/// Raises the same errors as [`array_from_python`].
-pub unsafe fn array_from_python_with<T: CapsuleArray>(
-    object: &Bound<'_, PyAny>,
-    options: &ImportOptions,
-) -> PyResult<T> {
     let is_pair = object.is_instance_of::<PyTuple>();
     let other = (STREAM, "a stream, not a single array or batch");
     let answer = answer(object, is_pair, ARRAY, other)?;
@@ -71,10 +56,8 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
         unpack(&array)?
     };
     let array = released_attached(array);
-    // SAFETY: the protocol requires the capsules to hold structs that keep to the interface; the caller guarantees that
-    // values that are not checked are valid.
-    let imported = detached(|| unsafe { T::import(array, field, options) })?;
-    Ok(imported)
+    // SAFETY: the protocol requires the capsules to hold structs that keep to the interface, and values are checked.
+    Ok(detached(|| unsafe { T::import(array, field, &checked()) })?)
 }
 
 /// Imports a stream of record batches. One of arrays of another type, such as a column of pyarrow's (`ChunkedArray`), raises `ValueError`:
@@ -99,41 +82,22 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
 pub fn stream_from_python(
     object: &Bound<'_, PyAny>,
 ) -> PyResult<impl DeviceRecordBatchReader + Send + use<>> {
-    // SAFETY: with `Validation::Full` nothing is required of the values.
-    unsafe { stream_from_python_with(object, checked()) }
-}
-
-/// Imports a stream like [`stream_from_python`], with options.
-///
-/// # Safety
-/// The same as for [`array_from_python_with`].
-///
-/// # Errors
-/// Raises the same errors as [`stream_from_python`].
-pub unsafe fn stream_from_python_with(
-    object: &Bound<'_, PyAny>,
-    options: ImportOptions,
-) -> PyResult<impl DeviceRecordBatchReader + Send + use<>> {
     let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
     let answer = answer(object, is_capsule, STREAM, other)?;
-    // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface; the caller guarantees that
-    // values that are not checked are valid.
-    Ok(unsafe {
-        match holds::<HostStream>(&answer) {
-            true => boxed(Reader::new(unpack::<HostStream>(&answer)?, options)?),
-            false => boxed(Reader::new(
-                unpack::<FFI_ArrowDeviceArrayStream>(&answer)?,
-                options,
-            )?),
-        }
-    })
+    if holds::<HostStream>(&answer) {
+        return reader::<HostStream>(&answer);
+    }
+    reader::<FFI_ArrowDeviceArrayStream>(&answer)
 }
 
-fn boxed(
-    reader: impl DeviceRecordBatchReader + Send + 'static,
-) -> Box<dyn DeviceRecordBatchReader + Send> {
-    Box::new(reader)
+/// Reads the stream in a capsule.
+fn reader<S: CStream + InCapsule>(
+    capsule: &Bound<'_, PyAny>,
+) -> PyResult<Box<dyn DeviceRecordBatchReader + Send>> {
+    // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface, and values are checked.
+    let reader = unsafe { Reader::new(unpack::<S>(capsule)?, checked()) }?;
+    Ok(Box::new(reader))
 }
 
 fn checked() -> ImportOptions {

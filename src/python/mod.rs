@@ -66,32 +66,71 @@
 //! # Trust
 //!
 //! The pointers in a capsule are trusted, as everywhere in Python. So is the rule that only one consumer takes the struct out
-//! of it. Values are not trusted: they are checked ([`Validation::Full`](crate::Validation::Full)), unless an `unsafe` variant
-//! is told otherwise. If a stream of this module is called while another call on it is under way, the second call fails with
-//! `EBUSY`.
+//! of it. Values are not trusted: they are checked ([`Validation::Full`](crate::Validation::Full)). If a stream of this module is
+//! called while another call on it is under way, the second call fails with `EBUSY`.
 //!
 //! The interface is specified in "The Arrow PyCapsule Interface" of the Arrow format documentation.
+
+use arrow_schema::ArrowError;
+use pyo3::exceptions::{
+    PyMemoryError, PyNotImplementedError, PyOSError, PyRuntimeError, PyTypeError, PyValueError,
+};
+use pyo3::prelude::*;
+
+use crate::error::Error;
+use attached::attached;
 
 mod attached;
 mod capsule;
 mod data;
-mod errors;
 mod export;
 mod import;
-mod request;
 mod stream;
 #[cfg(feature = "dlpack")]
 mod tensor;
 
 pub use data::{CapsuleArray, CapsuleSchema};
 pub use export::{
-    array_to_python, host_array_to_python, host_stream_to_python, schema_to_python,
+    array_to_python, check_request, host_array_to_python, host_stream_to_python, schema_to_python,
     stream_to_python,
 };
-pub use import::{
-    array_from_python, array_from_python_with, stream_from_python, stream_from_python_with,
-};
+pub use import::{array_from_python, stream_from_python};
 pub use pyo3;
-pub use request::check_request;
 #[cfg(feature = "dlpack")]
 pub use tensor::{tensor_from_python, tensor_from_python_shared, tensor_to_python};
+
+impl From<Error> for PyErr {
+    /// Chooses the exception by the errno: `ValueError` for invalid input and arguments, `NotImplementedError` for a device
+    /// that is not available or does not support the operation, `MemoryError`; otherwise `OSError` with the errno of a
+    /// foreign producer, or `RuntimeError` for errors of this crate's own devices. The text is the error's. A Python
+    /// exception that a reader returned is raised again unchanged.
+    fn from(e: Error) -> Self {
+        if let Some(raised) = raised(&e) {
+            return raised;
+        }
+        let text = e.to_string();
+        match (e.errno(), &e) {
+            (libc::EINVAL, _) => PyValueError::new_err(text),
+            (libc::ENOMEM, _) => PyMemoryError::new_err(text),
+            (libc::ENOTSUP | libc::ENOSYS, _) => PyNotImplementedError::new_err(text),
+            (errno, Error::Foreign { .. }) => PyOSError::new_err((errno, text)),
+            _ => PyRuntimeError::new_err(text),
+        }
+    }
+}
+
+fn raised(e: &Error) -> Option<PyErr> {
+    let Error::Arrow(e) = e else { return None };
+    let ArrowError::ExternalError(source) = e.as_ref() else {
+        return None;
+    };
+    let raised = source.downcast_ref::<PyErr>()?;
+    attached(|py| raised.clone_ref(py))
+}
+
+/// The error for an object of a wrong type.
+fn wrong_type(object: &Bound<'_, PyAny>, expected: &str) -> PyResult<PyErr> {
+    let name = object.get_type().name()?;
+    let text = format!("expected {expected}, got an object of type {name}");
+    Ok(PyTypeError::new_err(text))
+}

@@ -13,7 +13,7 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 use pyo3::{ffi, intern};
 
 use super::attached::{DropAttached, detached};
-use super::errors::wrong_type;
+use super::wrong_type;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::device::{Devices, Queue};

@@ -1,6 +1,6 @@
 //! The consumer: the stream that a handler fills.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -154,12 +154,18 @@ struct Consumer {
 }
 
 impl Consumer {
+    /// Cancels the stream, unless it has ended. Returns what has come.
+    fn end(&self) -> VecDeque<Item> {
+        // SAFETY: `Inbox::abandon` calls this only before the handler's release has returned to the producer.
+        let cancel = |producer: Producer| _ = unsafe { producer.cancel() };
+        self.shared.inbox.abandon(cancel)
+    }
+
     fn extract(&mut self, task: Task, metadata: Metadata, opened: &Opened) -> Result<Checking> {
-        let inbox = &self.shared.inbox;
         let array = task.extract(opened.device_type).map_err(|e| match e {
             // `on_error` may have reported more.
             Error::AsyncProducer { .. } => {
-                let reported = inbox.take_all().into_iter().find_map(|item| match item {
+                let reported = self.end().into_iter().find_map(|item| match item {
                     Item::Failed(e) => Some(e),
                     _ => None,
                 });
@@ -173,7 +179,7 @@ impl Consumer {
             let (n, mut requested) = (std::mem::take(&mut self.taken), Ok(()));
             // SAFETY: `Inbox::request` calls this only before the handler's release has returned to the producer.
             let request = |producer: Producer| requested = unsafe { producer.request(n) };
-            inbox.request(n as u64, request);
+            self.shared.inbox.request(n as u64, request);
             requested?;
         }
         let (schema, options) = (opened.schema.clone(), &self.options);
@@ -189,9 +195,7 @@ impl Consumer {
 
 impl Drop for Consumer {
     fn drop(&mut self) {
-        // SAFETY: `Inbox::abandon` calls this only before the handler's release has returned to the producer.
-        let cancel = |producer: Producer| _ = unsafe { producer.cancel() };
         // Dropping what was queued extracts it with null.
-        drop(self.shared.inbox.abandon(cancel));
+        drop(self.end());
     }
 }

@@ -20,7 +20,7 @@ pub(crate) enum Turn {
 #[derive(Debug)]
 pub(crate) struct Demand(Mutex<State>);
 
-#[derive(Debug)]
+#[derive(Default, Debug)]
 struct State {
     wanted: i64,
     invalid: Option<i64>,
@@ -32,13 +32,7 @@ struct State {
 
 impl Demand {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State {
-            wanted: 0,
-            invalid: None,
-            cancelled: false,
-            waker: None,
-            waking: 0,
-        }))
+        Self(Mutex::new(State::default()))
     }
 
     /// Nothing panics under the lock.

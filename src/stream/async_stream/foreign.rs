@@ -20,13 +20,13 @@ type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 /// A consumer's handler, and the producer's struct that it has. Dropping this ends the stream and releases the handler, once. Its
 /// memory is the consumer's, and is not touched after that.
 pub(super) struct ForeignHandler {
-    c: Callbacks,
+    pub(super) calls: Calls,
     pub(super) shared: Arc<Shared>,
 }
 
-/// A handler that is not released, and its callbacks.
+/// A handler that is not released, and its callbacks. Copies are used while the [`ForeignHandler`] lives, and by its end.
 #[derive(Clone, Copy)]
-struct Callbacks {
+pub(super) struct Calls {
     this: *mut Handler,
     on_schema: OnSchema,
     on_next_task: OnNextTask,
@@ -35,7 +35,7 @@ struct Callbacks {
 }
 
 // SAFETY: the interface lets a producer call a handler from any thread, one call at a time.
-unsafe impl Send for Callbacks {}
+unsafe impl Send for Calls {}
 
 impl ForeignHandler {
     /// Takes over the handler at `this`, and sets its producer.
@@ -63,20 +63,22 @@ impl ForeignHandler {
         };
         // `shared` lives until after the release.
         handler.producer = shared.as_producer();
-        let c = Callbacks {
+        let calls = Calls {
             this,
             on_schema,
             on_next_task,
             on_error,
             release,
         };
-        Ok(Self { c, shared })
+        Ok(Self { calls, shared })
     }
+}
 
+impl Calls {
     /// Returns the consumer's answer, or `EIO` if it panics.
-    pub(super) fn on_schema(&mut self, mut schema: FFI_ArrowSchema) -> c_int {
+    pub(super) fn on_schema(self, mut schema: FFI_ArrowSchema) -> c_int {
         // The schema is released when it is dropped, unless the consumer has moved it out.
-        let (this, call) = (self.c.this, self.c.on_schema);
+        let (this, call) = (self.this, self.on_schema);
         // SAFETY: the callback is the handler's own, which is not released, and `schema` lives during the call.
         let answer = guard::call_foreign("on_schema", || unsafe { call(this, &raw mut schema) });
         answer.unwrap_or(libc::EIO)
@@ -84,11 +86,11 @@ impl ForeignHandler {
 
     /// Returns the consumer's answer, like [`on_schema`](Self::on_schema). No task means the end.
     pub(super) fn on_next_task(
-        &mut self,
+        self,
         mut task: Option<FFI_ArrowAsyncTask>,
         metadata: &ForeignSchema,
     ) -> c_int {
-        let (this, call) = (self.c.this, self.c.on_next_task);
+        let (this, call) = (self.this, self.on_next_task);
         let metadata = metadata.metadata;
         // The struct has no drop: its content is the consumer's from here on.
         let task = task.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
@@ -97,13 +99,7 @@ impl ForeignHandler {
         answer.unwrap_or(libc::EIO)
     }
 
-    pub(super) fn on_error(&mut self, e: &Error) {
-        self.c.on_error(e);
-    }
-}
-
-impl Callbacks {
-    fn on_error(self, e: &Error) {
+    pub(super) fn on_error(self, e: &Error) {
         // The `Display` of another crate's error may panic.
         let told = guard::call_foreign("on_error", || {
             let (text, metadata) = match e {
@@ -135,14 +131,14 @@ impl Drop for ForeignHandler {
                 operation: "producing an async stream",
             }),
         };
-        let (c, shared) = (self.c, self.shared.clone());
+        let (calls, shared) = (self.calls, self.shared.clone());
         let is_waking = shared.demand.is_waking();
         let end = move || {
             if let Some(e) = &error {
-                c.on_error(e);
+                calls.on_error(e);
             }
             // SAFETY: the callback is the handler's own, which is not released: this is the last call, of the one drop.
-            let _ = guard::call_foreign("release", || unsafe { (c.release)(c.this) });
+            let _ = guard::call_foreign("release", || unsafe { (calls.release)(calls.this) });
             drop(shared);
         };
         // A call of the consumer that is waking this task, on this thread or another: the handler must not be called within it, and the

@@ -181,21 +181,14 @@ unsafe fn answer(
         Ok(()) => 0,
         Err(e) => {
             let errno = e.errno();
-            let fail = || Ok(_ = shared.inbox.push(Kind::Error, Item::Failed(e)));
-            let _ = guard::callback(operation, fail);
+            let fail = || shared.inbox.push(Kind::Error, Item::Failed(e));
+            let _ = guard::call_foreign(operation, fail);
             errno
         }
     };
-    drop_share(operation, shared);
+    // The last share drops arrays and tasks of the producer, whose releases may unwind.
+    let _ = guard::call_foreign(operation, || drop(shared));
     errno
-}
-
-/// The last share drops arrays and tasks of the producer, whose releases may unwind.
-fn drop_share(operation: &'static str, shared: Arc<Shared>) {
-    let _ = guard::callback(operation, || {
-        drop(shared);
-        Ok(())
-    });
 }
 
 unsafe extern "C-unwind" fn on_schema(this: *mut Handler, schema: *mut FFI_ArrowSchema) -> c_int {
@@ -208,11 +201,10 @@ unsafe extern "C-unwind" fn on_schema(this: *mut Handler, schema: *mut FFI_Arrow
     unsafe {
         answer(this, "on_schema", |shared| {
             let producer = Producer((*this).producer);
-            if producer.0.is_null() || !producer.0.is_aligned() {
-                return Err(Error::invalid("handler.producer", "is null or misaligned"));
-            }
-            if (*producer.0).request.is_none() || (*producer.0).cancel.is_none() {
-                return Err(Error::invalid("handler.producer", "lacks a callback"));
+            let is_usable = !producer.0.is_null() && producer.0.is_aligned();
+            if !is_usable || (*producer.0).request.is_none() || (*producer.0).cancel.is_none() {
+                let what = "is null or misaligned, or lacks a callback";
+                return Err(Error::invalid("handler.producer", what));
             }
             let schema = taken.ok_or_else(|| Error::invalid("schema", "is null or misaligned"))?;
             let metadata = decode_metadata((*producer.0).additional_metadata);
@@ -308,11 +300,8 @@ unsafe extern "C-unwind" fn release(this: *mut Handler) {
     };
     let shared = shared.cast::<Shared>();
     // A producer that is called on another thread may report an error from there, which reads the struct.
-    let _ = guard::callback("release", || {
-        // SAFETY: the struct still holds its share.
-        unsafe { &*shared }.inbox.release();
-        Ok(())
-    });
+    // SAFETY: the struct still holds its share.
+    let _ = guard::call_foreign("release", || unsafe { &*shared }.inbox.release());
     // SAFETY: the interface requires the producer to use the struct no more, and the share was the struct's.
     let shared = unsafe {
         (*this).release = None;
@@ -320,13 +309,12 @@ unsafe extern "C-unwind" fn release(this: *mut Handler) {
         Arc::from_raw(shared)
     };
     // From here on the struct is not touched, since the share may own its memory.
-    let _ = guard::callback("release", || {
-        let truncated = Error::AsyncProducer {
-            errno: libc::EPIPE,
-            message: "the handler was released before the stream's end".into(),
-            metadata: HashMap::new(),
-        };
-        Ok(_ = shared.inbox.push(Kind::Error, Item::Failed(truncated)))
-    });
-    drop_share("release", shared);
+    let truncated = Error::AsyncProducer {
+        errno: libc::EPIPE,
+        message: "the handler was released before the stream's end".into(),
+        metadata: HashMap::new(),
+    };
+    let fail = || shared.inbox.push(Kind::Error, Item::Failed(truncated));
+    let _ = guard::call_foreign("release", fail);
+    let _ = guard::call_foreign("release", || drop(shared));
 }

@@ -42,8 +42,6 @@ struct State<I, P> {
     items: VecDeque<I>,
     /// How many tasks are requested and have not come; `None` before the schema.
     wanted: Option<u64>,
-    /// Nothing is given out yet: `on_schema` requests the first tasks.
-    opening: bool,
     /// The end or an error has come: the last item.
     over: bool,
     /// From the end of the first request until the release.
@@ -60,7 +58,6 @@ impl<I, P: Copy> Inbox<I, P> {
         let state = State {
             items: VecDeque::new(),
             wanted: None,
-            opening: false,
             over: false,
             producer: None,
             calling: None,
@@ -96,12 +93,10 @@ impl<I, P: Copy> Inbox<I, P> {
             return Err(Refused::Violation("on_schema", fault));
         }
         state.wanted = Some(wanted);
-        state.opening = true;
         state.items.push_back(schema);
         self.call(state, || request(producer));
         // During the request anything may have happened.
         let mut state = self.lock();
-        state.opening = false;
         if state.abandoned {
             return Err(Refused::Unwanted);
         }
@@ -165,18 +160,14 @@ impl<I, P: Copy> Inbox<I, P> {
 
     fn next(&self) -> Poll<Option<I>> {
         let mut state = self.lock();
-        if state.opening {
+        // Nothing is given out while `on_schema` requests the first tasks: there is one call of the producer at a time.
+        if state.producer.is_none() && !state.over {
             return Poll::Pending;
         }
         match state.items.pop_front() {
             None if !state.over => Poll::Pending,
             next => Poll::Ready(next),
         }
-    }
-
-    /// All items that have come.
-    pub(crate) fn take_all(&self) -> VecDeque<I> {
-        mem::take(&mut self.lock().items)
     }
 
     /// Requests `n` more tasks with `request`, unless the stream has ended or the handler is released.

@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use super::DeviceRecordBatchStream;
 use super::demand::Turn;
-use super::foreign::{ForeignHandler, Shared, invalid_request};
+use super::foreign::{Calls, ForeignHandler, Shared, invalid_request};
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, ForeignSchema};
 use crate::error::{Error, Result};
 use crate::interchange::schema::{encode_metadata, export_schema};
@@ -91,18 +91,19 @@ pub unsafe fn produce<S: DeviceRecordBatchStream>(
     Box::pin(async move {
         // Dropped after the handler, which is told nothing of a panic there.
         let stream = pin!(stream);
-        let mut handler = handler?;
+        let handler = handler?;
+        let (calls, shared) = (handler.calls, handler.shared.clone());
         let result = match encoded {
-            Ok(()) => send(stream, &mut handler, options).await,
+            Ok(()) => send(stream, calls, &shared, options).await,
             Err(e) => Err(e),
         };
-        handler.shared.demand.close();
+        shared.demand.close();
         if let Err(e) = &result {
-            handler.on_error(e);
+            calls.on_error(e);
         }
         // A consumer's release waits for its own calls of the producer. One that is waking this task may need a lock that this
         // thread holds, so the release comes after it.
-        while handler.shared.demand.is_waking() {
+        while shared.demand.is_waking() {
             yield_now().await;
         }
         result
@@ -112,14 +113,15 @@ pub unsafe fn produce<S: DeviceRecordBatchStream>(
 /// Sends everything but errors, until the consumer cancels.
 async fn send<S: DeviceRecordBatchStream>(
     stream: Pin<&mut S>,
-    handler: &mut ForeignHandler,
+    calls: Calls,
+    shared: &Arc<Shared>,
     options: ExportOptions,
 ) -> Result<Outcome> {
-    let shared = handler.shared.clone();
-    let mut sending = pin!(send_all(stream, handler, &shared, options));
+    let demand = &shared.demand;
+    let mut sending = pin!(send_all(stream, calls, shared, options));
     poll_fn(|cx| {
         loop {
-            let turn = shared.demand.turn();
+            let turn = demand.turn();
             match turn {
                 Turn::Produce(_) => {}
                 Turn::Cancelled => return Poll::Ready(Ok(Outcome::Cancelled)),
@@ -129,7 +131,7 @@ async fn send<S: DeviceRecordBatchStream>(
                 return Poll::Ready(sent);
             }
             // A call by the consumer meanwhile is not missed.
-            if shared.demand.turn_or_wake(cx.waker()) == turn {
+            if demand.turn_or_wake(cx.waker()) == turn {
                 return Poll::Pending;
             }
         }
@@ -140,12 +142,13 @@ async fn send<S: DeviceRecordBatchStream>(
 /// Sends everything but errors. Is pending once the consumer has cancelled, which [`send`] sees.
 async fn send_all<S: DeviceRecordBatchStream>(
     mut stream: Pin<&mut S>,
-    handler: &mut ForeignHandler,
+    calls: Calls,
     shared: &Arc<Shared>,
     options: ExportOptions,
 ) -> Result<Outcome> {
+    let demand = &shared.demand;
     let (schema, device_type) = (stream.schema(), stream.device_type());
-    let mut answer = handler.on_schema(export_schema(&schema)?);
+    let mut answer = calls.on_schema(export_schema(&schema)?);
     for sent in 1.. {
         if answer != 0 {
             break;
@@ -153,12 +156,12 @@ async fn send_all<S: DeviceRecordBatchStream>(
         if sent % BUDGET == 0 {
             yield_now().await;
         }
-        let next = poll_fn(|cx| match shared.demand.turn() {
+        let next = poll_fn(|cx| match demand.turn() {
             Turn::Produce(_) => stream.as_mut().poll_next(cx),
             _ => Poll::Pending,
         });
         let Some(batch) = next.await.transpose()? else {
-            answer = handler.on_next_task(None, &ForeignSchema::empty());
+            answer = calls.on_next_task(None, &ForeignSchema::empty());
             break;
         };
         let metadata = encode_metadata(stream.batch_metadata())?;
@@ -170,13 +173,13 @@ async fn send_all<S: DeviceRecordBatchStream>(
         }
         let array = export_async(batch, options).await?;
         // An exported batch waits for the consumer's request.
-        let requested = poll_fn(|_| match shared.demand.turn() {
+        let requested = poll_fn(|_| match demand.turn() {
             Turn::Produce(true) => Poll::Ready(()),
             _ => Poll::Pending,
         });
         requested.await;
-        shared.demand.take_one();
-        answer = handler.on_next_task(Some(shared.task(array)), &metadata);
+        demand.take_one();
+        answer = calls.on_next_task(Some(shared.task(array)), &metadata);
     }
     Ok(match answer {
         0 => Outcome::Completed,
