@@ -14,6 +14,7 @@ use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
+use crate::interchange::Path;
 use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
 
 impl DeviceArray {
@@ -85,9 +86,8 @@ impl<T> Drop for Foreign<T> {
     }
 }
 
-fn invalid(member: &str, message: String) -> Error {
-    Error::invalid(format!("dl_tensor.{member}"), message)
-}
+/// The struct that both of DLPack's have in common.
+const TENSOR: Path<'static> = Path::Root("dl_tensor");
 
 /// One of DLPack's two structs.
 pub(crate) trait Form: Sized {
@@ -137,10 +137,7 @@ pub(crate) unsafe fn import<T: Form, K: Send + Sync + 'static>(
     queue: &Queue,
     keep: impl FnOnce(Foreign<T>) -> K,
 ) -> Result<DeviceArray> {
-    if tensor.is_null() || !tensor.is_aligned() {
-        let message = format!("is null or misaligned: {tensor:p}");
-        return Err(Error::invalid(T::NAME, message));
-    }
+    Path::Root(T::NAME).usable("", tensor)?;
     // SAFETY: the caller guarantees a struct.
     let (DLPackVersion { major, minor }, deleter) = unsafe { T::head(tensor) };
     let device = queue.device().clone();
@@ -168,23 +165,22 @@ unsafe fn import_tensor(
 ) -> Result<DeviceArray> {
     let device = queue.device();
     check_device(&tensor, device)?;
-    let ndim = usize::try_from(tensor.ndim).ok();
-    let ndim = ndim.filter(|ndim| *ndim <= MAX_DEPTH).ok_or_else(|| {
-        let message = format!("is {}: 0 to {MAX_DEPTH} are accepted", tensor.ndim);
-        invalid("ndim", message)
+    let ndim = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
+    TENSOR.check(ndim <= MAX_DEPTH, "ndim", || {
+        format!("is {}: 0 to {MAX_DEPTH} are accepted", tensor.ndim)
     })?;
     // SAFETY: the caller guarantees that the tensor's pointers are valid for the stated lengths.
     let shape = unsafe { numbers("shape", tensor.shape, ndim) }?;
     let mut field = field(tensor.dtype).ok_or_else(|| {
         let DLDataType { code, bits, lanes } = tensor.dtype;
         let message = format!("has no Arrow type: code {code}, {bits} bits, {lanes} lanes");
-        invalid("dtype", message)
+        TENSOR.invalid("dtype", message)
     })?;
     let width = usize::from(tensor.dtype.bits) / 8;
     // The rows at each level of nesting, and the lists' sizes.
     let (mut rows, mut lists) = (1usize, Vec::new());
     for (i, &n) in shape.iter().enumerate() {
-        let refused = |why: &str| invalid(&format!("shape[{i}]"), format!("is {n}{why}"));
+        let refused = |why: &str| TENSOR.invalid(&format!("shape[{i}]"), format!("is {n}{why}"));
         let n = usize::try_from(n).map_err(|_| refused(""))?;
         if i > 0 {
             let wide = ": sizes of Arrow's fixed-size lists have 32 bits";
@@ -231,11 +227,10 @@ fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
         t if shares_ids(t) && of.device_id == 0 => true,
         _ => i64::from(of.device_id) == id.id,
     };
-    if of.device_type == id.device_type && same_id {
-        return Ok(());
-    }
-    let message = format!("is {}, and the queue's is {device}", of.id());
-    Err(invalid("device", message))
+    let same = of.device_type == id.device_type && same_id;
+    TENSOR.check(same, "device", || {
+        format!("is {}, and the queue's is {device}", of.id())
+    })
 }
 
 /// Refuses strides other than those of compact rows. The number of elements is checked and not 0.
@@ -246,7 +241,7 @@ fn check_strides(shape: &[i64], strides: &[i64]) -> Result<()> {
             let message = format!(
                 "is {stride}, and compact rows have {compact}; make the tensor contiguous first"
             );
-            return Err(invalid(&format!("strides[{i}]"), message));
+            return Err(TENSOR.invalid(&format!("strides[{i}]"), message));
         }
         compact *= n;
     }
@@ -256,15 +251,12 @@ fn check_strides(shape: &[i64], strides: &[i64]) -> Result<()> {
 /// # Safety
 /// `pointer` is null, or points to `n` numbers that are live and unchanged for `'a`.
 unsafe fn numbers<'a>(member: &str, pointer: *const i64, n: usize) -> Result<&'a [i64]> {
-    match n {
-        0 => Ok(&[]),
-        _ if pointer.is_null() || !pointer.is_aligned() => {
-            let message = format!("is null or misaligned: {pointer:p}");
-            Err(invalid(member, message))
-        }
-        // SAFETY: the pointer is aligned and not null, so the caller guarantees `n` numbers.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, n) }),
+    if n == 0 {
+        return Ok(&[]);
     }
+    TENSOR.usable(member, pointer.cast_mut())?;
+    // SAFETY: the pointer is aligned and not null, so the caller guarantees `n` numbers.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, n) })
 }
 
 /// Returns the address and the offset of so many bytes, which are memory of the device.
@@ -273,10 +265,9 @@ fn check_memory(tensor: &DLTensor, bytes: usize, device: &Device) -> Result<(Dev
     if bytes == 0 {
         return Ok((DevicePtr::NULL, 0));
     }
-    if base.is_null() {
-        let message = format!("is null, {bytes} bytes are needed");
-        return Err(invalid("data", message));
-    }
+    TENSOR.check(!base.is_null(), "data", || {
+        format!("is null, {bytes} bytes are needed")
+    })?;
     let fits = |offset: &usize| {
         let start = base.address().checked_add(*offset);
         start.is_some_and(|start| start.checked_add(bytes).is_some())
@@ -286,16 +277,13 @@ fn check_memory(tensor: &DLTensor, bytes: usize, device: &Device) -> Result<(Dev
             "is {}: past the end of the address space",
             tensor.byte_offset
         );
-        return Err(invalid("byte_offset", message));
+        return Err(TENSOR.invalid("byte_offset", message));
     };
     let address = base.offset(offset);
-    device
-        .backend()
-        .classify(address, bytes)
-        .check()
-        .map_err(|why| {
-            let memory = format!("{bytes} bytes at {address:?} are not memory");
-            invalid("data", format!("{memory} that {device} can use{why}"))
-        })?;
+    let known = device.backend().classify(address, bytes);
+    known.check().map_err(|why| {
+        let memory = format!("{bytes} bytes at {address:?} are not memory");
+        TENSOR.invalid("data", format!("{memory} that {device} can use{why}"))
+    })?;
     Ok((base, offset))
 }

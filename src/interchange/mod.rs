@@ -20,7 +20,7 @@ use crate::data::layout::Nesting;
 use crate::error::{Error, Result};
 
 /// A place in a foreign struct and its descendants, which is written out only for errors.
-enum Path<'a> {
+pub(crate) enum Path<'a> {
     /// The root, under this name.
     Root(&'static str),
     Child(&'a Path<'a>, usize),
@@ -46,18 +46,23 @@ impl Path<'_> {
 
     /// Returns an error that names a member of the struct, or the struct itself if `member` is
     /// empty.
-    fn error<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
+    pub(crate) fn invalid(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Error {
         let mut path = self.text();
         if !member.is_empty() {
             path.push('.');
             path.push_str(member);
         }
-        Err(Error::invalid(path, message))
+        Error::invalid(path, message)
+    }
+
+    /// As [`invalid`](Self::invalid), as a result.
+    fn error<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(self.invalid(member, message))
     }
 
     /// Refuses what is not `ok`.
     #[inline]
-    fn check(&self, ok: bool, member: &str, why: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn check(&self, ok: bool, member: &str, why: impl FnOnce() -> String) -> Result<()> {
         match ok {
             true => Ok(()),
             false => self.error(member, why()),
@@ -66,7 +71,7 @@ impl Path<'_> {
 
     /// Refuses pointers that cannot be followed.
     #[inline]
-    fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
+    pub(crate) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
         let usable = !pointer.is_null() && pointer.is_aligned();
         self.check(usable, member, || {
             format!("is null or misaligned: {pointer:p}")
