@@ -227,8 +227,7 @@ impl DeviceArray {
     /// Memory that this crate allocated counts as a whole with its padding, even if the array is a slice or one of several
     /// columns in it: [`compact`](Self::compact) makes an array that keeps only its rows. Of other memory (imported,
     /// wrapped) the bytes that buffers lie in count, each byte once; a buffer whose size is stored in device memory counts
-    /// after [`resolve_sizes`](Self::resolve_sizes) only. For the bytes of the rows, see
-    /// [`get_slice_memory_size`](Self::get_slice_memory_size).
+    /// after [`resolve_sizes`](Self::resolve_sizes) only.
     ///
     /// ```
     /// # #[cfg(all(target_os = "linux", not(miri)))]
@@ -238,7 +237,6 @@ impl DeviceArray {
     /// let up = Devices::simulated()?.upload_array(&Int64Array::from(vec![7; 1000]))?;
     /// let slice = up.slice(10, 100)?;
     /// assert_eq!(slice.get_array_memory_size(), 8000);
-    /// assert_eq!(slice.get_slice_memory_size()?, 800);
     /// # Ok(())
     /// # }
     /// # #[cfg(not(all(target_os = "linux", not(miri))))]

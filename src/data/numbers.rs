@@ -46,7 +46,7 @@ impl DeviceArray {
 
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
-    pub(super) fn data_bytes_on(&self, queue: &Queue) -> Result<usize> {
+    pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
         resolve(&mut Numbers::default(), &[self], Some(queue), |numbers| {
             numbers.sizes(&[self], self.node())
         })?;
@@ -99,7 +99,7 @@ pub(crate) struct Numbers {
     readable: bool,
     /// Copies that are done, in ascending order, and the host buffer that they went to.
     known: Vec<(Vec<CopyOp>, HostSlab)>,
-    reading: Option<(Vec<CopyOp>, Reading<Owners>)>,
+    reading: Option<(Vec<CopyOp>, Reading)>,
     /// What the last walk asked for in vain.
     lacks: Mutex<Vec<Piece>>,
 }
@@ -174,13 +174,17 @@ impl Numbers {
     pub(crate) fn sizes(&self, arrays: &[&DeviceArray], node: &Node) -> Result<bool> {
         let device = arrays[0].device();
         let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
-            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data @ ..]) => {
-                if data[0].bytes().is_none() && (offsets.is_null() || node.length == 0) {
-                    data[0].set_bytes(0);
+            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
+                if data.bytes().is_none() && (offsets.is_null() || node.length == 0) {
+                    data.set_bytes(0);
                 }
                 let width = usize::from(*width);
                 let last = (node.offset + node.length) * width;
-                (offsets.address().offset(last), width, data)
+                (
+                    offsets.address().offset(last),
+                    width,
+                    std::slice::from_ref(data),
+                )
             }
             (_, [_, _, data @ .., sizes]) if node.layout.variadic => (sizes.address(), 8, data),
             _ => return Ok(true),
@@ -196,8 +200,12 @@ impl Numbers {
         };
         for (i, (buffer, stored)) in data.iter().zip(stored.chunks(width)).enumerate() {
             let path = || format!("{}.buffers[{}]", path(arrays, node), 2 + i);
-            let bytes = int(stored, width);
-            buffer.set_bytes(check_size(device, buffer.address(), bytes, path)?);
+            buffer.set_bytes(check_size(
+                device,
+                buffer.address(),
+                int(stored, width),
+                path,
+            )?);
         }
         Ok(true)
     }
@@ -213,17 +221,20 @@ impl Numbers {
     /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn check(&self, array: &DeviceArray) -> Result<()> {
         for node in array.node().all() {
-            let bitmap = node.bitmap().filter(|_| node.length > 0);
-            let Some(counted) = bitmap.and_then(|_| self.count(View::whole(node))) else {
+            if node.length == 0 || node.bitmap().is_none() {
                 continue;
-            };
-            if let Some(stated) = node.nulls.get().filter(|stated| *stated != counted) {
-                return Err(Error::invalid(
-                    format!("{}.null_count", path(&[array], node)),
-                    format!("is {stated}, but the validity bitmap has {counted} nulls"),
-                ));
             }
-            node.nulls.set(counted);
+            let counted = self.count(View::whole(node));
+            match (node.nulls.get(), counted) {
+                (Some(stated), Some(counted)) if stated != counted => {
+                    return Err(Error::invalid(
+                        format!("{}.null_count", path(&[array], node)),
+                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
+                    ));
+                }
+                (_, Some(counted)) => node.nulls.set(counted),
+                (_, None) => {}
+            }
         }
         self.all_sizes(array)
     }
@@ -231,7 +242,7 @@ impl Numbers {
     /// Returns the result of a walk, unless it lacks something. Waits for what is being read.
     pub(crate) fn walk<T>(&mut self, walk: impl FnOnce(&Self) -> Result<T>) -> Result<Option<T>> {
         if let Some((copies, reading)) = self.reading.take() {
-            self.known.push((copies, reading.finish()?.0));
+            self.known.push((copies, reading.finish()?));
         }
         lock(&self.lacks).clear();
         let result = walk(self)?;
@@ -292,10 +303,9 @@ impl Numbers {
         let copies: Vec<_> = lacks.iter().map(copy).collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
         let owners = owners(arrays.iter().map(|array| array.node()), |_| true);
-        let sources = owners.clone();
         // SAFETY: each source is a union of overlapping pieces, which lie in memory of the owners (`read`), to which nobody writes: imports
         // and constructors demand it. The slab has room for each copy, and the reading keeps slab and owners alive.
-        let reading = unsafe { Reading::start(&queue, &owners, &copies, slab, sources) }?;
+        let reading = unsafe { Reading::start(&queue, owners, &copies, slab) }?;
         let event = reading.event().cloned();
         self.reading = Some((copies, reading));
         Ok(event)
@@ -324,20 +334,25 @@ pub(crate) fn check_size(
     bytes: i64,
     path: impl Fn() -> String,
 ) -> Result<usize> {
+    let refuse = |what: String| Err(Error::invalid(path(), what));
     // The end must lie inside the address space too.
-    let fits = |n: &usize| isize::try_from(address.address().saturating_add(*n)).is_ok();
-    let fault = match usize::try_from(bytes).ok().filter(fits) {
-        None => format!("has a length of {bytes} bytes"),
-        Some(0) => return Ok(0),
-        Some(size) if address.is_null() => format!("is null but {size} bytes long"),
-        Some(size) => match device.backend().classify(address, size).check() {
-            Ok(()) => return Ok(size),
-            Err(why) => {
-                format!("claims {size} bytes at {address:?}, which {device} does not have{why}")
-            }
-        },
+    let end = |n: usize| isize::try_from(address.address().saturating_add(n));
+    let size = usize::try_from(bytes).ok();
+    let Some(size) = size.filter(|n| isize::try_from(*n).is_ok() && end(*n).is_ok()) else {
+        return refuse(format!("has a length of {bytes} bytes"));
     };
-    Err(Error::invalid(path(), fault))
+    if size == 0 {
+        return Ok(0);
+    }
+    if address.is_null() {
+        return refuse(format!("is null but {size} bytes long"));
+    }
+    if let Err(why) = device.backend().classify(address, size).check() {
+        return refuse(format!(
+            "claims {size} bytes at {address:?}, which {device} does not have{why}"
+        ));
+    }
+    Ok(size)
 }
 
 /// Returns how many of the `bits` bits from bit `first` are set.

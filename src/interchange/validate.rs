@@ -22,14 +22,12 @@ use arrow_schema::{DataType, Field, FieldRef};
 
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
-#[cfg(feature = "async")]
 use crate::data::host::unwrap;
 use crate::data::layout::{BufferKind, Layout, child_field};
 use crate::data::node::{Buffers, Node};
 use crate::data::numbers::int;
 use crate::error::Result;
 use crate::interchange::Path;
-#[cfg(feature = "async")]
 use crate::transfer::{Download, Scope};
 
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
@@ -38,7 +36,10 @@ use crate::transfer::{Download, Scope};
 /// # Errors
 /// As [`check`]; those that the device reports.
 pub(super) fn validate(array: &DeviceArray) -> Result<()> {
-    doubtful(array).map_or(Ok(()), |array| check(&array.reachable_data()?))
+    match doubtful(array) {
+        Some(array) => check(&unwrap(&download(array).wait()?)?),
+        None => Ok(()),
+    }
 }
 
 /// As [`validate`]. A poll never blocks.
@@ -47,9 +48,13 @@ pub(super) async fn validate_async(array: &DeviceArray) -> Result<()> {
     let Some(array) = doubtful(array) else {
         return Ok(());
     };
+    check(&unwrap(&Box::new(download(array)).await?)?)
+}
+
+/// Copies all that safe calls can reach from an array, each buffer at most once.
+fn download(array: DeviceArray) -> Download<DeviceArray> {
     let queue = array.device().default_queue();
-    let host = Box::new(Download::of_scope(array, Scope::Reachable, queue)).await?;
-    check(&unwrap(&host)?)
+    Download::of_scope(array, Scope::Reachable, queue)
 }
 
 /// Returns what of an imported array may be invalid: `None` if no value can be, of numbers and bits, say. Such columns of a struct

@@ -169,10 +169,10 @@ impl DeviceBuffer {
             kind: CopyKind::DeviceToHost,
         };
         let copies = if self.is_empty() { &[][..] } else { &[whole] };
-        let owners = std::slice::from_ref(&self.owner);
+        let owners = vec![self.owner.clone()];
         // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the slab has as many.
-        let reading = unsafe { Reading::start(queue, owners, copies, slab, self.owner.clone()) }?;
-        Ok(reading.finish()?.0.into_buffer())
+        let reading = unsafe { Reading::start(queue, owners, copies, slab) }?;
+        Ok(reading.finish()?.into_buffer())
     }
 
     pub(crate) fn owner(&self) -> &Arc<Owner> {

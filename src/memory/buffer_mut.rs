@@ -156,10 +156,7 @@ impl DeviceBufferMut {
     /// # Errors
     /// Returns the device's own error if no event can be recorded. The memory is freed then.
     pub fn freeze(self) -> Result<DeviceBuffer> {
-        let ready = match self.queue.record()? {
-            Some(event) => Ready::Event(event),
-            None => Ready::Now,
-        };
+        let ready = self.queue.record()?.map_or(Ready::Now, Ready::Event);
         let (base, len) = (self.base, self.len);
         let device = self.queue.device().clone();
         let owner = Owner::new(device, self.into_memory(), ready);

@@ -72,11 +72,6 @@ impl HostSlab {
         })
     }
 
-    /// Shortens the slab to `bytes` bytes. A greater number changes nothing. The memory stays allocated.
-    pub(crate) fn truncate(&mut self, bytes: usize) {
-        self.len = self.len.min(bytes);
-    }
-
     /// Whether the device reads the memory itself, rather than a copy of it that the host makes.
     pub(crate) fn is_locked(&self) -> bool {
         self.block.is_locked()

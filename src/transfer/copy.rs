@@ -32,36 +32,31 @@ pub(super) fn copy(
 /// Copies what was planned of arrays of one device to `queue`'s device, as [`copy`] does.
 pub(super) fn execute(plan: Plan, arrays: &[&DeviceArray], queue: &Queue) -> Result<Arc<Node>> {
     let (from, to) = (arrays[0].device(), queue.device());
-    if to.is_host_memory() {
-        return on_host(plan, from == to, queue);
-    }
-    let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
-    // SAFETY: the plan's sources lie in the arrays' buffers, in host memory that the plan keeps, or in that of the arrays. The memory has
-    // room for the plan, and is freed in the queue's order.
-    let event = unsafe { run(&plan, arrays, queue, memory.address()) }?;
-    Ok(result(plan, memory, event))
-}
-
-/// Copies what was planned of memory that the host can read, and for which the plan waited, to memory of the host, on this thread. `local`
-/// says whether the memory is of the queue's device already.
-fn on_host(plan: Plan, local: bool, queue: &Queue) -> Result<Arc<Node>> {
-    let (to, counters) = (queue.device(), queue.device().counters());
     if to.id() == DeviceId::CPU {
         return to_host_buffer(plan, to);
     }
-    if local {
-        Counters::add(&counters.host_copied_bytes, plan.bytes);
-    } else {
-        Counters::add(&counters.copies, usize::from(plan.bytes > 0));
-        Counters::add(&counters.bytes_to_device, plan.bytes);
-    }
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
-    // SAFETY: such a device allocates memory of the host, which nothing else uses.
-    unsafe { fill(&plan, memory.address()) };
-    Ok(result(plan, memory, None))
+    let mut event = None;
+    if to.is_host_memory() {
+        let counters = to.counters();
+        if from == to {
+            Counters::add(&counters.host_copied_bytes, plan.bytes);
+        } else {
+            Counters::add(&counters.copies, usize::from(plan.bytes > 0));
+            Counters::add(&counters.bytes_to_device, plan.bytes);
+        }
+        // SAFETY: such a device allocates memory of the host, which nothing else uses.
+        unsafe { fill(&plan, memory.address()) };
+    } else {
+        // SAFETY: the plan's sources lie in the arrays' buffers, in host memory that the plan keeps, or in that of the arrays. The memory
+        // has room for the plan, and is freed in the queue's order.
+        event = unsafe { run(&plan, arrays, queue, memory.address()) }?;
+    }
+    Ok(result(plan, memory, event))
 }
 
-/// As [`on_host`], to a host buffer, which is memory of `device`.
+/// Copies what was planned of memory that the host can read, and for which the plan waited, to a host buffer, which is memory of
+/// `device`.
 pub(super) fn to_host_buffer(plan: Plan, device: &Device) -> Result<Arc<Node>> {
     let buffer = device.host_slab(plan.bytes)?;
     let base = buffer.as_device_ptr();
@@ -79,7 +74,7 @@ pub(super) fn to_host_buffer(plan: Plan, device: &Device) -> Result<Arc<Node>> {
 unsafe fn fill(plan: &Plan, base: DevicePtr) {
     for region in &plan.regions {
         // SAFETY: the host can read the source, which is ready; the caller guarantees room for the result.
-        unsafe { region.write(&plan.tables, region.src, base.offset(region.dst)) };
+        unsafe { region.write(region.src, base.offset(region.dst)) };
     }
 }
 
@@ -140,7 +135,7 @@ unsafe fn run(
         let mut out = made_in.as_device_ptr();
         for region in made {
             // SAFETY: the caller guarantees that the host can read the source; the buffer has room for the results of all regions.
-            unsafe { region.write(&plan.tables, region.src, out) };
+            unsafe { region.write(region.src, out) };
             Counters::add(&queue.device().counters().host_copied_bytes, region.len);
             add_copy(
                 &mut copies,

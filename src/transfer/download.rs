@@ -1,14 +1,13 @@
 //! [`Download`]: device memory to host memory: reads of sizes, then one list of copies into one host buffer.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use arrow_array::{ArrayRef, RecordBatch};
+use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 
-use crate::data::host::{to_array, to_batch};
+use crate::data::host::to_batch;
 use crate::data::numbers::Numbers;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
@@ -17,7 +16,7 @@ use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::plan::{Plan, Scope, walk};
 use crate::transfer::region::Rewrite;
 
-/// A copy of an array (`T` is [`ArrayRef`]) or of a batch ([`RecordBatch`]) to the host that was started and may still be
+/// A copy of an array (`T` is [`ArrayRef`](arrow_array::ArrayRef)) or of a batch ([`RecordBatch`]) to the host that was started and may still be
 /// running. [`DeviceArray::start_to_host`] and [`DeviceRecordBatch::start_to_host`] make one.
 ///
 /// Poll it ([`is_ready`](Self::is_ready)), block on it ([`wait`](Self::wait)) or await it: it is a [`Future`], which the device
@@ -37,6 +36,7 @@ use crate::transfer::region::Rewrite;
 /// # }
 /// ```
 #[must_use = "the data is lost if the download is dropped"]
+#[derive(Debug)]
 pub struct Download<T> {
     array: DeviceArray,
     scope: Scope,
@@ -54,14 +54,14 @@ pub struct Download<T> {
 enum State {
     /// Numbers that are known, and those that are being read.
     Planning(Numbers),
-    Copies(Plan, Reading<DeviceArray>),
+    Copies(Plan, Reading),
     /// The host reads the array where it is.
     InPlace,
     Over,
 }
 
 impl<T> Download<T> {
-    fn new(
+    pub(super) fn new(
         array: DeviceArray,
         schema: Option<SchemaRef>,
         queues: impl Into<DownloadQueues>,
@@ -78,11 +78,9 @@ impl<T> Download<T> {
         }
     }
 
-    /// Takes the steps before the first wait, unless the host reads the array where it is. Does not block.
+    /// Takes the steps before the first wait. Does not block.
     pub(super) fn started(mut self) -> Result<Self> {
-        if !self.is_in_place() {
-            self.drive(|_, _| Ok(false))?;
-        }
+        self.drive(|_, _| Ok(false))?;
         Ok(self)
     }
 
@@ -102,13 +100,7 @@ impl<T> Download<T> {
     /// # Errors
     /// As [`DeviceArray::to_host`].
     pub fn wait(mut self) -> Result<T> {
-        match &self.state {
-            State::Planning(_) if self.is_in_place() => {
-                self.array.wait()?;
-                self.state = State::InPlace;
-            }
-            _ => _ = self.drive(|event, _| block_on(event))?,
-        }
+        self.drive(|event, _| block_on(event))?;
         self.take()
     }
 
@@ -182,7 +174,7 @@ impl<T> Download<T> {
     fn take(&mut self) -> Result<T> {
         let array = match std::mem::replace(&mut self.state, State::Over) {
             State::InPlace => self.array.clone(),
-            State::Copies(plan, reading) => arrived(plan, reading)?,
+            State::Copies(plan, reading) => arrived(&self.array, plan, reading)?,
             _ => return Err(over()),
         };
         (self.make)(&array, self.schema.as_ref())
@@ -199,7 +191,7 @@ fn block_on(event: &SyncEvent) -> Result<bool> {
 }
 
 /// Queues the copies of a plan to one buffer of the device's pool. Does not wait.
-fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading<DeviceArray>> {
+fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
     let buffer = array.device().host_slab(plan.bytes)?;
     let base = buffer.as_device_ptr();
     let copied = plan.regions.iter().filter(|region| region.source() > 0);
@@ -211,14 +203,14 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading<Devic
             kind: CopyKind::DeviceToHost,
         })
         .collect();
-    // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
-    // its owners; its destinations lie in the buffer, which has room for each region and its source.
-    unsafe { Reading::start(queue, &array.owners(), &copies, buffer, array.clone()) }
+    // SAFETY: the plan's sources lie in the array's buffers, in memory of its owners; its destinations lie in the buffer, which has
+    // room for each region and its source.
+    unsafe { Reading::start(queue, array.owners(), &copies, buffer) }
 }
 
 /// Changes what was copied where it must be, and returns the array that it is.
-fn arrived(plan: Plan, reading: Reading<DeviceArray>) -> Result<DeviceArray> {
-    let (buffer, array) = reading.finish()?;
+fn arrived(array: &DeviceArray, plan: Plan, reading: Reading) -> Result<DeviceArray> {
+    let buffer = reading.finish()?;
     let base = buffer.as_device_ptr();
     for region in &plan.regions {
         let out = base.offset(region.dst);
@@ -234,19 +226,11 @@ fn arrived(plan: Plan, reading: Reading<DeviceArray>) -> Result<DeviceArray> {
             Counters::add(&array.device().counters().host_copied_bytes, region.len);
         }
         // SAFETY: the copies into the buffer are done, where the plan gave the region and its source room of their own.
-        unsafe { region.write(&plan.tables, src, out) };
+        unsafe { region.write(src, out) };
     }
     let owner = Owner::new(Devices::cpu(), Memory::Slab(buffer), Ready::Now);
     let node = plan.place(base, &Arc::new(owner));
     Ok(array.like(Devices::cpu(), node))
-}
-
-impl Download<ArrayRef> {
-    pub(super) fn of_array(array: &DeviceArray, queue: &Queue) -> Self {
-        Self::new(array.clone(), None, queue.clone(), |array, _| {
-            to_array(array)
-        })
-    }
 }
 
 impl Download<RecordBatch> {
@@ -259,13 +243,11 @@ impl Download<RecordBatch> {
         })
     }
 
-    /// As [`lazy`](Self::lazy), but queues the copies before this returns, unless the host reads the batch where it is. Blocks for sizes
+    /// As [`lazy`](Self::lazy), but queues the copies before this returns. Blocks for sizes
     /// that are stored in device memory.
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         let mut this = Self::lazy(batch, queues);
-        if !this.is_in_place() {
-            this.drive(|event, queued| if queued { Ok(false) } else { block_on(event) })?;
-        }
+        this.drive(|event, queued| if queued { Ok(false) } else { block_on(event) })?;
         Ok(this)
     }
 }
@@ -292,15 +274,6 @@ impl<T> Future for Download<T> {
             Ok(false) => Poll::Pending,
             Err(e) => Poll::Ready(Err(e)),
         }
-    }
-}
-
-impl<T> fmt::Debug for Download<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Download")
-            .field("array", &self.array)
-            .field("is_waiting", &self.wait.is_some())
-            .finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::data::node::{Node, NullCount, View};
 #[cfg(feature = "async")]
 use crate::data::numbers::resolve_async;
 use crate::data::numbers::{Numbers, resolve};
-use crate::device::DeviceId;
+use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
 use crate::transfer::plan::{Plan, Planner, Scope};
@@ -26,51 +26,25 @@ pub(crate) struct Export {
     pub(crate) counts: bool,
 }
 
-/// What is done with the bitmap of a part.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Task {
-    Nothing,
-    Count,
-    Move,
-    /// There are no rows, and no offsets: one is made.
-    Offset,
-}
-
-impl Task {
-    /// What an export does with a part. A bitmap is moved if it has nulls and there is no whole
-    /// number of bytes between its first bit and the bit that the values' offset says. With `counts` unknown nulls are counted.
-    fn of(array: &DeviceArray, view: View<'_>, export: Export) -> Self {
-        let (node, nulls) = (view.node, view.null_count());
-        let kind = node.layout.buffers().get(1);
-        // On the CPU every export has an offset to give.
-        if node.length == 0
-            && matches!(kind, Some(BufferKind::Offsets { .. }))
-            && node.buffers[1].is_null()
-            && array.device().id() != DeviceId::CPU
-        {
-            return Self::Offset;
-        }
-        if nulls == Some(0) {
-            return Self::Nothing;
-        }
-        let in_place = export.as_batch || view.length == 0 || view.bitmap_shift().is_some();
-        match export.counts && nulls.is_none() {
-            _ if !in_place && node.bitmap().is_some() => Self::Move,
-            true => Self::Count,
-            false => Self::Nothing,
-        }
-    }
-}
-
 impl Export {
     /// Whether it reads bitmaps, or makes something.
     pub(crate) fn reads(self, array: &DeviceArray) -> bool {
-        fn reads(array: &DeviceArray, view: View<'_>, export: Export) -> bool {
-            let mut children = 0..view.node.children.len();
-            Task::of(array, view, export) != Task::Nothing
-                || children.any(|i| reads(array, view.part(i, export.as_batch), export.below()))
-        }
-        reads(array, array.view(), self)
+        self.reads_part(array.device(), array.view())
+    }
+
+    fn reads_part(self, device: &Device, view: View<'_>) -> bool {
+        let mut children = (0..view.node.children.len()).map(|i| view.part(i, self.as_batch));
+        self.counts && view.null_count().is_none()
+            || self.moves(view)
+            || lacks_offset(device, view)
+            || children.any(|child| self.below().reads_part(device, child))
+    }
+
+    /// Whether it moves the bitmap of a part: if that has nulls and there is no whole number of bytes between its first bit and the bit
+    /// that the values' offset says.
+    fn moves(self, view: View<'_>) -> bool {
+        let in_place = self.as_batch || view.length == 0 || view.bitmap_shift().is_some();
+        !in_place && view.node.bitmap().is_some() && view.null_count() != Some(0)
     }
 
     /// Reads the bitmaps on the device's default queue, with one list of copies and one host wait. Bitmaps that move go to one fresh
@@ -95,7 +69,7 @@ impl Export {
     fn walk(self, array: &DeviceArray, numbers: &Numbers) -> Result<Plan> {
         let arrays = [array];
         let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-        let root = planner.exported(array, array.view(), self)?;
+        let root = planner.exported(array.view(), self)?;
         Ok(planner.end(root))
     }
 
@@ -120,18 +94,23 @@ impl Export {
     }
 }
 
+/// Whether a part has no rows and no offsets, so that one is made. On the CPU every export has an offset to give.
+fn lacks_offset(device: &Device, view: View<'_>) -> bool {
+    let node = view.node;
+    let kind = node.layout.buffers().get(1);
+    node.length == 0
+        && matches!(kind, Some(BufferKind::Offsets { .. }))
+        && node.buffers[1].is_null()
+        && device.id() != DeviceId::CPU
+}
+
 impl<'a> Planner<'a> {
     /// The rows of a part and its descendants as they are exported.
-    fn exported(
-        &mut self,
-        array: &DeviceArray,
-        view: View<'a>,
-        export: Export,
-    ) -> Result<Arc<Node>> {
-        let (task, node) = (Task::of(array, view, export), view.node);
-        let nulls = match task {
-            Task::Count | Task::Move => self.numbers.null_count(view),
-            _ => view.null_count(),
+    fn exported(&mut self, view: View<'a>, export: Export) -> Result<Arc<Node>> {
+        let (moves, node) = (export.moves(view), view.node);
+        let nulls = match moves || export.counts {
+            true => self.numbers.null_count(view),
+            false => view.null_count(),
         };
         let mut node = Node {
             length: view.length,
@@ -142,12 +121,12 @@ impl<'a> Planner<'a> {
             children: Vec::with_capacity(node.children.len()),
             ..Node::clone(node)
         };
-        if task == Task::Offset {
+        if lacks_offset(self.device, view) {
             // Of 64 bits, which are enough for one of 32.
             let offset = self.known(vec![0u8; 8]);
             node.buffers[1] = self.buffer(true, [offset])?;
         }
-        let bitmap = (task == Task::Move).then(|| self.numbers.bitmap(view));
+        let bitmap = moves.then(|| self.numbers.bitmap(view));
         if let Some(bitmap) = bitmap.flatten() {
             let first = view.validity_offset % 8;
             let mut moved = BooleanBufferBuilder::new(view.offset + view.length);
@@ -163,7 +142,7 @@ impl<'a> Planner<'a> {
         }
         for i in 0..view.node.children.len() {
             let child = view.part(i, export.as_batch);
-            let child = self.exported(array, child, export.below())?;
+            let child = self.exported(child, export.below())?;
             node.children.push(child);
         }
         Ok(Arc::new(node))

@@ -26,7 +26,7 @@ mod walk;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 
-use crate::data::host::{unwrap, wrap_batch};
+use crate::data::host::{to_array, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue};
 use crate::error::Result;
@@ -36,7 +36,6 @@ pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::download::DownloadQueues;
 pub(crate) use crate::transfer::export::Export;
 pub(crate) use crate::transfer::plan::Scope;
-use crate::transfer::plan::plan;
 use crate::transfer::upload::upload;
 
 /// The size of staging memory. A fuzzer's inputs are small, and so is this there: what they make takes several steps.
@@ -159,20 +158,10 @@ impl DeviceArray {
     /// belongs to another device.
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
         check_queue(queue, self.device())?;
-        Download::of_array(self, queue).started()
-    }
-
-    /// As [`to_host`](Self::to_host), but returns `ArrayData`, with all that safe calls can reach from the array. Each buffer is copied
-    /// at most once.
-    pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
-        let queue = self.device().default_queue();
-        unwrap(&self.arrived(Scope::Reachable, &queue)?)
-    }
-
-    /// Returns this array, once it is ready, if the host can read it, otherwise a copy on the CPU, which is made on `queue`.
-    fn arrived(&self, scope: Scope, queue: &Queue) -> Result<Self> {
-        check_queue(queue, self.device())?;
-        Download::of_scope(self.clone(), scope, queue.clone()).wait()
+        Download::new(self.clone(), None, queue.clone(), |array, _| {
+            to_array(array)
+        })
+        .started()
     }
 
     /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
@@ -193,7 +182,8 @@ impl DeviceArray {
         if !from.is_host_readable() && to.backend().relation(from.backend()).copies {
             return self.copied(queue, Scope::Rows);
         }
-        self.arrived(Scope::Rows, &from.default_queue())?
+        Download::of_scope(self.clone(), Scope::Rows, from.default_queue())
+            .wait()?
             .host_to_device(queue)
     }
 
@@ -259,26 +249,6 @@ impl DeviceArray {
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
         self.copied(queue, Scope::Compact)
-    }
-
-    /// Returns the bytes of these rows, without padding: those that [`to_host`](Self::to_host) copies if the host cannot
-    /// read the memory. Nothing is copied or allocated on the device.
-    ///
-    /// What moves as a whole counts as a whole: dictionaries, the children of list views and dense unions, the data buffers
-    /// of view arrays, and the data buffer or child of a binary, text, list or map array that is not a slice. A validity
-    /// bitmap that is known to have no nulls does not count.
-    ///
-    /// Numbers that are stored in device memory are read where they are not known, as [`to_host`](Self::to_host) does: the
-    /// last offset of binary and text arrays whose size is not known yet, and the first and last offsets of slices of
-    /// binary, text, list and map arrays, with one host wait for each level of nesting, all columns together. For
-    /// fixed-width, boolean and uploaded whole arrays nothing is read. Waits for memory that the host can read.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a number that is stored in device memory is
-    /// impossible, and the errors that the device reports.
-    pub fn get_slice_memory_size(&self) -> Result<usize> {
-        let plan = plan(&[self], self.data_type(), Scope::Rows, None, None)?;
-        Ok(plan.buffer_bytes())
     }
 }
 

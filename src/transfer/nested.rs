@@ -8,12 +8,11 @@ use std::sync::Arc;
 use arrow_schema::{DataType, UnionMode};
 use smallvec::SmallVec;
 
-use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{int, push_int};
 use crate::error::{Error, Result};
 use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large};
-use crate::transfer::region::{CopyRegion, Rewrite};
+use crate::transfer::region::CopyRegion;
 
 /// What the parts refer to, without what is there already: the rows that are kept, and for each part where its own start among
 /// them.
@@ -29,7 +28,7 @@ impl<'a> Planner<'a> {
     pub(super) fn runs(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let ends_of = parts[0].child(0);
         let width = int_width(&ends_of.node.data_type);
-        let mut all = Vec::with_capacity(parts.len());
+        let (mut cut, mut values, mut rows) = (Vec::new(), Parts::new(), 0i64);
         for view in parts {
             let ends = view.child(0);
             let buffer = &ends.node.buffers[1];
@@ -37,17 +36,10 @@ impl<'a> Planner<'a> {
                 true => 0,
                 false => ends.length * width,
             };
-            all.extend(self.numbers.read(
-                buffer.address().offset(ends.offset * width),
-                bytes,
-                false,
-            ));
-        }
-        if all.len() < parts.len() {
-            return Ok(());
-        }
-        let (mut cut, mut values, mut rows) = (Vec::new(), Parts::new(), 0i64);
-        for (view, bytes) in parts.iter().zip(all) {
+            let at = buffer.address().offset(ends.offset * width);
+            let Some(bytes) = self.numbers.read(at, bytes, false) else {
+                continue;
+            };
             let ends: Vec<i64> = bytes
                 .chunks_exact(width)
                 .map(|end| int(end, width))
@@ -71,6 +63,9 @@ impl<'a> Planner<'a> {
             }
             rows = rows.saturating_add(view.length as i64);
             values.push(of.slice(runs.start, runs.len()));
+        }
+        if values.len() < parts.len() {
+            return Ok(());
         }
         if parts.len() > 1 {
             let most = u64::MAX >> (65 - 8 * width);
@@ -101,7 +96,7 @@ impl<'a> Planner<'a> {
             self.check_most(parts[0], values.n, most, "dictionary values", instead)?;
         }
         node.buffers
-            .push(self.values(parts, 1, |k| later(parts, 1, values.starts[k]))?);
+            .push(self.values(parts, 1, |k| values.starts[k])?);
         self.child(&values.rows, node)
     }
 
@@ -123,9 +118,9 @@ impl<'a> Planner<'a> {
             all.push(kept);
         }
         if let DataType::Union(fields, UnionMode::Dense) = data_type {
-            node.buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
+            node.buffers.push(self.values(parts, 0, |_| 0)?);
             match all.iter().all(|kept| kept.rows.len() == 1) {
-                true => node.buffers.push(self.values(parts, 1, |_| Rewrite::None)?),
+                true => node.buffers.push(self.values(parts, 1, |_| 0)?),
                 false => {
                     let starts = |k: usize| {
                         let mut starts = [0; 256];
@@ -139,8 +134,8 @@ impl<'a> Planner<'a> {
             }
         } else {
             node.buffers
-                .push(self.values(parts, 1, |k| later(parts, 1, all[0].starts[k]))?);
-            node.buffers.push(self.values(parts, 2, |_| Rewrite::None)?);
+                .push(self.values(parts, 1, |k| all[0].starts[k])?);
+            node.buffers.push(self.values(parts, 2, |_| 0)?);
         }
         all.iter().try_for_each(|kept| self.child(&kept.rows, node))
     }
@@ -177,29 +172,33 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         let (data, tables) = data_buffers(parts);
+        let one = parts.len() == 1;
+        if !one {
+            self.check_present(parts, 1)?;
+        }
         let mut used = vec![!self.readable; data.len()];
-        if self.readable {
-            for (view, table) in parts.iter().zip(&tables) {
-                let views = view.node.buffers[1].address().offset(view.offset * 16);
-                let bytes = if table.is_empty() {
-                    0
-                } else {
-                    view.length * 16
-                };
-                let views = self.numbers.read(views, bytes, false);
+        let mut regions = SmallVec::<[CopyRegion; 1]>::new();
+        for (view, table) in parts.iter().zip(&tables) {
+            let buffer = &view.node.buffers[1];
+            let (from, bytes) = (view.offset * 16, view.length.saturating_mul(16));
+            let is_same = table.iter().enumerate().all(|(i, to)| *to == i as u32);
+            let mut views = None;
+            if !table.is_empty() && (self.readable || !is_same) {
+                views = (self.numbers).read(buffer.address().offset(from), bytes, false);
+            }
+            if self.readable {
                 mark(views.unwrap_or_default(), table, &mut used);
             }
+            match views.filter(|_| !is_same) {
+                Some(views) => regions.push(self.known(renumbered(views, table))),
+                None if buffer.is_null() => {}
+                None => {
+                    let region = CopyRegion::of(buffer, from, bytes);
+                    regions.push(region.padded(one && is_whole(*view)));
+                }
+            }
         }
-        let mut rewrites = SmallVec::<[Rewrite; 1]>::new();
-        for table in tables {
-            let is_same = table.iter().enumerate().all(|(i, to)| *to == i as u32);
-            rewrites.push(match is_same {
-                true => Rewrite::None,
-                false => Rewrite::Views(self.table(table)),
-            });
-        }
-        node.buffers.push(self.values(parts, 1, |k| rewrites[k])?);
-        let one = parts.len() == 1;
+        node.buffers.push(self.buffer(self.to_device, regions)?);
         for ((view, buffer), used) in data.into_iter().zip(used) {
             let bytes = buffer.bytes().unwrap_or(0);
             let region = CopyRegion::of(buffer, 0, bytes).padded(one && is_whole(view));
@@ -231,17 +230,6 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(Kept { rows, starts, n })
-    }
-}
-
-/// Adds a number to each value of buffer `i`.
-fn later(parts: &[View<'_>], i: usize, start: usize) -> Rewrite {
-    match (start, parts[0].layout().buffers().get(i)) {
-        (1.., Some(BufferKind::Fixed { width, .. })) => Rewrite::Add {
-            width: *width as u8,
-            n: start as i64,
-        },
-        _ => Rewrite::None,
     }
 }
 
@@ -290,6 +278,19 @@ fn mark(views: &[u8], table: &[u32], used: &mut [bool]) {
             }
         }
     }
+}
+
+/// Views whose data buffers are those in `table` instead.
+fn renumbered(views: &[u8], table: &[u32]) -> Vec<u8> {
+    let mut views = views.to_vec();
+    for view in views.chunks_exact_mut(16) {
+        // Length, prefix, index and offset; at most 12 bytes are in the view itself.
+        let word = |at: usize| int(&view[at..], 4) as u32;
+        if let (13.., Some(new)) = (word(0), table.get(word(8) as usize)) {
+            view[8..12].copy_from_slice(&new.to_ne_bytes());
+        }
+    }
+    views
 }
 
 /// Adds what is the same for the same rows of the same memory, and only for those.

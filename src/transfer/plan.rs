@@ -48,8 +48,6 @@ pub(crate) struct Plan {
     has_buffers: bool,
     /// The sources of [`Rewrite::Made`].
     made: Vec<Buffer>,
-    /// Of [`Rewrite::Views`].
-    pub(super) tables: Vec<Vec<u32>>,
     /// What was read for it, with the sources of what a copy on a device rewrites.
     pub(super) numbers: Numbers,
 }
@@ -88,12 +86,6 @@ pub(super) fn walk(
 }
 
 impl Plan {
-    /// Returns the bytes of all buffers, without padding.
-    pub(super) fn buffer_bytes(&self) -> usize {
-        let buffers = self.root.all().into_iter().flat_map(|node| &node.buffers);
-        buffers.filter_map(NodeBuffer::bytes).sum()
-    }
-
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
     pub(super) fn device_bytes(&self) -> usize {
         match self.has_buffers {
@@ -128,7 +120,7 @@ pub(super) type Parts<'a> = SmallVec<[View<'a>; 1]>;
 /// A walk over arrays.
 pub(super) struct Planner<'a> {
     arrays: &'a [&'a DeviceArray],
-    device: &'a Device,
+    pub(super) device: &'a Device,
     pub(super) scope: Scope,
     /// The host can read the sources, which are ready.
     pub(super) readable: bool,
@@ -179,7 +171,6 @@ impl<'a> Planner<'a> {
                 bytes: 0,
                 has_buffers: false,
                 made: Vec::new(),
-                tables: Vec::new(),
                 numbers: Numbers::default(),
             },
             places: HashMap::new(),
@@ -190,12 +181,6 @@ impl<'a> Planner<'a> {
     pub(super) fn end(mut self, root: Arc<Node>) -> Plan {
         self.plan.root = root;
         self.plan
-    }
-
-    /// Adds a table, of which it returns the number.
-    pub(super) fn table(&mut self, table: Vec<u32>) -> u32 {
-        self.plan.tables.push(table);
-        self.plan.tables.len() as u32 - 1
     }
 
     /// Whether offsets must start at 0 and null counts must be known.
@@ -294,10 +279,6 @@ impl<'a> Planner<'a> {
     /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.
     pub(super) fn know_sizes(&self, view: View<'a>) -> Result<bool> {
         self.numbers.sizes(self.arrays, view.node)
-    }
-
-    pub(super) fn device(&self) -> &'a Device {
-        self.device
     }
 
     /// The path of a buffer, for errors.

@@ -3,7 +3,6 @@
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::node::NodeBuffer;
-use crate::data::numbers::int;
 use crate::device::DevicePtr;
 use crate::transfer::staging;
 
@@ -42,8 +41,17 @@ pub(crate) enum Rewrite {
     /// `n` is added to each integer of `width` bytes (1, 2, 4 or 8). Invalid offsets may wrap; they stay invalid, and
     /// nothing is read through them.
     Add { width: u8, n: i64 },
-    /// Views whose data buffer `i` becomes element `i` of this one of the plan's tables.
-    Views(u32),
+}
+
+impl Rewrite {
+    /// Adds `n` to each integer of `width` bytes.
+    pub(super) fn add(width: usize, n: i64) -> Self {
+        let width = width as u8;
+        match n {
+            0 => Self::None,
+            n => Self::Add { width, n },
+        }
+    }
 }
 
 impl CopyRegion {
@@ -116,7 +124,7 @@ impl CopyRegion {
     /// `src`, where the source's bytes are, is readable, and `out` is writable, each for its length. They do not overlap, or are
     /// the same; then `out` has room for the source too.
     #[inline]
-    pub(super) unsafe fn write(&self, tables: &[Vec<u32>], src: DevicePtr, out: DevicePtr) {
+    pub(super) unsafe fn write(&self, src: DevicePtr, out: DevicePtr) {
         let (src, out) = (
             src.as_ptr().cast::<u8>().cast_const(),
             out.as_ptr().cast::<u8>(),
@@ -127,7 +135,7 @@ impl CopyRegion {
                 src.copy_to_nonoverlapping(out, self.len);
             }
             if !matches!(self.rewrite, Rewrite::None | Rewrite::Made) {
-                self.change(tables, src, out);
+                self.change(src, out);
             }
             out.add(self.len).write_bytes(0, self.pad);
         }
@@ -138,7 +146,7 @@ impl CopyRegion {
     /// # Safety
     /// As [`write`](Self::write).
     #[inline(never)]
-    unsafe fn change(&self, tables: &[Vec<u32>], src: *const u8, out: *mut u8) {
+    unsafe fn change(&self, src: *const u8, out: *mut u8) {
         let moved;
         let source = match self.rewrite {
             Rewrite::Bits { .. } => {
@@ -163,7 +171,6 @@ impl CopyRegion {
                 set_bits(result, source, 0, skip.into(), bits);
             }
             Rewrite::Add { width, n } => add(result, width, n),
-            Rewrite::Views(table) => renumber(result, &tables[table as usize]),
         }
     }
 }
@@ -186,21 +193,10 @@ fn add(values: &mut [u8], width: u8, n: i64) {
     }
 }
 
-/// Replaces the data buffers of views by those in `table`.
-fn renumber(views: &mut [u8], table: &[u32]) {
-    for view in views.chunks_exact_mut(16) {
-        // Length, prefix, index and offset; at most 12 bytes are in the view itself.
-        let word = |at: usize| int(&view[at..], 4) as u32;
-        if let (13.., Some(new)) = (word(0), table.get(word(8) as usize)) {
-            view[8..12].copy_from_slice(&new.to_ne_bytes());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::numbers::push_int;
+    use crate::data::numbers::{int, push_int};
 
     fn source(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()
@@ -224,7 +220,7 @@ mod tests {
             let part = region.part(start, out.len().min(start + step));
             let out = DevicePtr::new(out[part.dst..].as_mut_ptr().cast());
             // SAFETY: every caller passes a source that is as long as its region says, and `out` is fresh.
-            unsafe { part.write(&[], part.src, out) };
+            unsafe { part.write(part.src, out) };
         }
         out
     }
@@ -244,7 +240,7 @@ mod tests {
                 same[..from.len()].copy_from_slice(&from);
                 let out = DevicePtr::new(same.as_mut_ptr().cast());
                 // SAFETY: the source is there, which has room for the result.
-                unsafe { region.write(&[], out, out) };
+                unsafe { region.write(out, out) };
                 assert_eq!(all, same[..all.len()], "in place: {skip}, {bits}");
                 for i in 0..all.len() * 8 {
                     let expected = i < bits && bit(&from, usize::from(skip) + i);

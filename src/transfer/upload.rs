@@ -91,7 +91,6 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
     let packing = Packing {
         chunks: chunks(&packed, bytes, left),
         next: AtomicUsize::new(0),
-        tables: &plan.tables,
         queue,
         base,
         most: RING / bytes / threads,
@@ -145,7 +144,6 @@ struct Packing<'a> {
     chunks: Vec<Vec<CopyRegion>>,
     /// The first one that no thread has taken yet.
     next: AtomicUsize,
-    tables: &'a [Vec<u32>],
     queue: &'a Queue,
     base: DevicePtr,
     /// The number of host buffers at which a thread waits for its oldest.
@@ -208,8 +206,7 @@ impl Packing<'_> {
             if is_done || ring.len() >= self.most {
                 let running = done.as_ref().filter(|_| !is_done);
                 running.map_or(Ok(()), SyncEvent::wait)?;
-                if let Some((mut buffer, _)) = ring.pop_front() {
-                    buffer.truncate(bytes);
+                if let Some((buffer, _)) = ring.pop_front() {
                     return Ok(buffer);
                 }
             }
@@ -232,7 +229,7 @@ impl Packing<'_> {
                     copy_past_cache(src.as_ptr().cast(), out.as_ptr().cast(), region.len);
                     src = out;
                 }
-                region.write(self.tables, src, out);
+                region.write(src, out);
             }
             add_copy(
                 &mut copies,
@@ -308,14 +305,14 @@ mod tests {
         let memory = DeviceBufferMut::allocate(&queue, bytes).unwrap();
         let source = vec![7_u8; bytes];
         let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
-        let mut regions = [CopyRegion::new(src, 0, bytes - 64); 2];
-        // There is no table of views.
-        regions[1] = CopyRegion::new(src, 0, 64).rewritten(Rewrite::Views(0));
-        regions[1].dst = bytes - 64;
+        let region = CopyRegion::new(src, 0, bytes - 64);
+        let mut chunks = chunks(&[region], SMALL_CHUNK, bytes - 64);
+        // There are more bits than the result has room for.
+        let bits = Rewrite::Bits { skip: 0, bits: 513 };
+        chunks.push(vec![CopyRegion::new(src, 0, 64).rewritten(bits)]);
         let packing = Packing {
-            chunks: chunks(&regions, SMALL_CHUNK, bytes),
+            chunks,
             next: AtomicUsize::new(0),
-            tables: &[],
             queue: &queue,
             base: memory.address(),
             most: 64,
@@ -329,7 +326,7 @@ mod tests {
         assert!(packing.next.into_inner() >= packing.chunks.len());
         let (packed, buffers) = packing.done.into_inner().unwrap();
         assert!(matches!(packed, Err(Error::Panic { .. })), "{packed:?}");
-        assert_eq!((buffers.len(), copies), (5, 5));
+        assert_eq!((buffers.len(), copies), (6, 6));
         queue.synchronize().unwrap();
     }
 }

@@ -39,28 +39,30 @@ impl<'a> Planner<'a> {
             .try_fold(0usize, |all, view| all.checked_add(view.length));
         let length = rows.ok_or_else(too_large)?;
         check_rows(length)?;
+        let children = Vec::with_capacity(layout.n_children());
         let mut node = Node {
-            data_type: of.clone(),
-            layout: *layout,
-            length,
-            cut: false,
             // True once the transfer has completed.
             padded: true,
-            offset: 0,
-            validity_offset: 0,
-            nulls: NullCount::known(if layout.is_null_type() { length } else { 0 }),
-            buffers: Buffers::new(),
-            children: Vec::with_capacity(layout.n_children()),
+            ..Node::new(of.clone(), length, Buffers::new(), children)
         };
+        if layout.is_null_type() {
+            node.nulls.set(length);
+        }
         if layout.has_validity() {
             self.validity(parts, &mut node)?;
         }
+        // All runs are copied, with rows that the part does not refer to.
+        let all_runs = matches!(parts, [one] if self.scope == Scope::Reachable || one.is_uncut());
         match layout.nesting {
             Nesting::Leaf if layout.variadic => self.views(parts, &mut node)?,
             Nesting::Leaf => match layout.buffers() {
-                [_, BufferKind::Bits] => node.buffers.push(self.bit_values(parts)?),
+                [_, BufferKind::Bits] => {
+                    self.check_present(parts, 1)?;
+                    let values = self.bits(1, parts, |k| Some(parts[k].offset))?;
+                    node.buffers.push(values);
+                }
                 [_, BufferKind::Fixed { .. }] => {
-                    node.buffers.push(self.values(parts, 1, |_| Rewrite::None)?);
+                    node.buffers.push(self.values(parts, 1, |_| 0)?);
                 }
                 [_, BufferKind::Offsets { .. }, _] => self.ranges(parts, &mut node)?,
                 _ => {}
@@ -68,11 +70,11 @@ impl<'a> Planner<'a> {
             Nesting::Ranges => self.ranges(parts, &mut node)?,
             Nesting::Dictionary => self.dictionary(parts, &mut node)?,
             Nesting::Anywhere => self.anywhere(parts, &mut node)?,
-            Nesting::Runs if !self.takes_all_runs(parts) => self.runs(parts, &mut node)?,
+            Nesting::Runs if !all_runs => self.runs(parts, &mut node)?,
             Nesting::RowByRow | Nesting::Times(_) | Nesting::Runs => {
                 if let Some(BufferKind::Fixed { .. }) = layout.buffers().first() {
                     // The type ids of a sparse union.
-                    node.buffers.push(self.values(parts, 0, |_| Rewrite::None)?);
+                    node.buffers.push(self.values(parts, 0, |_| 0)?);
                 }
                 for i in 0..layout.n_children() {
                     let rows: Parts<'a> = parts.iter().map(|view| view.child(i)).collect();
@@ -95,17 +97,12 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Whether all runs are copied, with rows that the parts do not refer to.
-    fn takes_all_runs(&self, parts: &[View<'a>]) -> bool {
-        matches!(parts, [one] if self.scope == Scope::Reachable || one.is_uncut())
-    }
-
-    /// Returns buffer `i`, of values of one width for each row; part `k` is changed by `rewrite(k)`.
+    /// Returns buffer `i`, of values of one width for each row; `more(k)` is added to those of part `k`.
     pub(super) fn values(
         &mut self,
         parts: &[View<'a>],
         i: usize,
-        rewrite: impl Fn(usize) -> Rewrite,
+        more: impl Fn(usize) -> usize,
     ) -> Result<NodeBuffer> {
         let Some(BufferKind::Fixed { width, .. }) = parts[0].layout().buffers().get(i) else {
             return Ok(NodeBuffer::absent());
@@ -120,7 +117,7 @@ impl<'a> Planner<'a> {
             if !buffer.is_null() {
                 let (from, bytes) = (view.offset * width, view.length.saturating_mul(width));
                 let region = CopyRegion::of(buffer, from, bytes).padded(one && is_whole(*view));
-                regions.extend(self.changed(region, rewrite(k)));
+                regions.extend(self.changed(region, Rewrite::add(width, more(k) as i64)));
             }
         }
         self.buffer(self.to_device, regions)
@@ -154,19 +151,6 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Returns buffer 1, of a bit for each row.
-    fn bit_values(&mut self, parts: &[View<'a>]) -> Result<NodeBuffer> {
-        match parts {
-            [one] if one.length == 0 || one.node.buffers[1].is_null() => {
-                self.buffer(self.to_device, [])
-            }
-            _ => {
-                self.check_present(parts, 1)?;
-                self.bits(1, parts, |k| Some(parts[k].offset))
-            }
-        }
-    }
-
     /// Returns buffer `i`, of a bit for each row; the first one of part `k` is bit `first(k)` of its buffer, or all are set. The host makes
     /// those that go to another place in their bytes, or have others in them.
     fn bits(
@@ -176,6 +160,9 @@ impl<'a> Planner<'a> {
         first: impl Fn(usize) -> Option<usize>,
     ) -> Result<NodeBuffer> {
         let rows: usize = parts.iter().map(|view| view.length).sum();
+        if rows == 0 {
+            return self.buffer(self.to_device, []);
+        }
         // Rows that take no memory may be more than there are bits anywhere.
         if rows.div_ceil(8) as u64 > MOST {
             return Err(too_large());
@@ -229,10 +216,10 @@ impl<'a> Planner<'a> {
         self.check_present(parts, 1)?;
         let (view, one) = (parts[0], parts.len() == 1);
         let nested = !view.node.children.is_empty();
-        let width = match view.layout().buffers().get(1) {
-            Some(BufferKind::Offsets { width }) => usize::from(*width),
-            _ => return Ok(()),
+        let Some(BufferKind::Offsets { width }) = view.layout().buffers().get(1) else {
+            return Ok(());
         };
+        let width = usize::from(*width);
         // Offsets that are copied as they are, with everything that they can refer to. Buffers of arrow-rs arrays may be longer than
         // their rows need, so that the offsets of host memory are always read.
         let uncut = one && view.is_uncut() && !self.is_exact() && !self.readable;
@@ -269,13 +256,7 @@ impl<'a> Planner<'a> {
             let (from, n) = (view.offset + skip, view.length + 1 - skip);
             let region = CopyRegion::of(&view.node.buffers[1], from * width, n * width);
             let region = region.padded(one && is_whole(*view));
-            let rewrite = match (items as i64).wrapping_sub(first) {
-                0 => Rewrite::None,
-                n => Rewrite::Add {
-                    width: width as u8,
-                    n,
-                },
-            };
+            let rewrite = Rewrite::add(width, (items as i64).wrapping_sub(first));
             offsets.extend(match view.length {
                 0 => Some(self.known(vec![0u8; width])),
                 _ => self.changed(region, rewrite),
@@ -330,7 +311,7 @@ impl<'a> Planner<'a> {
             Some(_) => Ok(()),
             None => {
                 let at = || self.path(view, 2);
-                check_size(self.device(), values.address(), last, at).map(drop)
+                check_size(self.device, values.address(), last, at).map(drop)
             }
         }
     }
@@ -349,7 +330,7 @@ impl<'a> Planner<'a> {
         }
         Err(Error::argument(format!(
             "concat on {}: {}, of type {}, would have {n} {what}, at most {most} are possible: {instead}",
-            self.device(),
+            self.device,
             self.node_path(view),
             view.node.data_type
         )))

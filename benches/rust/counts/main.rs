@@ -8,7 +8,7 @@ use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions,
@@ -173,8 +173,9 @@ fn validation() -> Result<()> {
         ("dictionary", 1),
         ("dense_union", 1),
     ] {
-        let up = device.upload(&batches::named(kind, columns, 10_000)?)?;
-        let bytes = up.as_struct().get_slice_memory_size()?;
+        let batch = batches::named(kind, columns, 10_000)?;
+        let up = device.upload(&batch)?;
+        let bytes = StructArray::from(batch).to_data().get_slice_memory_size()?;
         up.wait()?;
         let (imported, cost) = cost(&device, || round_trip(&up, &full))?;
         drop(imported);

@@ -1,5 +1,6 @@
-//! Every call of Vulkan fails once, and each submission is looked at: through an interposer that takes the loader's place in a process of
-//! each test's own.
+//! Every call of Vulkan fails once: through an interposer that takes the loader's place in a process of each test's own.
 
+mod barriers;
 mod every_call;
-mod order;
+mod foreign;
+mod polls;

@@ -30,12 +30,14 @@ struct ArrowDeviceArray {
 
 #define CHECK(condition) do { if (!(condition)) return __LINE__; } while (0)
 
-/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, under the program's lock. */
+/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, and `set` is vkSetEvent, both under the
+   program's locks. */
 struct shared {
   VkPhysicalDevice physical;
   VkDevice device;
   uint32_t family;
   VkResult (*submit)(const VkSubmitInfo*, VkFence, void*);
+  VkResult (*set)(VkEvent, void*);
   void* context;
 };
 
@@ -85,15 +87,13 @@ struct producer {
   struct memory memory, source;
   VkEvent event;
   VkCommandPool pool;
-  VkCommandBuffer commands;
   VkFence fence;
   int64_t rows;
   const void* buffers[2];
 };
 
-/* When the event is set: by commands that peer_open submits, by commands that were submitted before the array is handed over, or by the
-   host before that; or there is none. */
-enum { LATER, BY_QUEUE, SET_BEFORE, NO_EVENT };
+/* Who sets the event: the host when peer_open is called, the queue, or the host before the array is handed over; or there is none. */
+enum { BY_HOST, BY_QUEUE, SET_BEFORE, NO_EVENT };
 
 static int releases;
 
@@ -152,19 +152,18 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   VkEventCreateInfo info = {.sType = VK_STRUCTURE_TYPE_EVENT_CREATE_INFO};
   if (who != NO_EVENT) CHECK(vkCreateEvent(s->device, &info, NULL, &p->event) == VK_SUCCESS);
   if (who == SET_BEFORE || who == NO_EVENT) fill(p, p->memory.host);
-  if (who == SET_BEFORE) CHECK(vkSetEvent(s->device, p->event) == VK_SUCCESS);
-  if (who == BY_QUEUE || who == LATER) {
+  if (who == SET_BEFORE) CHECK(s->set(p->event, s->context) == VK_SUCCESS);
+  if (who == BY_QUEUE) {
     fill(p, p->source.host);
     VkCommandBuffer commands;
     if ((line = begin(s, &p->pool, &commands))) return line;
-    p->commands = commands;
     VkBufferCopy all = {.size = *bytes};
     vkCmdCopyBuffer(commands, p->source.buffer, p->memory.buffer, 1, &all);
     VkMemoryBarrier written = {.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
                                .dstAccessMask = VK_ACCESS_MEMORY_READ_BIT};
     vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 1, &written, 0, NULL, 0, NULL);
     vkCmdSetEvent(commands, p->event, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT);
-    if (who == BY_QUEUE && (line = submit(s, commands, &p->fence))) return line;
+    if ((line = submit(s, commands, &p->fence))) return line;
   }
   p->buffers[1] = (const void*)(uintptr_t)p->memory.address;
   *buffer = p->memory.buffer;
@@ -182,10 +181,12 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   return 0;
 }
 
-/* Submits the commands that write the values and set the event: for LATER. */
+/* Writes the values, and sets the event: for BY_HOST. */
 int peer_open(void* producer) {
   struct producer* p = producer;
-  return submit(&p->shared, p->commands, &p->fence);
+  fill(p, p->memory.host);
+  CHECK(p->shared.set(p->event, p->shared.context) == VK_SUCCESS);
+  return 0;
 }
 
 /* Whether the event of an array is set: 1 or 0. */
