@@ -159,7 +159,7 @@ impl DeviceBuffer {
         let device = self.device().clone();
         let (base, bytes) = self.into_raw(&queue)?;
         let slice = plain_device(&device).and_then(|cuda| {
-            cuda.context.heap.forget(base);
+            cuda.context.heap.live.remove(base);
             let _current = cuda.context.enter()?;
             let upgrade = || {
                 let address = base.address() as CUdeviceptr;

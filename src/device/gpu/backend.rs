@@ -14,7 +14,7 @@ use crate::device::backend::{
     AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
 };
 use crate::device::parts::Worker;
-use crate::device::{Device, DeviceId};
+use crate::device::{Device, DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// A GPU, driven through its vendor's [`Runtime`].
@@ -168,7 +168,7 @@ unsafe impl<R: Runtime> Backend for Gpu<R> {
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
         if !self.context.is_forked() {
-            self.context.heap.give_back_staging(address, bytes);
+            lock(&self.context.heap.staging).idle.push((address, bytes));
         }
     }
 

@@ -71,7 +71,7 @@ pub(super) type After = Box<EventCell>;
 #[derive(Default)]
 pub(crate) struct Heap {
     /// The device's own memory in use.
-    pub(super) live: Ranges<()>,
+    pub(crate) live: Ranges<()>,
     /// Idle memory of the device's, with an event after its last use.
     pub(super) idle: Pool<After>,
     /// The device's memory that could not be freed in a queue's order: freed once all work has
@@ -109,21 +109,10 @@ impl Heap {
         });
     }
 
-    /// Forgets memory that does not belong to the device any more.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn forget(&self, base: DevicePtr) {
-        self.live.remove(base);
-    }
-
     /// Frees memory of the device's that could not be freed in a queue's order, and that queued work
     /// may still use, once all work has ended.
     pub(crate) fn give_up(&self, base: DevicePtr) {
         self.live.remove(base);
         lock(&self.given_up).push(base);
-    }
-
-    /// Takes staging memory back, which no work uses.
-    pub(super) fn give_back_staging(&self, base: DevicePtr, bytes: usize) {
-        lock(&self.staging).idle.push((base, bytes));
     }
 }

@@ -106,7 +106,7 @@ impl<E> Pool<E> {
     }
 
     /// Takes out a block of at least `bytes` bytes, at most twice as large, for work on `queue` from now on: the smallest of
-    /// the queue's own, of which the newest, or else the smallest of the oldest few of other queues for whose event `is_done`
+    /// the queue's own (of equal ones the newest), or else the smallest of the oldest few of other queues for whose event `is_done`
     /// returns `true`.
     pub fn take(
         &self,

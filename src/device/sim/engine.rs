@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::state::{Copies, Core, Done, Op, Point, State, Work, is_host, owner_of};
+use super::state::{Core, Done, Op, Point, State, is_host, owner_of};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
 use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
@@ -105,7 +105,7 @@ impl Core {
                 Some(&Op::Wait(point)) if !state.reached(point) => {
                     state.waiting.entry(point).or_default().push(id);
                 }
-                Some(Op::Copy(copies)) if copies.due.is_some_and(|due| due > Instant::now()) => {
+                Some(Op::Work(work)) if work.due.is_some_and(|due| due > Instant::now()) => {
                     state.ready.push_back(id);
                     slow += 1;
                     if slow >= state.ready.len() {
@@ -130,15 +130,8 @@ impl Core {
         let state = &mut *guard;
         // It stays in the queue while it runs, and with it the host memory that it uses.
         let first = state.queues.get_mut(&id);
-        let work: Option<Work> = match first.and_then(|queue| queue.pending.front_mut()) {
-            Some(Op::Copy(Copies { list, .. })) => {
-                let copies = list.clone();
-                // The last one first, because their order must not matter.
-                Some(Box::new(move |core| {
-                    copies.iter().rev().try_for_each(|copy| core.run_copy(copy))
-                }))
-            }
-            Some(Op::Work(work)) => work.take(),
+        let run = match first.and_then(|queue| queue.pending.front_mut()) {
+            Some(Op::Work(work)) => work.run.take(),
             Some(Op::Free(address)) => {
                 state.memory.finish_free(*address);
                 None
@@ -147,7 +140,7 @@ impl Core {
         };
         drop(guard);
         let before = ON_ENGINE.replace(true);
-        let result = work.map_or(Ok(()), |work| work(self));
+        let result = run.map_or(Ok(()), |run| run(self));
         ON_ENGINE.set(before);
         let mut done = Done::default();
         let mut state = self.state();
@@ -164,7 +157,7 @@ impl Core {
         done
     }
 
-    fn run_copy(&self, copy: &CopyOp) -> Result<()> {
+    pub(super) fn run_copy(&self, copy: &CopyOp) -> Result<()> {
         let CopyOp {
             src, dst, bytes, ..
         } = *copy;

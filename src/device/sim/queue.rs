@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::kernel;
-use super::state::{Copies, Core, Op, QueueState, State};
+use super::state::{Core, Op, QueueState, State, Work};
 use super::{FaultOp, MISUSE, SimMemory};
 use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
@@ -127,7 +127,7 @@ impl SimQueue {
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Result<()> {
-        let kernel = Op::Work(Some(Box::new(move |core| kernel::run(core, kernel))));
+        let kernel = Op::Work(Work::new(move |core| kernel::run(core, kernel)));
         self.submit(FaultOp::Launch, "launch", kernel)
     }
 }
@@ -196,11 +196,11 @@ unsafe impl RawQueue for SimQueue {
                 CopyKind::DeviceToDevice => 0..0,
             })
         });
-        let copies = Op::Copy(Copies {
-            host: host.cloned().collect(),
-            list: copies.into(),
-            due,
-        });
+        let (host, copies) = (host.cloned().collect(), copies.to_vec());
+        // The last one first, because their order must not matter.
+        let run =
+            Work::new(move |core| copies.iter().rev().try_for_each(|copy| core.run_copy(copy)));
+        let copies = Op::Work(Work { due, host, ..run });
         self.core.enqueue(state, self.id, copies).map(drop)
     }
 
@@ -208,7 +208,7 @@ unsafe impl RawQueue for SimQueue {
         if dst.is_null() || bytes == 0 {
             return Err(Error::argument("empty or null fill"));
         }
-        let fill = Op::Work(Some(Box::new(move |core| core.run_fill(dst, byte, bytes))));
+        let fill = Op::Work(Work::new(move |core| core.run_fill(dst, byte, bytes)));
         self.submit(FaultOp::Fill, "fill", fill)
     }
 

@@ -9,7 +9,7 @@ use super::memory::{Allocator, Memory};
 use super::{FaultOp, Faults, INVALID_ACCESS, MISUSE, SimConfig};
 use crate::abi::guard;
 use crate::device::parts::{Ranges, Reserved, Worker};
-use crate::device::{CopyOp, DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
+use crate::device::{DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
 use crate::error::{Error, Result};
 
 /// The simulated devices of this process, by their addresses.
@@ -170,11 +170,15 @@ impl Core {
         bytes: usize,
     ) -> Result<usize> {
         let freed = state.memory.begin_free(base.address(), bytes);
-        freed.map(|()| base.address()).map_err(|why| {
-            let text = format!("free of {base:?} ({bytes} bytes): {why}");
-            state.violations.push(text.clone());
-            self.error("free", MISUSE, text)
-        })
+        freed
+            .map(|()| base.address())
+            .map_err(|why| self.misuse(state, "free", format!("{base:?} ({bytes} bytes): {why}")))
+    }
+
+    /// Notes a violation, and returns it as an error.
+    fn misuse(&self, state: &mut State, operation: &'static str, text: String) -> Error {
+        state.violations.push(format!("{operation}: {text}"));
+        self.error(operation, MISUSE, text)
     }
 
     /// Returns the position of a live event of this device. Anything else is refused, and becomes a
@@ -188,8 +192,7 @@ impl Core {
         let found = state.events.get(&event.as_ptr().addr()).copied();
         found.ok_or_else(|| {
             let text = format!("{event:?} is not a live event of {}", self.id);
-            state.violations.push(format!("{operation}: {text}"));
-            self.error(operation, MISUSE, text)
+            self.misuse(state, operation, text)
         })
     }
 }
@@ -230,9 +233,9 @@ impl State {
         if queue.dropped && queue.pending.is_empty() {
             self.queues.remove(&id);
         }
-        if let Some(Op::Copy(copies)) = &mut op {
+        if let Some(Op::Work(work)) = &mut op {
             // It may be freed from now on.
-            copies.host.clear();
+            work.host.clear();
         }
         done.0.extend(op);
         let waited = self.waiting.remove(&reached);
@@ -279,14 +282,9 @@ impl Drop for Done {
     }
 }
 
-/// What runs on the engine of the device.
-pub(super) type Work = Box<dyn FnOnce(&Core) -> Result<()> + Send>;
-
 /// Queued work.
 pub(super) enum Op {
-    Copy(Copies),
-    /// A fill, or a kernel; `None` once it has begun to run.
-    Work(Option<Work>),
+    Work(Work),
     /// Frees the allocation at this address.
     Free(usize),
     /// The position of an event.
@@ -294,13 +292,26 @@ pub(super) enum Op {
     Wait(Point),
 }
 
-/// A list of copies.
-pub(super) struct Copies {
-    pub(super) list: Arc<[CopyOp]>,
-    /// When they may run, if copies are slowed down.
+type Run = Box<dyn FnOnce(&Core) -> Result<()> + Send>;
+
+/// Copies, a fill, or a kernel.
+pub(super) struct Work {
+    /// What runs on the engine of the device; `None` once it has begun to run.
+    pub(super) run: Option<Run>,
+    /// When it may run, if copies are slowed down.
     pub(super) due: Option<Instant>,
-    /// The host allocations that they use, which must not be freed until they have run.
+    /// The host allocations that it uses, which must not be freed until it has run.
     pub(super) host: Vec<Arc<Memory>>,
+}
+
+impl Work {
+    pub(super) fn new(run: impl FnOnce(&Core) -> Result<()> + Send + 'static) -> Self {
+        Self {
+            run: Some(Box::new(run)),
+            due: None,
+            host: Vec::new(),
+        }
+    }
 }
 
 #[derive(Default)]
