@@ -214,7 +214,6 @@ fn export(
 ) -> Result<DlpackTensor> {
     check_addresses(device.id())?;
     device.check_export()?;
-    let order = options.stream.order(device)?;
     let tensor = DlpackTensor {
         // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.
         buffer: buffer.filter(|buffer| !buffer.is_empty()),
@@ -224,10 +223,9 @@ fn export(
         release: options.release,
         is_copy,
     };
-    if let Some(buffer) = &tensor.buffer {
-        // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
-        unsafe { order.apply(buffer.owner()) }?;
-    }
+    let owner = tensor.buffer.as_ref().map(|buffer| &**buffer.owner());
+    // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
+    unsafe { options.stream.wait(device, owner) }?;
     Ok(tensor)
 }
 

@@ -59,70 +59,53 @@ impl<'a> DlpackStream<'a> {
         Self(Kind::Queue(queue))
     }
 
-    /// What must wait on `device`.
-    pub(crate) fn order(self, device: &Device) -> Result<Order<'a>> {
+    /// Makes this wait until the memory of `owner`, if there is some, is ready.
+    ///
+    /// # Safety
+    /// A stream given by its handle is a live stream of `device`, the owner's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a stream that the device cannot have, and those that the device reports.
+    pub(crate) unsafe fn wait(self, device: &Device, owner: Option<&Owner>) -> Result<()> {
         let number = match self.0 {
             Kind::Number(number) => number,
             Kind::Queue(queue) => {
                 check_queue(queue, device)?;
-                return Ok(Order::Queue(queue));
+                return owner.map_or(Ok(()), |owner| owner.wait_on(queue));
             }
         };
         let device_type = device.id().device_type;
         let cuda = matches!(device_type, T::CUDA | T::CUDA_HOST | T::CUDA_MANAGED);
         let rocm = matches!(device_type, T::ROCM | T::ROCM_HOST);
-        let order = match number {
+        // `None` means that this thread waits.
+        let stream = match number {
             // Consumers on the host read memory that the host can read at once.
-            None if device_type == T::CUDA => Ok(Order::Default(1)),
-            None if device_type == T::ROCM => Ok(Order::Default(0)),
-            None => Ok(Order::Host),
+            None if device_type == T::CUDA => Ok(Some(1)),
+            None if device_type == T::ROCM => Ok(Some(0)),
+            None => Ok(None),
             Some(_) if device_type == T::CPU => Err("on the CPU only None is accepted"),
-            Some(-1) => Ok(Order::Nothing),
+            Some(-1) => return Ok(()),
             Some(0) if cuda => Err("0 could mean either default stream; pass 1 or 2"),
             Some(1 | 2) if rocm => Err("ROCm's default stream is 0 or None"),
             Some(n) if cuda || rocm => usize::try_from(n)
-                .map(Order::Stream)
+                .map(Some)
                 .map_err(|_| "the only negative number allowed is -1"),
             Some(_) => Err("streams of this device have no numbers; pass None or -1"),
         };
-        order.map_err(|why| {
+        let stream = stream.map_err(|why| {
             let number = number.map_or("None".into(), |n| n.to_string());
             Error::argument(format!("DLPack stream {number} for {device}: {why}"))
-        })
-    }
-}
-
-/// What waits until the memory is ready.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Order<'a> {
-    Nothing,
-    /// This thread.
-    Host,
-    Queue(&'a Queue),
-    /// A default stream, or this thread if the backend cannot make a stream wait.
-    Default(usize),
-    Stream(usize),
-}
-
-impl Order<'_> {
-    /// Makes this wait until the memory is ready.
-    ///
-    /// # Safety
-    /// A stream given by its handle is a live stream of the owner's device.
-    pub(super) unsafe fn apply(self, owner: &Owner) -> Result<()> {
-        let stream = match self {
-            Self::Nothing => return Ok(()),
-            Self::Host => return owner.wait_host(),
-            Self::Queue(queue) => return owner.wait_on(queue),
-            Self::Default(stream) | Self::Stream(stream) => stream,
-        };
-        let (device, Some(event)) = (owner.device(), owner.ready()) else {
+        })?;
+        let Some((owner, event)) = owner.and_then(|owner| Some((owner, owner.ready()?))) else {
             return Ok(());
         };
         let backend = device.backend();
         let accepts = event.device() == device || backend.relation(event.device().backend()).waits;
-        if !accepts || event.is_complete()? {
+        let Some(stream) = stream.filter(|_| accepts) else {
             return owner.wait_host();
+        };
+        if event.is_complete()? {
+            return Ok(());
         }
         // SAFETY: the caller guarantees that the stream is live. The owner keeps the event alive, and the check above ensures
         // that the device accepts it.
@@ -130,9 +113,9 @@ impl Order<'_> {
             Counters::add(&device.counters().queue_waits, 1);
             return Ok(());
         }
-        match self {
-            Self::Default(_) => owner.wait_host(),
-            _ => Err(unsupported(
+        match number {
+            None => owner.wait_host(),
+            Some(_) => Err(unsupported(
                 device.id(),
                 "its backend does not support stream numbers; pass the stream None",
             )),

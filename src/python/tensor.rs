@@ -83,7 +83,8 @@ pub unsafe fn tensor_to_python<'py>(
     }
     // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
     let stream = unsafe { DlpackStream::from_number(stream) };
-    stream.order(column.device())?;
+    // SAFETY: the stream is only checked here.
+    unsafe { stream.wait(column.device(), None) }?;
     let options = DlpackOptions::new(stream);
     let options = match copy {
         Some(true) => options.with_copy(),
