@@ -22,7 +22,7 @@ use crate::error::Result;
 /// Returns the number of ROCm devices.
 ///
 /// # Errors
-/// Returns [`Error::DeviceNotAvailable`] with the reason if there is no HIP runtime.
+/// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no HIP runtime.
 pub fn device_count() -> Result<usize> {
     gpu::device_count::<Hip>(ArrowDeviceType::ROCM)
 }
