@@ -47,39 +47,40 @@
 //! An address does not name its VkBuffer. So arrays of another producer are copied (downloaded, for instance) only if they lie in a
 //! VkBuffer that was made known with `wrap_buffer`; a shader reads them in any case.
 //!
-//! Staging memory is mapped and coherent host memory, from and to which the device copies. Other host memory is copied by way of
-//! such memory. Copies and fills are exact to the byte, at any alignment.
+//! Staging memory is mapped and coherent host memory, from and to which the device copies. A copy from other host memory goes through
+//! such memory when it is queued, and a copy to other host memory, which only direct callers of a queue make, waits for the device.
+//! Copies and fills are exact to the byte, at any alignment.
 //!
 //! # Queues
 //!
 //! [`VulkanConfig::open`] takes up to four VkQueues of one family, which the device's queues use in turn; an adopted device has one.
-//! A program gives its command buffers to [`VulkanQueue::submit`], which runs them in the order of the queue. It may also submit to
-//! the VkQueue itself, after [`VulkanQueue::submitted`]: its commands then see what the queue has written so far, and what is queued
-//! afterwards comes after them. On another VkQueue, the program waits for the semaphore that `submitted` returns. Memory belongs to
-//! the family of the queues.
+//! Queues of one VkQueue work in one order. A program gives its command buffers to [`VulkanQueue::submit`], which runs them in that
+//! order. It may also submit to the VkQueue itself, after [`VulkanQueue::submitted`]: its commands then see what the queue has written so
+//! far, and what is queued afterwards comes after them. On another VkQueue, the program waits for the semaphore that `submitted` returns.
+//! Memory belongs to the family of the queues.
+//!
+//! What is queued is submitted at once. Each submission has commands, and waits only for semaphore values whose signal was submitted
+//! before, so that neither a driver nor the host holds any work back.
 //!
 //! # Events
 //!
 //! `sync_event` points to a `VkEvent`.
 //!
 //! - **Out:** commands set it, after a barrier behind all that the array consists of. It may be polled with `vkGetEventStatus`. Commands
-//!   may wait for it (`vkCmdWaitEvents`) only on the VkQueue of the queue that recorded it ([`VulkanQueue::shared_queue`]), and only
-//!   after [`VulkanQueue::submitted`]: Vulkan allows no other VkQueue, and what is held back is submitted later. It is reset and used
-//!   again once the array was released, so commands that wait for it must have run by then.
-//! - **In:** Vulkan has no wait of the host for an event, and on the device only commands of the queue that sets it may wait for it.
-//!   So a thread polls it, at intervals of up to a millisecond, and the host holds the work of the queue that waits back until it is
-//!   set. No call blocks, and other queues go on. The producer makes its writes available before it sets the event
-//!   (`vkCmdPipelineBarrier` before `vkCmdSetEvent`), and sets it by commands, or with [`set_event`]: Vulkan allows no
-//!   other use of an event while the host sets it, and this crate polls it.
+//!   may wait for it (`vkCmdWaitEvents`) only on the VkQueue of the queue that recorded it ([`VulkanQueue::shared_queue`]): Vulkan allows
+//!   no other. It is reset and used again once the array was released, so commands that wait for it must have run by then.
+//! - **In:** on the device only commands of the VkQueue that sets an event may wait for it, and Vulkan has no wait of the host for one.
+//!   So the thread that makes a queue wait for a pending event of another library, as a kernel's loan of the array or its download does,
+//!   waits itself: it polls the event, at intervals of up to a millisecond. An import does not wait. The producer makes its writes
+//!   available before it sets the event (`vkCmdPipelineBarrier` before `vkCmdSetEvent`), and sets it by commands, or by the host before
+//!   it hands the array over: Vulkan allows no other use of an event while the host sets it, and this crate polls it.
 //!
 //! An event of another VkDevice is refused if this crate has recorded it. Otherwise Vulkan cannot tell, nor whether an event was made
 //! with `VK_EVENT_CREATE_DEVICE_ONLY_BIT`, which cannot be polled: importing either is undefined behaviour, and so excluded by the
 //! contract of the unsafe import. A null handle is refused.
 //!
-//! If the VkDevice is lost, or cannot take work that was held back (`vkQueueSubmit` fails, for lack of memory for example), the device
-//! has failed: from then on each of its operations returns that error, and no event is reported as complete. Consumers of events that
-//! were exported before learn from Vulkan that the VkDevice is lost. Otherwise they learn nothing: events of work that was held back
-//! are never set.
+//! If the VkDevice is lost, the device has failed: from then on each of its operations returns that error, and no event is reported as
+//! complete. Consumers of events that were exported before learn it from Vulkan.
 //!
 //! # Limits
 //!
@@ -92,39 +93,52 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `physical.rs`, `codes.rs` | the loader, the physical devices and what each offers; errors of calls |
-//! | `context.rs` | a device of Vulkan, its end, and the lock of a VkQueue |
-//! | `memory.rs` | buffers with addresses |
-//! | `lane.rs`, `batch.rs`, `submit.rs` | the order of a queue's work; what is submitted, held back and under way; when |
-//! | `event.rs` | the places that `sync_event` points to, and what is asked of events |
-//! | `shared.rs`, `copy.rs` | what the queues of a device share: memory for reuse; copies and fills as commands |
-//! | `queue.rs`, `device.rs` | the implementations of the traits |
-//! | `config.rs`, `registry.rs` | how devices are opened, and found by name |
+//! | `open.rs` | the physical devices, how one is opened, and a program's own adopted |
+//! | `sys.rs` | the loader, errors of calls, a device of Vulkan and its end, the lock of a VkQueue |
+//! | `memory.rs` | buffers with addresses; copies and fills as commands |
+//! | `order.rs`, `event.rs` | the order of a VkQueue's work: what is submitted, and when it is done; the VkEvents that are recorded |
+//! | `runtime.rs`, `shared.rs` | the implementations of the traits; what a device and its queues share, and its end |
+//! | `handles.rs` | native handles, and a program's own buffers and commands |
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod batch;
-mod codes;
-mod config;
-mod context;
-mod copy;
-mod device;
 mod event;
-mod lane;
+mod handles;
 mod memory;
-mod physical;
-mod queue;
-mod registry;
+mod open;
+mod order;
+mod runtime;
 mod shared;
-mod submit;
+mod sys;
 
+use arrow_device::{ArrowDeviceType, Devices};
 pub use ash;
-pub use config::{VulkanConfig, VulkanParts};
-pub use context::SharedQueue;
-pub use device::VulkanDevice;
-pub use event::set_event;
-pub use physical::{VulkanDeviceInfo, devices};
-pub use queue::VulkanQueue;
-pub use registry::register;
+pub use open::{VulkanConfig, VulkanParts, devices};
+pub use runtime::{VulkanDevice, VulkanQueue};
+pub use sys::{SharedQueue, VulkanDeviceInfo};
+
+/// Registers Vulkan with a set of devices: `Devices::open("vulkan:0")` opens the first physical device, with the defaults of
+/// [`VulkanConfig`], at its first use.
+///
+/// Memory and events belong to a VkDevice, which an id does not name. An import uses the device that the set has for the id: add the
+/// one of [`VulkanConfig::adopt`] with [`Devices::add`] before the id is used for another.
+///
+/// ```no_run
+/// use arrow_device::Devices;
+/// arrow_device_vulkan::register(Devices::global());
+/// let device = Devices::open("vulkan:0")?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+pub fn register(devices: &Devices) {
+    devices.register(ArrowDeviceType::VULKAN, |number| {
+        match usize::try_from(number) {
+            Ok(number) => VulkanConfig::new(number).open(),
+            Err(_) => {
+                let id = VulkanConfig::new(0).with_id(number).id();
+                Err(sys::absent(id, "Vulkan devices are numbered from 0"))
+            }
+        }
+    });
+}
 
 /// The programs of the page, which are tested as they stand.
 #[cfg(doctest)]

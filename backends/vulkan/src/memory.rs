@@ -1,179 +1,144 @@
-//! Memory: buffers with addresses, from the sub-allocator.
+//! Memory: buffers with addresses, from the sub-allocator, and the commands that copy and fill.
 
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use arrow_device::Result;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::parts::Ranges;
+use arrow_device::{Error, Result};
 use ash::vk;
-use gpu_allocator::vulkan::{
-    Allocation, AllocationCreateDesc, AllocationScheme, Allocator, AllocatorCreateDesc,
-};
-use gpu_allocator::{AllocationError, AllocationSizes, MemoryLocation};
+use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme};
+use gpu_allocator::{AllocationError, MemoryLocation};
 
-use crate::codes::Of;
-use crate::context::{Context, lock};
+use crate::sys::{Context, lock};
 
 /// The alignment in bytes that arrow-device asks for.
 const ALIGNMENT: u64 = 64;
 
-/// The sizes in bytes of the memory that the sub-allocator takes from the driver: each is twice the one before.
-const BLOCKS: (u64, u64) = (16 << 20, 256 << 20);
-
-/// What every buffer can be used for.
-const USAGE: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
-    vk::BufferUsageFlags::TRANSFER_SRC.as_raw()
-        | vk::BufferUsageFlags::TRANSFER_DST.as_raw()
-        | vk::BufferUsageFlags::STORAGE_BUFFER.as_raw()
-        | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS.as_raw(),
-);
-
-/// Where memory is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Memory of the device, which counts as not readable by the host.
-    Device,
-    /// Host memory that the device copies from and to: mapped and coherent, and cached where there is any.
-    Host,
+/// A buffer that can be used for storage and copies, and has an address.
+pub(crate) struct Buffer {
+    pub(crate) raw: vk::Buffer,
+    /// Its address: the device's, or for host memory, the host's.
+    pub(crate) base: DevicePtr,
+    pub(crate) bytes: usize,
+    allocation: Option<Allocation>,
+    /// `None` for a program's buffer.
+    context: Option<Arc<Context>>,
 }
 
-/// The memory of a device.
-pub(crate) struct Memory {
-    context: Arc<Context>,
-    allocator: ManuallyDrop<Mutex<Allocator>>,
-    /// The size in bytes of the largest allocation.
-    pub(crate) most: usize,
-}
+/// The live buffers of a device.
+pub(crate) type Buffers = Ranges<Arc<Buffer>>;
 
-impl Memory {
-    pub(crate) fn new(context: &Arc<Context>, most: usize) -> Result<Self> {
-        let sizes = AllocationSizes::new(BLOCKS.0, BLOCKS.0)
-            .with_max_device_memblock_size(BLOCKS.1)
-            .with_max_host_memblock_size(BLOCKS.1);
-        // Whoever has dropped its buffers has none that leak.
-        let mut debug = gpu_allocator::AllocatorDebugSettings::default();
-        debug.log_leaks_on_shutdown = false;
-        let allocator = Allocator::new(&AllocatorCreateDesc {
-            instance: context.instance.clone(),
-            device: context.device.clone(),
-            physical_device: context.physical,
-            debug_settings: debug,
-            buffer_device_address: true,
-            allocation_sizes: sizes,
-        });
-        let allocator =
-            allocator.map_err(|e| context.not_supported("open", format!("gpu-allocator: {e}")))?;
-        Ok(Self {
-            context: context.clone(),
-            allocator: ManuallyDrop::new(Mutex::new(allocator)),
-            most,
-        })
+/// A buffer, and an offset in bytes.
+pub(crate) type Place = (vk::Buffer, u64);
+
+impl Buffer {
+    /// Describes a program's buffer, which its drop leaves alone.
+    pub(crate) fn of_program(raw: vk::Buffer, base: DevicePtr, bytes: usize) -> Self {
+        Self {
+            raw,
+            base,
+            bytes,
+            allocation: None,
+            context: None,
+        }
     }
 
-    /// Allocates memory.
-    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, place: Place) -> Result<Buffer> {
-        let context = &self.context;
-        if bytes > self.most {
+    /// Allocates memory of the device, which counts as not readable by the host.
+    pub(crate) fn on_device(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let mut buffer = Self::new(context, bytes, MemoryLocation::GpuOnly)?;
+        // SAFETY: the buffer is bound, and has the usage for addresses.
+        buffer.base = unsafe { address(context, buffer.raw) }?;
+        buffer.aligned(context)
+    }
+
+    /// Allocates host memory that the device copies from and to: mapped and coherent, and cached where there is any.
+    pub(crate) fn on_host(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        let mut buffer = Self::new(context, bytes, MemoryLocation::GpuToCpu)?;
+        let mapped = buffer.allocation.as_ref().and_then(Allocation::mapped_ptr);
+        buffer.base = mapped.map_or(DevicePtr::NULL, |mapped| DevicePtr::new(mapped.as_ptr()));
+        buffer.aligned(context)
+    }
+
+    fn aligned(self, context: &Context) -> Result<Self> {
+        let base = self.base;
+        if base.is_null() || !base.address().is_multiple_of(ALIGNMENT as usize) {
+            let reason = format!(
+                "the driver returned the address {base:?}, which is not aligned to {ALIGNMENT} bytes"
+            );
+            return Err(context.not_supported("allocate", reason));
+        }
+        Ok(self)
+    }
+
+    fn new(context: &Arc<Context>, bytes: usize, location: MemoryLocation) -> Result<Self> {
+        if bytes == 0 {
+            return Err(Error::InvalidArgument("allocation of 0 bytes".into()));
+        }
+        if bytes > context.info.max_allocation {
             let what = "a single allocation (the most is maxMemoryAllocationSize or maxBufferSize; use smaller batches)";
             return Err(context.out_of_memory(what, bytes));
         }
         let device = &context.device;
         let create = vk::BufferCreateInfo::default()
             .size(bytes as u64)
-            .usage(USAGE)
+            .usage(
+                vk::BufferUsageFlags::TRANSFER_SRC
+                    | vk::BufferUsageFlags::TRANSFER_DST
+                    | vk::BufferUsageFlags::STORAGE_BUFFER
+                    | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS,
+            )
             .sharing_mode(vk::SharingMode::EXCLUSIVE);
-        // SAFETY: the device is live, with bufferDeviceAddress enabled; the size is more than 0, since callers refuse 0, and within
-        // maxBufferSize (VUID-VkBufferCreateInfo-size-00912, VUID-VkBufferCreateInfo-size-06409).
+        // SAFETY: the device is live, with bufferDeviceAddress enabled; the size is more than 0 and within maxBufferSize
+        // (VUID-VkBufferCreateInfo-size-00912, VUID-VkBufferCreateInfo-size-06409).
         let raw = unsafe { device.create_buffer(&create, None) };
-        let raw = context.check_allocation(raw.of("vkCreateBuffer"), bytes)?;
+        let raw = context.check("vkCreateBuffer", raw)?;
         // Destroyed with the buffer's value from now on.
-        let mut buffer = Buffer {
-            raw,
-            base: DevicePtr::NULL,
-            bytes,
-            own: Some(Own {
-                memory: self.clone(),
-                allocation: None,
-            }),
-        };
+        let mut buffer = Self::of_program(raw, DevicePtr::NULL, bytes);
+        buffer.context = Some(context.clone());
         // SAFETY: the buffer was just made.
         let mut requirements = unsafe { device.get_buffer_memory_requirements(raw) };
         requirements.alignment = requirements.alignment.max(ALIGNMENT);
-        let allocation = self.reserve(raw, requirements, place, bytes)?;
+        let allocation = lock(&context.allocator).allocate(&AllocationCreateDesc {
+            name: "",
+            requirements,
+            location,
+            linear: true,
+            allocation_scheme: AllocationScheme::GpuAllocatorManaged,
+        });
+        let allocation = allocation.map_err(|e| match e {
+            // vkAllocateMemory fails for lack of memory, or because there are too many allocations.
+            AllocationError::OutOfMemory
+            | AllocationError::Internal(_)
+            | AllocationError::FailedToMap(_) => context.out_of_memory("vkAllocateMemory", bytes),
+            e => context.not_supported("allocate", e.to_string()),
+        })?;
         // SAFETY: neither buffer nor memory are in use; the memory is of a type that the buffer's requirements name, and offset and
         // size are as these ask (VUID-vkBindBufferMemory-memory-01035, -memoryOffset-01036, -size-01037). Its memory was allocated
         // with VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT (-bufferDeviceAddress-03339). Binding memory needs no other synchronisation.
         let bound =
             unsafe { device.bind_buffer_memory(raw, allocation.memory(), allocation.offset()) };
-        let mapped = allocation.mapped_ptr();
-        if let Some(own) = &mut buffer.own {
-            own.allocation = Some(allocation);
-        }
-        context.check_allocation(bound.of("vkBindBufferMemory"), bytes)?;
-        buffer.base = match (place, mapped) {
-            // SAFETY: the buffer is bound, and has the usage for addresses.
-            (Place::Device, _) => unsafe { address(context, raw) }?,
-            (Place::Host, Some(mapped)) => DevicePtr::new(mapped.as_ptr()),
-            (Place::Host, None) => DevicePtr::NULL,
-        };
-        if buffer.base.is_null() || !buffer.base.address().is_multiple_of(ALIGNMENT as usize) {
-            let reason = format!(
-                "the driver returned the address {:?}, which is not aligned to {ALIGNMENT} bytes",
-                buffer.base
-            );
-            return Err(context.not_supported("allocate", reason));
-        }
+        buffer.allocation = Some(allocation);
+        context.check("vkBindBufferMemory", bound)?;
         Ok(buffer)
-    }
-
-    /// Takes memory from the sub-allocator: a part of a larger piece, or if there is no memory for one, a piece of its own.
-    fn reserve(
-        &self,
-        raw: vk::Buffer,
-        requirements: vk::MemoryRequirements,
-        place: Place,
-        bytes: usize,
-    ) -> Result<Allocation> {
-        let context = &self.context;
-        let mut desc = AllocationCreateDesc {
-            name: "",
-            requirements,
-            location: match place {
-                Place::Device => MemoryLocation::GpuOnly,
-                Place::Host => MemoryLocation::GpuToCpu,
-            },
-            linear: true,
-            allocation_scheme: AllocationScheme::GpuAllocatorManaged,
-        };
-        if usize::try_from(requirements.size).is_ok_and(|size| size > self.most) {
-            return Err(context.out_of_memory("vkAllocateMemory", bytes));
-        }
-        let mut allocator = lock(&self.allocator);
-        let mut made = allocator.allocate(&desc);
-        if made.is_err() {
-            desc.allocation_scheme = AllocationScheme::DedicatedBuffer(raw);
-            made = allocator.allocate(&desc);
-        }
-        made.map_err(|e| match e {
-            // vkAllocateMemory fails for lack of memory, or because there are too many allocations.
-            AllocationError::OutOfMemory | AllocationError::Internal(_) => {
-                context.out_of_memory("vkAllocateMemory", bytes)
-            }
-            AllocationError::FailedToMap(_) => context.out_of_memory("vkMapMemory", bytes),
-            e => context.not_supported("allocate", e.to_string()),
-        })
     }
 }
 
-impl Drop for Memory {
+impl Drop for Buffer {
+    /// Frees the memory at once: nothing may use it any more.
     fn drop(&mut self) {
-        let Some(_inside) = self.context.enter_to_drop() else {
+        let Some(context) = &self.context else { return };
+        let allocation = self.allocation.take();
+        let Some(_inside) = context.enter_to_drop() else {
+            std::mem::forget(allocation);
             return;
         };
-        // Frees what the sub-allocator keeps.
-        // SAFETY: the value is not used again. No buffer is left, since each holds this.
-        unsafe { ManuallyDrop::drop(&mut self.allocator) };
+        // SAFETY: this value made the buffer and destroys it once. All submitted commands that refer to it have completed
+        // (VUID-vkDestroyBuffer-buffer-00922): whoever drops it has seen that, see `RawQueue::free`, `free_host` and `Flying`.
+        unsafe { context.device.destroy_buffer(self.raw, None) };
+        if let Some(allocation) = allocation {
+            // Fails only if the sub-allocator's own books are wrong; the memory is then freed with it.
+            let _ = lock(&context.allocator).free(allocation);
+        }
     }
 }
 
@@ -194,52 +159,93 @@ pub(crate) unsafe fn address(context: &Context, raw: vk::Buffer) -> Result<Devic
     Ok(DevicePtr::new(std::ptr::without_provenance_mut(address)))
 }
 
-/// A buffer.
-pub(crate) struct Buffer {
-    pub(crate) raw: vk::Buffer,
-    /// Its address: the device's, or for host memory, the host's.
-    pub(crate) base: DevicePtr,
-    pub(crate) bytes: usize,
-    /// `None` for a program's buffer.
-    own: Option<Own>,
+/// Returns where all of `bytes` bytes lie.
+pub(crate) fn find(buffers: &Buffers, address: DevicePtr, bytes: usize) -> Option<Place> {
+    let found = buffers.find(address)?;
+    let is_inside = bytes <= found.bytes - found.offset;
+    is_inside.then_some((found.value.raw, found.offset as u64))
 }
 
-struct Own {
-    memory: Arc<Memory>,
-    allocation: Option<Allocation>,
+/// Copies, and at most one fill, in any order.
+#[derive(Default)]
+pub(crate) struct Transfers {
+    /// (source, destination, region)
+    copies: Vec<(vk::Buffer, vk::Buffer, vk::BufferCopy)>,
+    /// (buffer, offset, bytes, word)
+    fill: Option<(vk::Buffer, u64, u64, u32)>,
+    /// Lives until they have completed.
+    pub(crate) staging: Vec<Arc<Buffer>>,
 }
 
-impl Buffer {
-    /// Describes a program's buffer, which its drop leaves alone.
-    pub(crate) fn of_program(raw: vk::Buffer, base: DevicePtr, bytes: usize) -> Self {
-        Self {
-            raw,
-            base,
-            bytes,
-            own: None,
-        }
-    }
-}
-
-impl Drop for Buffer {
-    /// Frees the memory at once: nothing may use it any more.
-    fn drop(&mut self) {
-        let Some(own) = &mut self.own else { return };
-        let context = &own.memory.context;
-        let allocation = own.allocation.take();
-        let Some(_inside) = context.enter_to_drop() else {
-            std::mem::forget(allocation);
-            return;
+impl Transfers {
+    /// Adds a copy, within both buffers.
+    pub(crate) fn copy(&mut self, src: Place, dst: Place, bytes: usize) {
+        let region = vk::BufferCopy {
+            src_offset: src.1,
+            dst_offset: dst.1,
+            size: bytes as u64,
         };
-        // SAFETY: this value made the buffer and destroys it once. All submitted commands that refer to it have completed
-        // (VUID-vkDestroyBuffer-buffer-00922): whoever drops it has seen that, see `Shared::free`, `free_host` and `Flying`.
-        unsafe { context.device.destroy_buffer(self.raw, None) };
-        if let Some(allocation) = allocation {
-            // Fails only if the sub-allocator's own books are wrong; the memory is then freed with it.
-            let _ = lock(&own.memory.allocator).free(allocation);
+        self.copies.push((src.0, dst.0, region));
+    }
+
+    /// Makes those that set `bytes` bytes, within the buffer. Vulkan fills whole words: what is left, at most three bytes on each side,
+    /// is copied from staging memory.
+    pub(crate) fn fill(
+        context: &Arc<Context>,
+        (buffer, start): Place,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<Self> {
+        let end = start + bytes as u64;
+        let first = start.next_multiple_of(4).min(end);
+        let last = (end - end % 4).max(first);
+        let mut this = Self::default();
+        for (start, end) in [(start, first), (last, end)] {
+            if start < end {
+                let staged = Buffer::on_host(context, 4)?;
+                // SAFETY: the buffer has four bytes, mapped and coherent, and nothing else uses them yet.
+                unsafe { staged.base.as_ptr().cast::<u8>().write_bytes(byte, 4) };
+                this.copy((staged.raw, 0), (buffer, start), (end - start) as usize);
+                this.staging.push(Arc::new(staged));
+            }
         }
+        let words = (buffer, first, last - first, u32::from_ne_bytes([byte; 4]));
+        this.fill = (first < last).then_some(words);
+        Ok(this)
+    }
+
+    /// Records them between barriers: after all earlier commands of the VkQueue, and before all later ones and the host.
+    ///
+    /// # Safety
+    /// The command buffer is in the recording state, outside a render pass, and its pool's family runs compute or graphics commands.
+    /// No destination overlaps another range.
+    pub(crate) unsafe fn record(&self, device: &ash::Device, commands: vk::CommandBuffer) {
+        use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
+        let all = Access::MEMORY_READ | Access::MEMORY_WRITE;
+        let before = vk::MemoryBarrier::default()
+            .src_access_mask(all)
+            .dst_access_mask(Access::TRANSFER_READ | Access::TRANSFER_WRITE);
+        let after = vk::MemoryBarrier::default()
+            .src_access_mask(Access::TRANSFER_WRITE)
+            .dst_access_mask(all | Access::HOST_READ | Access::HOST_WRITE);
+        let barrier = |from, to, barrier| {
+            let (none, barriers) = (vk::DependencyFlags::empty(), [barrier]);
+            // SAFETY: the caller guarantees the command buffer; each access is one of a stage of its side
+            // (VUID-vkCmdPipelineBarrier-srcAccessMask-02815, -dstAccessMask-02816).
+            unsafe { device.cmd_pipeline_barrier(commands, from, to, none, &barriers, &[], &[]) };
+        };
+        barrier(Stage::ALL_COMMANDS, Stage::TRANSFER, before);
+        // SAFETY: the caller guarantees the command buffer, and ranges that do not overlap (VUID-vkCmdCopyBuffer-pRegions-00117). Each
+        // lies within its buffer (`find`), whose usage allows to copy from and to (-srcBuffer-00118, -dstBuffer-00120), and a fill
+        // consists of whole words (VUID-vkCmdFillBuffer-dstOffset-00025, -size-00028).
+        unsafe {
+            if let Some((buffer, at, size, word)) = self.fill {
+                device.cmd_fill_buffer(commands, buffer, at, size, word);
+            }
+            for (src, dst, region) in &self.copies {
+                device.cmd_copy_buffer(commands, *src, *dst, &[*region]);
+            }
+        }
+        barrier(Stage::TRANSFER, Stage::ALL_COMMANDS | Stage::HOST, after);
     }
 }
-
-/// The live buffers of a device.
-pub(crate) type Buffers = Ranges<Arc<Buffer>>;

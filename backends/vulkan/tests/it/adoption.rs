@@ -1,18 +1,17 @@
 //! What a program has already: instance, device, queue, buffers and events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
-use arrow_device::device::DevicePtr;
+use arrow_device::device::{AddressClass, DevicePtr};
 use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices, SyncPolicy};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
 
 use crate::program::Program;
-use crate::rigs::{Gate, Timeline, is_there, open};
+use crate::rigs::{Timeline, hold, is_there, open};
 use crate::suite::{assert_clean, assert_error, soon};
 
 fn values(rows: i64) -> Vec<i64> {
@@ -57,7 +56,7 @@ fn a_program_gets_columns_on_its_own_device_and_queue() {
     );
 }
 
-/// The program's commands on columns: given to the queue, and submitted by itself.
+/// The program's commands on columns: given to the queue, and submitted by itself. Neither waits.
 #[test]
 fn commands_of_the_program_run_in_the_order_of_the_queue() {
     if !is_there() {
@@ -71,10 +70,8 @@ fn commands_of_the_program_run_in_the_order_of_the_queue() {
     let rows = 5000;
     let sent = batch(rows);
     for by_itself in [false, true] {
-        let gate = Gate::new(&device);
-        // Nothing of the queue runs before the gate is open, the commands included.
-        // SAFETY: the event is of the device, and lives until the queue's work has ended.
-        unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
+        // Nothing of the queue runs before this is open, the commands included.
+        let mut held = hold(&queue);
         let up = device.upload_on(&sent, &queue).unwrap();
         let result = DeviceBufferMut::allocate(&queue, 8 * rows as usize).unwrap();
         let column = up.column(0).unwrap();
@@ -92,43 +89,30 @@ fn commands_of_the_program_run_in_the_order_of_the_queue() {
             unsafe { program.device.cmd_copy_buffer(commands, from, to, &region) };
         });
         if by_itself {
-            // Who submits waits until the queue's work was submitted.
-            let opened = AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    std::thread::sleep(Duration::from_millis(30));
-                    opened.store(true, Ordering::SeqCst);
-                    gate.set();
-                });
-                let (semaphore, value) = raw.submitted().unwrap();
-                assert!(
-                    opened.load(Ordering::SeqCst),
-                    "before its work was submitted"
-                );
-                let (waits, values) = ([semaphore], [value]);
-                let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
-                let mut timeline =
-                    vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-                let commands = [commands];
-                let submit = [vk::SubmitInfo::default()
-                    .wait_semaphores(&waits)
-                    .wait_dst_stage_mask(&stages)
-                    .command_buffers(&commands)
-                    .push_next(&mut timeline)];
-                let queue = program.queue.lock().unwrap();
-                // SAFETY: this thread has the queue; the commands are recorded, and live as long as the program.
-                let done = unsafe {
-                    program
-                        .device
-                        .queue_submit(*queue, &submit, vk::Fence::null())
-                };
-                done.unwrap();
-            });
+            let (semaphore, value) = raw.submitted().unwrap();
+            let (waits, values) = ([semaphore], [value]);
+            let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
+            let mut timeline =
+                vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+            let commands = [commands];
+            let submit = [vk::SubmitInfo::default()
+                .wait_semaphores(&waits)
+                .wait_dst_stage_mask(&stages)
+                .command_buffers(&commands)
+                .push_next(&mut timeline)];
+            let queue = program.queue.lock().unwrap();
+            // SAFETY: this thread has the queue; the commands are recorded, and live as long as the program.
+            let done = unsafe {
+                program
+                    .device
+                    .queue_submit(*queue, &submit, vk::Fence::null())
+            };
+            done.unwrap();
         } else {
             // SAFETY: the commands are recorded, read the loan's memory and write to `result` only, and live as long as the program.
             unsafe { raw.submit(&[commands]) }.unwrap();
-            gate.set();
         }
+        held.open();
         drop(loan);
         let result = result.freeze().unwrap();
         assert_eq!(as_values(&result), values(rows));
@@ -136,6 +120,68 @@ fn commands_of_the_program_run_in_the_order_of_the_queue() {
     }
     drop(queue);
     assert_clean(&device);
+}
+
+/// Queues of two devices on one VkDevice wait for each other on the device: no thread does. What one is dropped with lives until the
+/// other has waited.
+#[test]
+fn devices_of_one_vkdevice_wait_for_each_other_on_the_device() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let (one, two) = (program.adopt(), program.adopt());
+    let sent = batch(100_000);
+    let mut held = hold(&one.default_queue());
+    let up = one.upload(&sent).unwrap();
+    let event = one.default_queue().record().unwrap().unwrap();
+    let (before, queue) = (two.stats(), two.new_queue().unwrap());
+    queue.wait(&event).unwrap();
+    let there = two.upload_on(&sent, &queue).unwrap();
+    let last = queue.record().unwrap().unwrap();
+    let cost = two.stats().since(&before);
+    assert_eq!((cost.queue_waits, cost.host_waits), (1, 0));
+    assert!(!last.is_complete().unwrap(), "the queue did not wait");
+    drop((event, up, one));
+    held.open();
+    assert_eq!(there.to_host().unwrap(), sent);
+    last.wait().unwrap();
+    drop((held, there, last, queue));
+    assert_clean(&two);
+}
+
+/// A thread that waits for the lock of the VkQueue to submit holds up nobody who asks, waits or allocates.
+#[test]
+fn a_submission_that_waits_for_the_lock_holds_up_no_question() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let queue = device.default_queue();
+    let event = queue.record().unwrap().unwrap();
+    let memory = DeviceBufferMut::allocate(&queue, 4096).unwrap();
+    let up = device.upload(&batch(9)).unwrap();
+    queue.synchronize().unwrap();
+    let locked = program.queue.lock().unwrap();
+    std::thread::scope(|scope| {
+        let submits = scope.spawn(|| queue.record().map(drop));
+        std::thread::sleep(Duration::from_millis(30));
+        let asks = scope.spawn(|| {
+            // SAFETY: the event is live.
+            unsafe { device.backend().wait_event(event.as_ptr()) }.unwrap();
+            let class = device.backend().classify(memory.address(), 4096).class;
+            assert_eq!(class, AddressClass::Device);
+            assert!(up.is_ready().unwrap());
+            // Its drop, a free, would wait for the lock.
+            DeviceBufferMut::allocate(&device.new_queue().unwrap(), 5000).unwrap()
+        });
+        assert!(soon(|| asks.is_finished()), "held up");
+        assert!(!submits.is_finished(), "submitted without the lock");
+        drop(locked);
+        drop(asks.join().unwrap());
+        submits.join().unwrap().unwrap();
+    });
 }
 
 #[test]

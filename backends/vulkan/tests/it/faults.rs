@@ -1,6 +1,5 @@
-//! Every call of Vulkan fails once: through an interposer that takes the loader's place in a process of each test's own.
+//! Every call of Vulkan fails once, and each submission is looked at: through an interposer that takes the loader's place in a process of
+//! each test's own.
 
-mod barriers;
 mod every_call;
-mod foreign;
-mod polls;
+mod order;

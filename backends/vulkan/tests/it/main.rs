@@ -24,7 +24,6 @@ mod exit;
 #[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
-#[cfg(target_os = "linux")]
 mod interposer;
 #[cfg(target_os = "linux")]
 #[path = "../../../support/soak.rs"]

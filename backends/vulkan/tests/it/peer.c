@@ -30,14 +30,12 @@ struct ArrowDeviceArray {
 
 #define CHECK(condition) do { if (!(condition)) return __LINE__; } while (0)
 
-/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, and `set` is vkSetEvent, both under the
-   program's locks. */
+/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, under the program's lock. */
 struct shared {
   VkPhysicalDevice physical;
   VkDevice device;
   uint32_t family;
   VkResult (*submit)(const VkSubmitInfo*, VkFence, void*);
-  VkResult (*set)(VkEvent, void*);
   void* context;
 };
 
@@ -87,13 +85,15 @@ struct producer {
   struct memory memory, source;
   VkEvent event;
   VkCommandPool pool;
+  VkCommandBuffer commands;
   VkFence fence;
   int64_t rows;
   const void* buffers[2];
 };
 
-/* Who sets the event: the host when peer_open is called, the queue, or the host before the array is handed over; or there is none. */
-enum { BY_HOST, BY_QUEUE, SET_BEFORE, NO_EVENT };
+/* When the event is set: by commands that peer_open submits, by commands that were submitted before the array is handed over, or by the
+   host before that; or there is none. */
+enum { LATER, BY_QUEUE, SET_BEFORE, NO_EVENT };
 
 static int releases;
 
@@ -152,18 +152,19 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   VkEventCreateInfo info = {.sType = VK_STRUCTURE_TYPE_EVENT_CREATE_INFO};
   if (who != NO_EVENT) CHECK(vkCreateEvent(s->device, &info, NULL, &p->event) == VK_SUCCESS);
   if (who == SET_BEFORE || who == NO_EVENT) fill(p, p->memory.host);
-  if (who == SET_BEFORE) CHECK(s->set(p->event, s->context) == VK_SUCCESS);
-  if (who == BY_QUEUE) {
+  if (who == SET_BEFORE) CHECK(vkSetEvent(s->device, p->event) == VK_SUCCESS);
+  if (who == BY_QUEUE || who == LATER) {
     fill(p, p->source.host);
     VkCommandBuffer commands;
     if ((line = begin(s, &p->pool, &commands))) return line;
+    p->commands = commands;
     VkBufferCopy all = {.size = *bytes};
     vkCmdCopyBuffer(commands, p->source.buffer, p->memory.buffer, 1, &all);
     VkMemoryBarrier written = {.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
                                .dstAccessMask = VK_ACCESS_MEMORY_READ_BIT};
     vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 1, &written, 0, NULL, 0, NULL);
     vkCmdSetEvent(commands, p->event, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT);
-    if ((line = submit(s, commands, &p->fence))) return line;
+    if (who == BY_QUEUE && (line = submit(s, commands, &p->fence))) return line;
   }
   p->buffers[1] = (const void*)(uintptr_t)p->memory.address;
   *buffer = p->memory.buffer;
@@ -181,12 +182,10 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   return 0;
 }
 
-/* Writes the values, and sets the event: for BY_HOST. */
+/* Submits the commands that write the values and set the event: for LATER. */
 int peer_open(void* producer) {
   struct producer* p = producer;
-  fill(p, p->memory.host);
-  CHECK(p->shared.set(p->event, p->shared.context) == VK_SUCCESS);
-  return 0;
+  return submit(&p->shared, p->commands, &p->fence);
 }
 
 /* Whether the event of an array is set: 1 or 0. */

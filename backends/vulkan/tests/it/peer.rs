@@ -7,14 +7,13 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use arrow_device::FFI_ArrowDeviceArray;
 use arrow_device_vulkan::ash::{self, vk};
-use arrow_device_vulkan::set_event;
 use libloading::Library;
 
 use crate::program::{FAMILY, Program};
 use crate::rigs::is_required;
 
-/// Who sets the event of an array, as in the C program.
-pub(crate) const BY_HOST: c_int = 0;
+/// When the event of an array is set, as in the C program.
+pub(crate) const LATER: c_int = 0;
 pub(crate) const BY_QUEUE: c_int = 1;
 pub(crate) const SET_BEFORE: c_int = 2;
 pub(crate) const NO_EVENT: c_int = 3;
@@ -67,14 +66,7 @@ struct Shared {
     device: vk::Device,
     family: u32,
     submit: unsafe extern "C" fn(*const vk::SubmitInfo<'_>, vk::Fence, *const c_void) -> vk::Result,
-    set: unsafe extern "C" fn(vk::Event, *const c_void) -> vk::Result,
     context: *const c_void,
-}
-
-unsafe extern "C" fn set(event: vk::Event, program: *const c_void) -> vk::Result {
-    // SAFETY: the C program passes on the pointer to its `Program`, which outlives it; the event is the C program's, which uses it on one thread.
-    let set = unsafe { set_event(&(*program.cast::<Program>()).device, event) };
-    set.err().unwrap_or(vk::Result::SUCCESS)
 }
 
 /// The program's way to its queue.
@@ -120,7 +112,6 @@ impl Peer {
             device: program.device.handle(),
             family: FAMILY,
             submit,
-            set,
             context: Arc::as_ptr(program).cast(),
         };
         let _program = program.clone();
@@ -146,7 +137,7 @@ impl Peer {
         }
     }
 
-    /// Opens the gate of an array whose event the host sets.
+    /// Submits the commands that set the event of an array that was made with `LATER`.
     pub(crate) fn open(&self, producer: usize) {
         let producer = std::ptr::with_exposed_provenance_mut(producer);
         assert_eq!(call!(peer_open(producer => *mut c_void)), 0, "peer.c");

@@ -1,9 +1,8 @@
 //! Vulkan devices for tests, and a program's own calls of Vulkan.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
-use arrow_device::device::EventPtr;
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 use arrow_device_vulkan::ash::vk;
@@ -55,101 +54,6 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     let clean = memory == 0 && events == 0 && host == 0;
     (!clean).then(|| {
         format!("{device}: {memory} buffers, {events} events, {host} pieces of host memory")
-    })
-}
-
-/// A VkEvent of a program's, at an address of its own, and the commands that set it. (The host could set it, too, but wants the
-/// event for itself then, while others ask for it.)
-pub(crate) struct Gate {
-    device: Device,
-    event: Box<vk::Event>,
-    pool: vk::CommandPool,
-    commands: vk::CommandBuffer,
-    fence: vk::Fence,
-    is_submitted: AtomicBool,
-}
-
-impl Gate {
-    pub(crate) fn new(device: &Device) -> Arc<Self> {
-        let vulkan = VulkanDevice::of(device).unwrap();
-        let functions = vulkan.device();
-        let family = vulkan.queue_family();
-        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
-        // SAFETY: the device is live; all is made, recorded and used as its structures say.
-        unsafe {
-            let create = vk::EventCreateInfo::default();
-            let event = functions.create_event(&create, None).unwrap();
-            let pool = functions.create_command_pool(&pool, None).unwrap();
-            let fence = functions.create_fence(&vk::FenceCreateInfo::default(), None);
-            let commands = vk::CommandBufferAllocateInfo::default()
-                .command_pool(pool)
-                .command_buffer_count(1);
-            let commands = functions.allocate_command_buffers(&commands).unwrap()[0];
-            let begin = vk::CommandBufferBeginInfo::default();
-            functions.begin_command_buffer(commands, &begin).unwrap();
-            let all = vk::PipelineStageFlags::ALL_COMMANDS;
-            functions.cmd_set_event(commands, event, all);
-            functions.end_command_buffer(commands).unwrap();
-            Arc::new(Self {
-                device: device.clone(),
-                event: Box::new(event),
-                pool,
-                commands,
-                fence: fence.unwrap(),
-                is_submitted: AtomicBool::new(false),
-            })
-        }
-    }
-
-    /// The value of `sync_event`, valid as long as this lives.
-    pub(crate) fn pointer(&self) -> EventPtr {
-        EventPtr::new((&raw const *self.event).cast_mut().cast()).unwrap()
-    }
-
-    /// Sets the event, by the device.
-    pub(crate) fn set(&self) {
-        let vulkan = VulkanDevice::of(&self.device).unwrap();
-        let commands = [self.commands];
-        let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
-        vulkan.queue().with(&mut |queue| {
-            // SAFETY: this thread has the queue; the commands are recorded, of its family, and submitted once.
-            let done = unsafe { vulkan.device().queue_submit(queue, &submit, self.fence) };
-            done.unwrap();
-        });
-        self.is_submitted.store(true, Ordering::Release);
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        let functions = VulkanDevice::of(&self.device).unwrap().device();
-        // SAFETY: everything is destroyed once, after the commands. Queues that were told to wait for the event have seen it set.
-        unsafe {
-            if self.is_submitted.load(Ordering::Acquire) {
-                functions
-                    .wait_for_fences(&[self.fence], true, u64::MAX)
-                    .unwrap();
-            }
-            functions.destroy_fence(self.fence, None);
-            functions.destroy_command_pool(self.pool, None);
-            functions.destroy_event(*self.event, None);
-        }
-    }
-}
-
-/// Keeps a queue back on the host, by an event of a program that is pending.
-pub(crate) fn hold(queue: &Queue) -> Hold {
-    let gate = Gate::new(queue.device());
-    // SAFETY: the event is of the device, and lives until the queue's work has run.
-    unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
-    let queue = queue.clone();
-    Hold::new(move || {
-        gate.set();
-        // The event lives until the queue has seen it.
-        std::thread::spawn(move || {
-            let (_, _) = VulkanQueue::of(&queue).unwrap().submitted().unwrap();
-            drop(gate);
-        });
     })
 }
 
@@ -238,7 +142,7 @@ impl Drop for Timeline {
 }
 
 /// Keeps the device busy, by a submission of a program that waits for the host.
-pub(crate) fn hold_on_device(queue: &Queue) -> Hold {
+pub(crate) fn hold(queue: &Queue) -> Hold {
     let timeline = Timeline::new(queue.device());
     timeline.block(queue);
     let queue = queue.clone();

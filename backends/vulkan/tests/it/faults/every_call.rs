@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, Int64Array, RecordBatch, StringArray};
-use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr, EventPtr};
 use arrow_device::{
     Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
 };
@@ -15,12 +15,11 @@ use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices, regi
 use arrow_schema::DataType;
 use ash::vk;
 
-use crate::faults::foreign::Foreign;
 use crate::interposer::account::{calls, clear, fail, fail_from, live, misuses};
 use crate::interposer::functions::VERSION;
 use crate::interposer::{interposed, interposed_at_first};
 use crate::program::Program;
-use crate::rigs::{hold_on_device, is_there};
+use crate::rigs::{hold, is_there};
 use crate::suite::{assert_error, soon};
 
 pub(crate) fn batch() -> RecordBatch {
@@ -93,9 +92,7 @@ const OPERATIONS: &[Operation] = &[
         };
         let copied = copied.and_then(|()| queue.synchronize());
         // After an error, the copies may still run.
-        let settled = device.backend().settle();
-        copied?;
-        settled?;
+        device.backend().settle().and(copied)?;
         assert_eq!(from, to);
         Ok(())
     }),
@@ -136,21 +133,26 @@ const OPERATIONS: &[Operation] = &[
         Ok(())
     }),
     ("a foreign event", |program, device| {
-        let event = Foreign::new(program);
-        let queue = device.new_queue()?;
-        // SAFETY: the event lives until the queue is done.
-        let waits = unsafe { queue.raw().wait(event.pointer()) };
-        let up = waits.and_then(|()| device.upload_on(&batch(), &queue));
-        let other = device.upload(&batch());
-        event.set();
-        let other = other.and_then(|other| other.to_host());
-        // SAFETY: `event` keeps the event until the end of this function.
-        let waited = unsafe { device.backend().wait_event(event.pointer()) };
-        // What waits for the event is over, or will never be.
-        let back = up.and_then(|up| up.to_host());
-        while matches!(queue.synchronize(), Err(e) if !e.to_string().contains("any more")) {}
-        assert_eq!(other?, batch());
-        assert_eq!(back?, batch());
+        let info = vk::EventCreateInfo::default();
+        // SAFETY: the device is live.
+        let make = || unsafe { program.device.create_event(&info, None) };
+        // The first call of each may be the one that fails.
+        let mut event = make().or_else(|_| make()).unwrap();
+        // SAFETY: the event is live, and nobody else uses it.
+        let set = || unsafe { program.device.set_event(event) };
+        set().or_else(|_| set()).unwrap();
+        let queue = device.new_queue();
+        let pointer = EventPtr::new((&raw mut event).cast()).unwrap();
+        let waited = queue.and_then(|queue| {
+            // SAFETY: the event is live, as it is below.
+            unsafe { queue.raw().wait(pointer) }?;
+            let up = device.upload_on(&batch(), &queue)?;
+            assert_eq!(up.to_host()?, batch());
+            // SAFETY: as above.
+            unsafe { device.backend().wait_event(pointer) }
+        });
+        // SAFETY: nobody uses the event any more.
+        unsafe { program.device.destroy_event(event, None) };
         waited
     }),
     ("adoption", |program, _| {
@@ -332,7 +334,7 @@ fn a_wait_that_ends_early_is_repeated() {
     let program = Program::new();
     let device = program.adopt();
     let queue = device.new_queue().unwrap();
-    let mut held = hold_on_device(&queue);
+    let mut held = hold(&queue);
     let up = device.upload_on(&batch(), &queue).unwrap();
     let waits = calls("vkWaitSemaphores");
     fail("vkWaitSemaphores", 1, vk::Result::TIMEOUT);

@@ -2,15 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use ash::vk::{self, Handle};
-
-#[derive(Clone, Copy, Debug)]
-enum Effect {
-    Fail(vk::Result),
-    Delay(Duration),
-}
 
 /// What is to become of calls.
 #[derive(Debug)]
@@ -19,9 +12,9 @@ struct Plan {
     name: &'static str,
     /// How many calls are still let through.
     skip: u64,
-    /// How many calls meet the effect then.
+    /// How many calls fail then.
     times: u64,
-    effect: Effect,
+    code: vk::Result,
 }
 
 #[derive(Debug)]
@@ -32,6 +25,15 @@ struct Account {
     plans: Vec<Plan>,
     /// The functions that a plan let fail.
     fired: Vec<&'static str>,
+    /// The last value of each semaphore whose signal was submitted, and values that were waited for before.
+    signalled: BTreeMap<u64, u64>,
+    awaited: BTreeMap<u64, u64>,
+}
+
+impl Account {
+    fn given(&self, semaphore: u64) -> u64 {
+        self.signalled.get(&semaphore).copied().unwrap_or(0)
+    }
 }
 
 static ACCOUNT: Mutex<Account> = Mutex::new(Account {
@@ -40,6 +42,8 @@ static ACCOUNT: Mutex<Account> = Mutex::new(Account {
     misuses: Vec::new(),
     plans: Vec::new(),
     fired: Vec::new(),
+    signalled: BTreeMap::new(),
+    awaited: BTreeMap::new(),
 });
 
 fn account() -> MutexGuard<'static, Account> {
@@ -48,7 +52,7 @@ fn account() -> MutexGuard<'static, Account> {
 
 /// Counts a call. The result is what it returns instead of being made.
 pub(crate) fn before(name: &'static str) -> Option<vk::Result> {
-    let mut effects = Vec::new();
+    let mut instead = None;
     {
         let mut account = account();
         *account.calls.entry(name).or_default() += 1;
@@ -61,18 +65,9 @@ pub(crate) fn before(name: &'static str) -> Option<vk::Result> {
                 plan.skip -= 1;
             } else if plan.times > 0 {
                 plan.times -= 1;
-                effects.push(plan.effect);
-                if matches!(plan.effect, Effect::Fail(_)) {
-                    fired.push(name);
-                }
+                instead = Some(plan.code);
+                fired.push(name);
             }
-        }
-    }
-    let mut instead = None;
-    for effect in effects {
-        match effect {
-            Effect::Fail(code) => instead = Some(code),
-            Effect::Delay(time) => std::thread::sleep(time),
         }
     }
     if instead == Some(vk::Result::ERROR_DEVICE_LOST) {
@@ -108,6 +103,11 @@ pub(crate) fn used(kind: &'static str, object: impl Handle) {
 pub(crate) fn gone(kind: &'static str, object: impl Handle) {
     let object = object.as_raw();
     let mut account = account();
+    if kind == "semaphore" {
+        // Another one may get the handle.
+        account.signalled.remove(&object);
+        account.awaited.remove(&object);
+    }
     if object != 0 && !account.live.remove(&(kind, object)) {
         let text = format!("a {kind} was destroyed that does not exist");
         account.misuses.push(text);
@@ -130,27 +130,51 @@ pub(crate) fn unmapped(memory: vk::DeviceMemory) {
 
 /// Lets the `nth` call from now (the first: 1) of a function fail, once. `*`: of any function.
 pub(crate) fn fail(name: &'static str, nth: u64, code: vk::Result) {
-    plan(name, nth, 1, Effect::Fail(code));
+    plan(name, nth, 1, code);
 }
 
 /// Lets all calls from the `nth` on fail, as those of a lost device do.
 pub(crate) fn fail_from(name: &'static str, nth: u64, code: vk::Result) {
-    plan(name, nth, u64::MAX, Effect::Fail(code));
+    plan(name, nth, u64::MAX, code);
 }
 
-/// Lets all calls of a function take so much longer.
-pub(crate) fn delay(name: &'static str, time: Duration) {
-    plan(name, 1, u64::MAX, Effect::Delay(time));
-}
-
-fn plan(name: &'static str, nth: u64, times: u64, effect: Effect) {
+fn plan(name: &'static str, nth: u64, times: u64, code: vk::Result) {
     let skip = nth - 1;
     account().plans.push(Plan {
         name,
         skip,
         times,
-        effect,
+        code,
     });
+}
+
+/// One submission was made: with so many command buffers, and these semaphores with their values. Values that the host signals may be
+/// waited for before.
+pub(crate) fn submitted(commands: u32, waits: &[(u64, u64)], signals: &[(u64, u64)]) {
+    let mut account = account();
+    if commands == 0 {
+        account
+            .misuses
+            .push("a submission without a command buffer".into());
+    }
+    for (semaphore, value) in signals {
+        let awaited = account.awaited.remove(semaphore);
+        if awaited.is_some_and(|awaited| awaited.min(*value) > account.given(*semaphore)) {
+            account
+                .misuses
+                .push("a value was waited for before its signal was submitted".into());
+        }
+        account.signalled.insert(*semaphore, *value);
+    }
+    for (semaphore, value) in waits {
+        *account
+            .calls
+            .entry("semaphore that is waited for")
+            .or_default() += 1;
+        if *value > account.given(*semaphore) {
+            account.awaited.insert(*semaphore, *value);
+        }
+    }
 }
 
 /// Ends all plans. The functions that failed, in their order.

@@ -1,5 +1,5 @@
-//! Stands between the crate and Vulkan's loader, for the whole process: counts calls, keeps account of objects, and lets calls fail or
-//! take long.
+//! Stands between the crate and Vulkan's loader, for the whole process: counts calls, keeps account of objects and submissions, and
+//! lets calls fail.
 
 use ash::vk::Result;
 
