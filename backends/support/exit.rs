@@ -55,9 +55,12 @@ fn while_threads_use_the_device() {
             let (device, begun) = (device.clone(), begun.clone());
             std::thread::spawn(move || {
                 loop {
-                    // An error once the process ends.
+                    // Once the process ends it stays in here: an error could be taken for the end of work.
                     let up = device.upload(&batch());
-                    let _ = up.and_then(|up| up.to_host());
+                    if let Err(e) = up.and_then(|up| up.to_host()) {
+                        eprintln!("{e}");
+                        std::process::abort();
+                    }
                     let _ = begun.send(());
                 }
             });

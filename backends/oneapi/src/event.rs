@@ -12,9 +12,8 @@ use arrow_device::device::parts::Failure;
 use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
-use crate::exit;
 use crate::object::Owned;
-use crate::sys::raw;
+use crate::sys::{is_child, raw};
 
 /// An event that a queue of this crate has recorded.
 pub(crate) struct Recorded {
@@ -30,7 +29,7 @@ static RECORDED: LazyLock<Mutex<HashMap<EventPtr, Arc<Recorded>>>> = LazyLock::n
 
 /// `None` in a child of the process, where another thread of the parent may have held the lock.
 fn recorded() -> Option<MutexGuard<'static, HashMap<EventPtr, Arc<Recorded>>>> {
-    (!exit::is_child()).then(|| RECORDED.lock().unwrap_or_else(PoisonError::into_inner))
+    (!is_child()).then(|| RECORDED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Recorded {
@@ -99,13 +98,13 @@ pub(crate) unsafe fn check(device: DeviceId, event: EventPtr) -> Result<()> {
     ))
 }
 
-/// Makes this thread wait until `is_complete` returns `true` or an error, or for ever if the process ends meanwhile.
+/// Makes this thread wait until `is_complete` returns `true` or an error.
 pub(crate) fn wait<E>(
     mut is_complete: impl FnMut() -> std::result::Result<bool, E>,
 ) -> std::result::Result<(), E> {
     const BRIEF: Duration = Duration::from_micros(100);
     let start = Instant::now();
-    while !is_complete().inspect_err(|_| exit::stay_at_end())? {
+    while !is_complete()? {
         let waited = start.elapsed();
         match waited < BRIEF {
             true => std::thread::yield_now(),

@@ -4,7 +4,6 @@
 mod config;
 mod device;
 mod event;
-mod exit;
 mod library;
 mod memory;
 mod object;

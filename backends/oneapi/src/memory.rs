@@ -11,7 +11,7 @@ use arrow_device::device::{AddressClass, DeviceId, DevicePtr, PointerInfo};
 use arrow_device::{Error, Result};
 
 use crate::object::Owned;
-use crate::sys::{self, Memory, NOT_CALLED, raw};
+use crate::sys::{self, Memory, NOT_CALLED, enter, raw};
 
 /// Which of SYCL's unified shared memory (USM) a device allocates. All three are ARROW_DEVICE_ONEAPI.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -111,6 +111,8 @@ impl Blocks {
         }
         let rounded = Pool::<()>::rounded(bytes).filter(|bytes| *bytes <= isize::MAX as usize);
         let rounded = rounded.ok_or_else(out_of_memory)?;
+        // Before the pool's lock: no thread stays in there while the process ends.
+        let _inside = enter().map_err(|failed| failed.on(self.id))?;
         let is_over = |after: &After| self.is_over(after);
         let (base, whole) = match self.pool.take(queue, rounded, is_over) {
             Some(block) => (block.base, block.bytes),
@@ -166,12 +168,16 @@ impl Blocks {
                 queue,
                 after,
             });
+            if self.pool.is_over(1) {
+                self.free_idle(false);
+            }
         }
         Ok(())
     }
 
     /// Frees memory that nothing uses any more: what is over the pool's limits, or all.
     pub(crate) fn free_idle(&self, all: bool) {
+        let Ok(_inside) = enter() else { return };
         for block in self.pool.take_done(all, |after| self.is_over(after)) {
             self.free_later(block.base);
         }

@@ -5,9 +5,8 @@ use std::ptr::NonNull;
 
 use arrow_device::device::{DevicePtr, EventPtr};
 
-use crate::exit;
 use crate::sys::raw::{self, Context, Device, Event, Queue};
-use crate::sys::{Answer, Failed, Memory, PENDING, Properties, Sycl, UNKNOWN};
+use crate::sys::{Answer, Failed, Memory, PENDING, Properties, Sycl, UNKNOWN, enter};
 
 impl Sycl {
     fn made<T: Object>(
@@ -174,7 +173,7 @@ impl Object for Queue {
 impl<T: Object> Drop for Owned<T> {
     fn drop(&mut self) {
         // Leaked while the process ends, and in its children.
-        if let Ok(_inside) = exit::enter() {
+        if let Ok(_inside) = enter() {
             // SAFETY: the object is this value's own, and of the type that the function deletes.
             unsafe { T::delete(self.sycl)(self.object.as_ptr()) }
         }
@@ -247,7 +246,7 @@ impl Owned<Device> {
 
 impl Owned<Context> {
     pub(crate) fn is(&self, other: &Self) -> bool {
-        let Ok(_inside) = exit::enter() else {
+        let Ok(_inside) = enter() else {
             return false;
         };
         // SAFETY: both are live.

@@ -8,7 +8,6 @@ use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
 use crate::event::{self, Recorded};
-use crate::exit;
 use crate::memory::Blocks;
 use crate::object::Owned;
 use crate::sys::{self, Answer, Failed, Sycl, raw};
@@ -183,7 +182,6 @@ impl Shared {
     /// Waits until no work of a queue runs any more, after a failure.
     pub(crate) fn end(&self, queue: &Owned<raw::Queue>) {
         if let Err(failed) = queue.finish() {
-            exit::stay_at_end();
             drop(self.fail(failed));
         }
     }

@@ -4,11 +4,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
+use arrow_device::device::parts::Process;
+use arrow_device::device::parts::exit::{self, Inside};
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
 use libloading::Library;
 
-use crate::exit;
 use crate::library;
 
 /// The objects of `shim.h`.
@@ -68,7 +69,7 @@ pub(crate) const UNKNOWN: c_int = 0;
 
 macro_rules! table {
     ($($name:ident: fn($($arg:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
-        /// The functions. They follow `shim.h`; each is called by [`Sycl::call`], or inside of [`exit::enter`].
+        /// The functions. They follow `shim.h`; each is called by [`Sycl::call`], or inside of [`enter`].
         pub(crate) struct Sycl { $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)* _library: Library }
 
         impl Sycl {
@@ -156,6 +157,28 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
     }
 }
 
+/// The process in which SYCL was loaded.
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+/// Returns whether this is a child of the process in which SYCL was loaded, which has none of SYCL's threads.
+pub(crate) fn is_child() -> bool {
+    PROCESS.get().is_some_and(|process| !process.is_this())
+}
+
+/// Lets this thread into SYCL while the result lives, or says why not: in a child of the process, and on the thread that ends it. Any other
+/// thread stays here then, so that none takes the error for the end of work.
+pub(crate) fn enter() -> Answer<Inside> {
+    let refused = |why: &str| Failed {
+        call: "calling SYCL",
+        code: NOT_CALLED,
+        message: why.into(),
+    };
+    match is_child() {
+        true => Err(refused("the process was forked after SYCL was loaded")),
+        false => exit::enter().ok_or_else(|| refused("the process is ending")),
+    }
+}
+
 impl Sycl {
     /// Returns the interface, loaded at the first call, or why it cannot be.
     pub(crate) fn get(device: DeviceId) -> Result<&'static Self> {
@@ -166,6 +189,7 @@ impl Sycl {
             let mut count = 0;
             // SAFETY: `count` is valid for the write of a number. An error is found again by the next call.
             unsafe { (sycl.ad_device_count)(&raw mut count) };
+            PROCESS.get_or_init(Process::this);
             exit::watch();
             Ok(sycl)
         });
@@ -174,11 +198,7 @@ impl Sycl {
 
     /// Makes a call, which the error names.
     pub(crate) fn call(&self, call: &'static str, make: impl FnOnce() -> c_int) -> Answer<()> {
-        let _inside = exit::enter().map_err(|why| Failed {
-            call,
-            code: NOT_CALLED,
-            message: why.into(),
-        })?;
+        let _inside = enter()?;
         let code = make();
         if code == 0 {
             return Ok(());

@@ -6,6 +6,7 @@ use arrow_device::Error;
 use arrow_device::device::{Backend, CopyKind, CopyOp};
 
 use crate::first::config;
+use crate::fork_kit::alone;
 use crate::gate::{hold_by_event, hold_by_kernel, sycl_queue};
 use crate::programs::*;
 use crate::suite::soon;
@@ -130,4 +131,33 @@ fn drops_do_not_wait() {
         gate.open();
         assert!(soon(|| !owns()), "the memory is not freed");
     }
+}
+
+/// Memory over the pool's limit goes back to SYCL when it is freed, not only when more is asked for.
+#[test]
+fn idle_memory_is_bounded() {
+    const BYTES: usize = 200 << 20;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    alone("ends::idle_memory_is_bounded", || {
+        let Some(config) = config() else { return };
+        let device = config.open().unwrap();
+        let queue = device.default_queue();
+        let blocks = [(); 4].map(|()| queue.raw().allocate(BYTES).unwrap());
+        // SAFETY: the memory was just allocated, and each block is freed once.
+        unsafe {
+            for base in blocks {
+                queue.raw().fill(base, 1, BYTES).unwrap();
+            }
+            device.synchronize().unwrap();
+            assert!(resident() > 4 * BYTES);
+            for base in blocks {
+                queue.raw().free(base, BYTES).unwrap();
+                device.synchronize().unwrap();
+            }
+        }
+        assert!(soon(|| resident() < 3 * BYTES), "{} bytes", resident());
+    });
 }
