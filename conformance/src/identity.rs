@@ -24,7 +24,7 @@ pub(super) fn stable(subject: &Subject) -> Verdict {
         });
         join(threads);
     });
-    assert!(device.default_queue().same_as(&device.default_queue()));
+    assert_eq!(device.default_queue(), device.default_queue());
     assert_eq!(device.new_queue().expect("new_queue").device(), device);
     let name = device.id().to_string();
     assert_eq!(name.parse::<DeviceId>().ok(), Some(device.id()), "{name}");

@@ -21,7 +21,7 @@ pub(super) fn own(subject: &Subject) -> Verdict {
     let queues = [device.default_queue(), queue(device), queue(device)];
     for (i, one) in queues.iter().enumerate() {
         for other in &queues[..i] {
-            assert!(!one.same_as(other), "the queue {one:?} once more");
+            assert!(one != other, "the queue {one:?} once more");
             let handles = [one, other].map(|queue| queue.raw().stream_handle());
             let same = handles[0].is_some() && handles[0] == handles[1];
             assert!(!same || one_order, "the stream of {one:?} once more");

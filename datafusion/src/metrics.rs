@@ -114,12 +114,12 @@ fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
     let (polled, counts) = TransferStats::scope(poll);
     let time = start.elapsed();
     let within = WITHIN.replace(Cost {
-        counts: outer.counts.plus(&counts),
+        counts: outer.counts + counts,
         time: outer.time + time,
         ..outer
     });
     let own = Cost {
-        counts: counts.since(&within.counts).plus(&within.elsewhere),
+        counts: counts.since(&within.counts) + within.elsewhere,
         time: time.saturating_sub(within.time),
         ..within
     };
@@ -134,9 +134,9 @@ pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
     within.counts.allocated_bytes = counts.allocated_bytes;
     within.elsewhere.allocated_bytes = 0;
     WITHIN.set(Cost {
-        counts: outer.counts.plus(&within.counts),
+        counts: outer.counts + within.counts,
         time: outer.time + within.time,
-        elsewhere: outer.elsewhere.plus(&within.elsewhere),
+        elsewhere: outer.elsewhere + within.elsewhere,
     });
     done
 }
@@ -145,7 +145,7 @@ pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
 pub(super) fn add_elsewhere(counts: &TransferStats) {
     let outer = WITHIN.get();
     WITHIN.set(Cost {
-        elsewhere: outer.elsewhere.plus(counts),
+        elsewhere: outer.elsewhere + *counts,
         ..outer
     });
 }

@@ -63,7 +63,7 @@ fn total(outcomes: &[Outcome]) -> Outcome {
         total.up += outcome.up;
         total.down += outcome.down;
         total.stream += outcome.stream;
-        total.stats = total.stats.plus(&outcome.stats);
+        total.stats = total.stats + outcome.stats;
     }
     total
 }

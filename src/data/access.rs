@@ -177,7 +177,7 @@ impl DeviceArray {
         let (buffer, first, len) = match self.node().layout.buffers() {
             [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
                 check_queue(queue, self.device())?;
-                (2, 0, self.read_bytes_on(queue)?)
+                (2, 0, self.data_bytes_on(queue)?)
             }
             [_, BufferKind::Fixed { width, .. }]
                 if matches!(self.data_type(), DataType::FixedSizeBinary(_)) =>

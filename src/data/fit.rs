@@ -5,7 +5,6 @@
 //! different extension types. Sorted maps fit maps that need not be, and whether a dictionary is ordered does not matter. A field that
 //! may be null fits one that may not if its nulls are counted and there are none; nothing is read to find that out.
 
-use std::fmt::Write;
 use std::mem::discriminant;
 use std::sync::Arc;
 
@@ -30,16 +29,18 @@ impl DeviceRecordBatch {
         if self.schema_ref().fields() == schema.fields() {
             return Ok(Self::from_struct(schema.clone(), array.clone()));
         }
-        let rows = format!("the batch on {}", self.device());
-        let (got, declared) = (self.num_columns(), schema.fields().len());
+        let fit = Fit {
+            rows: &format!("the batch on {}", self.device()),
+            declared: "the declared schema",
+        };
+        let (rows, got, declared) = (fit.rows, self.num_columns(), schema.fields().len());
         if got != declared {
             return Err(Error::argument(format!(
                 "{rows} has {got} columns, the declared schema {declared}: select those of the schema"
             )));
         }
         let root = DataType::Struct(schema.fields().clone());
-        let mut fit = Fit::new(String::new(), &rows, "the declared schema");
-        fit.types(array.view(), array.data_type(), &root, true)?;
+        fit.types("", array.view(), [array.data_type(), &root], true)?;
         let node = Arc::new(array.node().retyped(&root));
         let array = DeviceArray::from_node(self.device().clone(), node);
         Ok(Self::from_struct(schema.clone(), array))
@@ -64,69 +65,68 @@ impl Node {
 
 /// A comparison of types, with the words for what does not fit.
 pub(crate) struct Fit<'a> {
-    /// The path of what is compared; empty for the root of a batch.
-    path: String,
-    rows: &'a str,
-    declared: &'a str,
+    pub(crate) rows: &'a str,
+    pub(crate) declared: &'a str,
 }
 
-impl<'a> Fit<'a> {
-    pub(crate) fn new(path: String, rows: &'a str, declared: &'a str) -> Self {
-        Self {
-            path,
-            rows,
-            declared,
-        }
-    }
-
-    /// Refuses rows of the type `got`, unless they fit `declared`. `names` says whether the names of a struct's fields matter.
+impl Fit<'_> {
+    /// Refuses rows of the first type, unless they fit the second. Their path is empty for the root of a batch. `names` says whether the
+    /// names of a struct's fields matter.
     pub(crate) fn types(
-        &mut self,
+        &self,
+        path: &str,
         view: View<'_>,
-        got: &DataType,
-        declared: &DataType,
+        [got, declared]: [&DataType; 2],
         names: bool,
     ) -> Result<()> {
         if !are_of_one_kind(got, declared) {
-            return self.refuse(format!("is {got}"), declared.to_string(), "cast it first");
+            let is = format!("is {got}");
+            return self.refuse(path, is, declared.to_string(), "cast it first");
         }
         let named = names && matches!(declared, DataType::Struct(_) | DataType::Union(_, _));
         let inner_names = !matches!(declared, DataType::Map(_, _));
         for i in 0..Layout::of(declared).n_children() {
-            let (end, child) = (self.path.len(), view.child(i));
             let fields = child_field(got, i).zip(child_field(declared, i));
-            // Writing to a `String` does not fail.
-            let _ = match fields {
+            let path = match fields {
                 Some((got, declared)) if Arc::ptr_eq(got, declared) => continue,
-                Some((_, declared)) if end == 0 => {
-                    write!(self.path, "column '{}'", declared.name())
-                }
-                Some(_) => write!(self.path, ".children[{i}]"),
-                None => write!(self.path, ".dictionary"),
+                Some((_, field)) if path.is_empty() => format!("column '{}'", field.name()),
+                Some(_) => format!("{path}.children[{i}]"),
+                None => format!("{path}.dictionary"),
             };
+            let child = view.child(i);
             if let Some((got, declared)) = fields {
-                self.field(child, got, declared, named)?;
+                self.field(&path, child, [got, declared], named)?;
             }
             if let Some((got, declared)) = child_type(got, i).zip(child_type(declared, i)) {
-                self.types(child, got, declared, inner_names)?;
+                self.types(&path, child, [got, declared], inner_names)?;
             }
-            self.path.truncate(end);
         }
         Ok(())
     }
 
     /// Refuses another name, another extension type, and nulls where there may be none.
-    fn field(&self, view: View<'_>, got: &Field, declared: &Field, named: bool) -> Result<()> {
+    fn field(
+        &self,
+        path: &str,
+        view: View<'_>,
+        [got, declared]: [&Field; 2],
+        named: bool,
+    ) -> Result<()> {
         let (name, its_name) = (declared.name(), got.name());
         if named && name != its_name {
             let is = format!("is called '{its_name}'");
-            return self.refuse(is, format!("'{name}'"), "rename it first");
+            return self.refuse(path, is, format!("'{name}'"), "rename it first");
         }
         let extensions = got
             .extension_type_name()
             .zip(declared.extension_type_name());
         if let Some((got, declared)) = extensions.filter(|(got, declared)| got != declared) {
-            return self.refuse(format!("is {got}"), declared.to_owned(), "cast it first");
+            return self.refuse(
+                path,
+                format!("is {got}"),
+                declared.to_owned(),
+                "cast it first",
+            );
         }
         if !got.is_nullable() || declared.is_nullable() || is_without_nulls(view) {
             return Ok(());
@@ -140,19 +140,19 @@ impl<'a> Fit<'a> {
             Some(_) => "declare it nullable there",
             None => "declare it nullable there; if there are none, compact() counts",
         };
-        self.refuse(is, "is not nullable".to_owned(), way_out)
+        self.refuse(path, is, "is not nullable".to_owned(), way_out)
     }
 
-    fn refuse(&self, is: String, declared: String, way_out: &str) -> Result<()> {
+    fn refuse(&self, path: &str, is: String, declared: String, way_out: &str) -> Result<()> {
         Err(Error::argument(format!(
-            "{} {is} in {}, but {declared} in {}: {way_out}",
-            self.path, self.rows, self.declared
+            "{path} {is} in {}, but {declared} in {}: {way_out}",
+            self.rows, self.declared
         )))
     }
 }
 
 /// Whether two types are the same, or differ in their children only, of which they have equally many.
-fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
+pub(super) fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
     use DataType as T;
     let (layout, of) = (Layout::of(got), Layout::of(declared));
     match (got, declared) {
@@ -165,16 +165,6 @@ fn are_of_one_kind(got: &DataType, declared: &DataType) -> bool {
         _ if layout.n_children() == 0 => got == declared,
         _ => layout == of && discriminant(got) == discriminant(declared),
     }
-}
-
-/// Whether two types are the same, or differ at most in the names, nullability and metadata of their fields.
-pub(super) fn differ_in_names(got: &DataType, declared: &DataType) -> bool {
-    let child = |i| match (child_type(got, i), child_type(declared, i)) {
-        (Some(got), Some(declared)) => differ_in_names(got, declared),
-        _ => false,
-    };
-    let children = 0..Layout::of(got).n_children();
-    got == declared || are_of_one_kind(got, declared) && children.into_iter().all(child)
 }
 
 /// Whether it is known that no row is null. Rows without a bitmap, and those of a dictionary, may be null by their children.

@@ -2,21 +2,22 @@
 //! not copied, unless they are not aligned as arrow-rs requires.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, GenericByteArray, PrimitiveArray, RecordBatch,
-    RecordBatchOptions, downcast_primitive, make_array, types,
+    Array, ArrayRef, RecordBatch, RecordBatchOptions, cast::AsArray, downcast_primitive,
+    make_array, types,
 };
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::{ArrayData, ArrayDataBuilder};
-use arrow_schema::{DataType, Schema, UnionMode};
+use arrow_schema::{DataType, Schema};
 use smallvec::smallvec;
 
 use crate::abi::guard;
 use crate::data::array::{DeviceArray, path};
-use crate::data::fit::differ_in_names;
-use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::fit::are_of_one_kind;
+use crate::data::layout::{Layout, Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result};
@@ -60,24 +61,19 @@ fn keeper(data: impl Any + Send + Sync) -> Arc<Owner> {
 fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Result<Arc<Node>> {
     macro_rules! primitive {
         ($t:ty) => {
-            (column.as_any().downcast_ref::<PrimitiveArray<$t>>())
-                .map(|column| (0, [Some(column.values().inner()), None]))
+            (column.as_primitive_opt::<$t>()).map(|of| (0, [Some(of.values().inner()), None]))
         };
     }
     macro_rules! bytes {
         ($t:ty) => {
-            (column.as_any().downcast_ref::<GenericByteArray<$t>>()).map(|column| {
-                let offsets = column.offsets().inner().inner();
-                (0, [Some(offsets), Some(column.values())])
-            })
+            (column.as_bytes_opt::<$t>())
+                .map(|of| (0, [Some(of.offsets().inner().inner()), Some(of.values())]))
         };
     }
     let flat = downcast_primitive! {
         data_type => (primitive),
-        DataType::Boolean => (column.as_any().downcast_ref::<BooleanArray>()).map(|column| {
-            let values = column.values();
-            (values.offset(), [Some(values.inner()), None])
-        }),
+        DataType::Boolean => (column.as_boolean_opt())
+            .map(|of| (of.values().offset(), [Some(of.values().inner()), None])),
         DataType::Utf8 => bytes!(types::Utf8Type),
         DataType::LargeUtf8 => bytes!(types::LargeUtf8Type),
         DataType::Binary => bytes!(types::BinaryType),
@@ -86,30 +82,23 @@ fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Res
     };
     let Some((offset, buffers)) = flat else {
         check_type(data_type)?;
-        // What arrow-rs considers equal may have the children of a union in another order.
-        if !differ_in_names(column.data_type(), data_type) {
-            return Err(Error::argument(format!(
-                "the schema says {data_type} of a column of {}: cast it",
-                column.data_type()
-            )));
-        }
         let data = column.to_data();
         return of_data(data_type, &data, &keeper(data.clone()));
     };
-    let rows = [column.len(), offset];
+    let (rows, nulls) = ([column.len(), offset], column.nulls());
     let buffers = buffers.into_iter().flatten();
-    Ok(node(
-        data_type,
-        rows,
-        column.nulls(),
-        buffers,
-        Vec::new(),
-        owner,
-    ))
+    Ok(node(data_type, rows, nulls, buffers, Vec::new(), owner))
 }
 
-/// A node for `ArrayData`, which `owner` keeps.
+/// A node for `ArrayData`, which `owner` keeps, as `data_type` says: it may have other names of fields.
 fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result<Arc<Node>> {
+    // What arrow-rs considers equal may have the children of a union in another order.
+    if !are_of_one_kind(data.data_type(), data_type) {
+        return Err(Error::argument(format!(
+            "the schema says {data_type} of a column of {}: cast it",
+            data.data_type()
+        )));
+    }
     let rows = [data.len(), row_offset(data)?];
     let child = |(i, child)| {
         // As its parent declares it.
@@ -118,15 +107,8 @@ fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result
     };
     let children = data.child_data().iter().enumerate().map(child);
     let children = children.collect::<Result<_>>()?;
-    let buffers = data.buffers().iter();
-    Ok(node(
-        data_type,
-        rows,
-        data.nulls(),
-        buffers,
-        children,
-        owner,
-    ))
+    let (nulls, buffers) = (data.nulls(), data.buffers().iter());
+    Ok(node(data_type, rows, nulls, buffers, children, owner))
 }
 
 /// Returns the rows to skip in buffers and children, after checking that the children have these rows: arrow-rs
@@ -196,10 +178,8 @@ pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
 /// As [`unwrap`], but returns an array. arrow-rs panics on some data; the guard turns that into an error, so that
 /// data from outside cannot end the program.
 pub(crate) fn to_array(array: &DeviceArray) -> Result<ArrayRef> {
-    make_ready(array)?;
-    guard::callback("building an arrow array", || {
-        Ok(make_array(to_data(array, array.view(), false)?))
-    })
+    let data = unwrap(array)?;
+    guard::callback("building an arrow array", || Ok(make_array(data)))
 }
 
 /// As [`to_array`], for the columns of a batch.
@@ -207,23 +187,23 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
     make_ready(array)?;
     guard::callback("building an arrow batch", || {
         let column = |i| Ok(make_array(to_data(array, array.view().child(i), false)?));
-        let columns = (0..array.num_children()).map(column);
-        let columns = columns.collect::<Result<_>>()?;
+        let columns = (0..array.num_children())
+            .map(column)
+            .collect::<Result<_>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(array.len()));
-        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);
-        Ok(batch?)
+        Ok(RecordBatch::try_new_with_options(
+            schema.clone(),
+            columns,
+            &options,
+        )?)
     })
 }
 
 /// Waits until the host may read the memory, and finds out the sizes of its buffers.
 fn make_ready(array: &DeviceArray) -> Result<()> {
-    let device = array.device();
-    if !device.is_host_readable() {
-        return Err(Error::NotSupported {
-            device: device.id(),
-            operation: "reading an array on the host",
-            reason: "the host cannot read this device's memory; use to_host".into(),
-        });
+    if !array.device().is_host_readable() {
+        let fault = "the host cannot read this device's memory; use to_host";
+        return Err(Error::argument(fault));
     }
     array.wait()?;
     array.resolve_sizes()
@@ -231,35 +211,31 @@ fn make_ready(array: &DeviceArray) -> Result<()> {
 
 /// Rows of a node of an array, for which [`make_ready`] was called; `is_run_ends` says what they are.
 fn to_data(array: &DeviceArray, view: View<'_>, is_run_ends: bool) -> Result<ArrayData> {
-    let node = &**view.node;
+    let (node, layout) = (&**view.node, view.layout());
     // Of these exactly the rows: `View::child` cuts the children of structs; with an offset arrow-rs would cut those of unions too, and
     // older versions read run ends from the buffer's start, whatever the offset.
-    let is_dense = matches!(node.data_type, DataType::Union(_, UnionMode::Dense));
-    let rows = matches!(node.layout.nesting, Nesting::RowByRow | Nesting::Times(_));
-    let is_cut = is_run_ends || rows && !is_dense;
-    let mut buffers = Vec::with_capacity(node.buffers.len());
-    for (i, kind) in node.layout.buffers().iter().enumerate() {
-        let bytes = |rows| kind.bytes(rows).unwrap_or(Ok(size(node, i)));
+    let is_cut = is_run_ends || matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_));
+    // The bitmap is apart, and arrow-rs has no sizes of a view array's buffers.
+    let n_buffers = node.buffers.len() - usize::from(layout.variadic);
+    let mut buffers = Vec::with_capacity(n_buffers);
+    for i in usize::from(layout.has_validity())..n_buffers {
+        let size = node.buffers[i].bytes().unwrap_or(0);
+        // A view array's data buffers have no kind.
+        let kind = layout.buffers().get(i);
+        let bytes = |rows| kind.and_then(|kind| kind.bytes(rows)).unwrap_or(Ok(size));
         let start = if is_cut { bytes(view.offset)? } else { 0 };
         let end = match view.length {
             // None of the node's rows are reached. They need not be valid then, and the first offset is one of theirs.
             0 if node.length > 0 => start,
             // An array without rows may lack its single offset.
-            0 => bytes(view.offset)?.min(size(node, i)),
-            rows => bytes(view.offset + rows)?,
+            0 => bytes(view.offset)?.min(size).max(start),
+            rows => bytes(view.offset + rows)?.max(start),
         };
-        let bytes = end.saturating_sub(start);
-        if *kind != BufferKind::Validity {
-            buffers.push(buffer(array, view, i, start, bytes, kind.align())?);
-        }
-    }
-    if node.layout.variadic {
-        for i in node.layout.buffers().len()..node.buffers.len() - 1 {
-            buffers.push(buffer(array, view, i, 0, size(node, i), 1)?);
-        }
+        let align = kind.map_or(1, |kind| kind.align());
+        buffers.push(buffer(array, view, i, start..end, align)?);
     }
     let children = (0..node.children.len()).map(|i| {
-        let is_run_ends = i == 0 && node.layout.nesting == Nesting::Runs;
+        let is_run_ends = i == 0 && layout.nesting == Nesting::Runs;
         to_data(array, view.child(i), is_run_ends)
     });
     let builder = ArrayDataBuilder::new(node.data_type.clone())
@@ -285,7 +261,7 @@ fn nulls(array: &DeviceArray, view: View<'_>) -> Result<Option<NullBuffer>> {
     };
     // The whole buffer: arrow-rs counts rows from the data's offset, which may be larger than the bitmap's.
     let needed = (view.validity_offset + view.length).div_ceil(8);
-    let bits = buffer(array, view, 0, 0, bitmap.bytes().unwrap_or(needed), 1)?;
+    let bits = buffer(array, view, 0, 0..bitmap.bytes().unwrap_or(needed), 1)?;
     let bits = BooleanBuffer::new(bits, view.validity_offset, view.length);
     let nulls = match known {
         // SAFETY: a known number was counted in these bits, or guaranteed by the caller of an `unsafe` function
@@ -296,20 +272,15 @@ fn nulls(array: &DeviceArray, view: View<'_>) -> Result<Option<NullBuffer>> {
     Ok(Some(nulls).filter(|nulls| nulls.null_count() > 0))
 }
 
-/// The size of buffer `i` in bytes, which [`make_ready`] found out.
-fn size(node: &Node, i: usize) -> usize {
-    node.buffers[i].bytes().unwrap_or(0)
-}
-
-/// `bytes` bytes from byte `start` of buffer `i`.
+/// These bytes of buffer `i`.
 fn buffer(
     array: &DeviceArray,
     view: View<'_>,
     i: usize,
-    start: usize,
-    bytes: usize,
+    range: Range<usize>,
     align: usize,
 ) -> Result<Buffer> {
+    let bytes = range.len();
     if bytes == 0 {
         return Ok(Buffer::default());
     }
@@ -319,8 +290,8 @@ fn buffer(
         let what = format!("is null, {bytes} bytes are needed");
         return Err(Error::invalid(path, what));
     };
-    let address = buffer.address().offset(start);
-    // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `start + bytes`
+    let address = buffer.address().offset(range.start);
+    // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `range.end`
     // bytes: where the type determines its size, import and constructors checked it; elsewhere `bytes` is its size as
     // its producer states it (contract of the import). The owner keeps the memory alive.
     let buffer = unsafe { host_buffer(owner, address, bytes) };

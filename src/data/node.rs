@@ -99,14 +99,16 @@ impl Node {
         first.filter(|buffer| self.layout.has_validity() && !buffer.is_null())
     }
 
-    /// The node and all of its descendants, parents before their children.
+    /// Visits the node and all of its descendants, parents before their children.
+    pub(crate) fn each<'a>(self: &'a Arc<Self>, visit: &mut impl FnMut(&'a Arc<Self>)) {
+        visit(self);
+        self.children.iter().for_each(|child| child.each(visit));
+    }
+
+    /// As [`each`](Self::each), as a list.
     pub(crate) fn all(self: &Arc<Self>) -> Vec<&Arc<Self>> {
-        let mut all = vec![self];
-        let mut next = 0;
-        while let Some(node) = all.get(next) {
-            next += 1;
-            all.extend(&node.children);
-        }
+        let mut all = Vec::new();
+        self.each(&mut |node| all.push(node));
         all
     }
 }
@@ -116,12 +118,8 @@ pub(crate) fn owners<'a>(
     nodes: impl IntoIterator<Item = &'a Arc<Node>>,
     choose: impl Fn(&Owner) -> bool,
 ) -> Vec<Arc<Owner>> {
-    fn collect(
-        node: &Node,
-        choose: &impl Fn(&Owner) -> bool,
-        all: &mut Vec<Arc<Owner>>,
-        seen: &mut HashSet<*const Owner>,
-    ) {
+    let (mut all, mut seen) = (Vec::<Arc<Owner>>::new(), HashSet::new());
+    let mut add = |node: &Arc<Node>| {
         let owners = node
             .buffers
             .iter()
@@ -137,14 +135,8 @@ pub(crate) fn owners<'a>(
                 all.push(owner.clone());
             }
         }
-        for child in &node.children {
-            collect(child, choose, all, seen);
-        }
-    }
-    let (mut all, mut seen) = (Vec::new(), HashSet::new());
-    for node in nodes {
-        collect(node, &choose, &mut all, &mut seen);
-    }
+    };
+    nodes.into_iter().for_each(|node| node.each(&mut add));
     all
 }
 

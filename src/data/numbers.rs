@@ -46,7 +46,7 @@ impl DeviceArray {
 
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
-    pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
+    pub(super) fn data_bytes_on(&self, queue: &Queue) -> Result<usize> {
         resolve(&mut Numbers::default(), &[self], Some(queue), |numbers| {
             numbers.sizes(&[self], self.node())
         })?;
@@ -174,17 +174,13 @@ impl Numbers {
     pub(crate) fn sizes(&self, arrays: &[&DeviceArray], node: &Node) -> Result<bool> {
         let device = arrays[0].device();
         let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
-            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data]) => {
-                if data.bytes().is_none() && (offsets.is_null() || node.length == 0) {
-                    data.set_bytes(0);
+            ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data @ ..]) => {
+                if data[0].bytes().is_none() && (offsets.is_null() || node.length == 0) {
+                    data[0].set_bytes(0);
                 }
                 let width = usize::from(*width);
                 let last = (node.offset + node.length) * width;
-                (
-                    offsets.address().offset(last),
-                    width,
-                    std::slice::from_ref(data),
-                )
+                (offsets.address().offset(last), width, data)
             }
             (_, [_, _, data @ .., sizes]) if node.layout.variadic => (sizes.address(), 8, data),
             _ => return Ok(true),
@@ -200,12 +196,8 @@ impl Numbers {
         };
         for (i, (buffer, stored)) in data.iter().zip(stored.chunks(width)).enumerate() {
             let path = || format!("{}.buffers[{}]", path(arrays, node), 2 + i);
-            buffer.set_bytes(check_size(
-                device,
-                buffer.address(),
-                int(stored, width),
-                path,
-            )?);
+            let bytes = int(stored, width);
+            buffer.set_bytes(check_size(device, buffer.address(), bytes, path)?);
         }
         Ok(true)
     }
@@ -221,20 +213,17 @@ impl Numbers {
     /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn check(&self, array: &DeviceArray) -> Result<()> {
         for node in array.node().all() {
-            if node.length == 0 || node.bitmap().is_none() {
+            let bitmap = node.bitmap().filter(|_| node.length > 0);
+            let Some(counted) = bitmap.and_then(|_| self.count(View::whole(node))) else {
                 continue;
+            };
+            if let Some(stated) = node.nulls.get().filter(|stated| *stated != counted) {
+                return Err(Error::invalid(
+                    format!("{}.null_count", path(&[array], node)),
+                    format!("is {stated}, but the validity bitmap has {counted} nulls"),
+                ));
             }
-            let counted = self.count(View::whole(node));
-            match (node.nulls.get(), counted) {
-                (Some(stated), Some(counted)) if stated != counted => {
-                    return Err(Error::invalid(
-                        format!("{}.null_count", path(&[array], node)),
-                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
-                    ));
-                }
-                (_, Some(counted)) => node.nulls.set(counted),
-                (_, None) => {}
-            }
+            node.nulls.set(counted);
         }
         self.all_sizes(array)
     }
@@ -334,25 +323,20 @@ pub(crate) fn check_size(
     bytes: i64,
     path: impl Fn() -> String,
 ) -> Result<usize> {
-    let refuse = |what: String| Err(Error::invalid(path(), what));
     // The end must lie inside the address space too.
-    let end = |n: usize| isize::try_from(address.address().saturating_add(n));
-    let size = usize::try_from(bytes).ok();
-    let Some(size) = size.filter(|n| isize::try_from(*n).is_ok() && end(*n).is_ok()) else {
-        return refuse(format!("has a length of {bytes} bytes"));
+    let fits = |n: &usize| isize::try_from(address.address().saturating_add(*n)).is_ok();
+    let fault = match usize::try_from(bytes).ok().filter(fits) {
+        None => format!("has a length of {bytes} bytes"),
+        Some(0) => return Ok(0),
+        Some(size) if address.is_null() => format!("is null but {size} bytes long"),
+        Some(size) => match device.backend().classify(address, size).check() {
+            Ok(()) => return Ok(size),
+            Err(why) => {
+                format!("claims {size} bytes at {address:?}, which {device} does not have{why}")
+            }
+        },
     };
-    if size == 0 {
-        return Ok(0);
-    }
-    if address.is_null() {
-        return refuse(format!("is null but {size} bytes long"));
-    }
-    if let Err(why) = device.backend().classify(address, size).check() {
-        return refuse(format!(
-            "claims {size} bytes at {address:?}, which {device} does not have{why}"
-        ));
-    }
-    Ok(size)
+    Err(Error::invalid(path(), fault))
 }
 
 /// Returns how many of the `bits` bits from bit `first` are set.

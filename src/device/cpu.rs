@@ -49,20 +49,6 @@ impl HostBackend {
     }
 }
 
-/// Runs copies on the calling thread.
-///
-/// # Safety
-/// All ranges are in host memory and valid for their bytes, and no destination overlaps another
-/// range.
-pub(crate) unsafe fn copy_on_host(copies: &[CopyOp]) {
-    for copy in copies {
-        let (src, dst) = (copy.src.as_ptr(), copy.dst.as_ptr());
-        // SAFETY: the caller guarantees that both ranges are valid host memory and do not overlap
-        // (see `# Safety`).
-        unsafe { std::ptr::copy_nonoverlapping(src.cast::<u8>(), dst.cast::<u8>(), copy.bytes) };
-    }
-}
-
 // SAFETY: all memory of this device is host memory, from the global allocator or from a producer
 // that declares it as such; work has completed when a call returns, and there are no events;
 // `classify` accepts no address.
@@ -136,9 +122,12 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see
-        // `RawQueue::copy`); a CPU's memory is the host's.
-        unsafe { copy_on_host(copies) };
+        for copy in copies {
+            let (src, dst) = (copy.src.as_ptr(), copy.dst.as_ptr());
+            // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see
+            // `RawQueue::copy`); a CPU's memory is the host's.
+            unsafe { std::ptr::copy_nonoverlapping::<u8>(src.cast(), dst.cast(), copy.bytes) };
+        }
         Ok(())
     }
 

@@ -30,6 +30,15 @@ pub struct Queue {
     raw: Arc<dyn RawQueue>,
 }
 
+/// Whether both handles are the same queue.
+impl PartialEq for Queue {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.raw, &other.raw)
+    }
+}
+
+impl Eq for Queue {}
+
 impl Device {
     /// Returns the queue that is used when no other is named.
     pub fn default_queue(&self) -> Queue {
@@ -74,11 +83,6 @@ impl Queue {
     /// have owners.
     pub fn raw(&self) -> &Arc<dyn RawQueue> {
         &self.raw
-    }
-
-    /// Returns whether both handles are the same queue.
-    pub fn same_as(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.raw, &other.raw)
     }
 
     /// Records an event after all work so far. Returns `None` if the device is synchronous, like

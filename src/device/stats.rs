@@ -27,22 +27,13 @@ macro_rules! stats {
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
+        }
 
-            /// Returns the sum of both, for the cost of two pieces of work.
-            ///
-            /// ```
-            /// # use arrow_device::{Devices, TransferStats};
-            /// # fn main() -> arrow_device::Result<()> {
-            /// let device = Devices::simulated()?;
-            /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
-            /// let (on_device, up) = TransferStats::scope(|| device.upload(&batch));
-            /// let (_, down) = TransferStats::scope(|| on_device?.to_host());
-            /// assert_eq!(up.plus(&down).copies, up.copies + down.copies);
-            /// # Ok(())
-            /// # }
-            /// ```
-            #[must_use]
-            pub fn plus(&self, other: &Self) -> Self {
+        /// The sum of both, for the cost of two pieces of work.
+        impl std::ops::Add for TransferStats {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
                 Self { $($name: self.$name.saturating_add(other.$name),)* }
             }
         }
@@ -148,7 +139,7 @@ impl TransferStats {
         impl Drop for Outer {
             fn drop(&mut self) {
                 let inner = SCOPE.get().unwrap_or_default();
-                SCOPE.set(self.0.map(|outer| outer.plus(&inner)));
+                SCOPE.set(self.0.map(|outer| outer + inner));
             }
         }
         let outer = Outer(SCOPE.replace(Some(Self::default())));
@@ -160,6 +151,6 @@ impl TransferStats {
 
     /// Adds what another thread did on behalf of this one to this thread's scope. The devices have counted it.
     pub(crate) fn add_to_scope(&self) {
-        SCOPE.set(SCOPE.get().map(|stats| stats.plus(self)));
+        SCOPE.set(SCOPE.get().map(|stats| stats + *self));
     }
 }

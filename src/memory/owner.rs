@@ -150,7 +150,7 @@ impl Owner {
 
     /// Returns whether the free comes after all work of `queue` in any case, because it runs on that queue.
     fn is_freed_on(&self, queue: &Queue) -> bool {
-        matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue))
+        matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home == queue)
     }
 
     /// Records that work given to `queue` so far reads the memory.
@@ -210,7 +210,7 @@ impl Owner {
         };
         self.wait_on(queue)?;
         // Uses on the home queue are not recorded: the free would come after them.
-        if !home.same_as(queue) {
+        if home != queue {
             if let Some(event) = home.record()? {
                 queue.wait(&event)?;
             }

@@ -51,13 +51,12 @@ impl DeviceArray {
         for (i, array) in arrays.iter().enumerate() {
             let (got, declared) = (array.data_type(), first.data_type());
             if got != declared {
-                let path = format!("concat on {device}: array");
-                Fit::new(path, &format!("array {i}"), "array 0").types(
-                    array.view(),
-                    got,
-                    declared,
-                    true,
-                )?;
+                let (path, rows) = (format!("concat on {device}: array"), format!("array {i}"));
+                let fit = Fit {
+                    rows: &rows,
+                    declared: "array 0",
+                };
+                fit.types(&path, array.view(), [got, declared], true)?;
             }
         }
         let queue = device.default_queue();
@@ -116,8 +115,11 @@ impl DeviceRecordBatch {
                 let (got, declared) = (&view.node.data_type, field.data_type());
                 if got != declared {
                     let path = format!("concat on {device}: column '{}'", field.name());
-                    let batch = format!("batch {i}");
-                    Fit::new(path, &batch, "the schema").types(view, got, declared, true)?;
+                    let fit = Fit {
+                        rows: &format!("batch {i}"),
+                        declared: "the schema",
+                    };
+                    fit.types(&path, view, [got, declared], true)?;
                 }
             }
         }

@@ -157,7 +157,7 @@ impl Worker {
         then: impl FnOnce() + Send + 'static,
     ) {
         let mut job = Some((poll, then));
-        self.add(Box::new(move || {
+        let job: Job = Box::new(move || {
             if let Some((poll, _)) = &mut job {
                 if !poll() {
                     return false;
@@ -168,10 +168,7 @@ impl Worker {
                 then();
             }
             true
-        }));
-    }
-
-    fn add(&self, job: Job) {
+        });
         if !self.process.is_this() {
             return forget(job);
         }
