@@ -2,7 +2,6 @@
 //! bitmap that says which rows are null.
 
 use std::any::TypeId;
-use std::sync::Arc;
 
 use arrow_array::{ArrowPrimitiveType, downcast_primitive};
 use arrow_buffer::ArrowNativeType;
@@ -10,10 +9,9 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Nesting};
-use crate::data::node::NodeBuffer;
-use crate::device::{Device, DevicePtr, Queue};
+use crate::device::Queue;
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, Loan, Owner, check_queue};
+use crate::memory::{DeviceBuffer, Loan, check_queue};
 
 /// A validity bitmap in device memory, which says which rows of an array are null. The bit of row `i` is bit
 /// `bit_offset + i` of the buffer, least significant bit first; a set bit marks a value, an unset bit a null.
@@ -174,7 +172,7 @@ impl DeviceArray {
     /// [`Error::InvalidInput`] if a size that is stored in device memory is impossible. Also returns the errors that the
     /// device reports.
     pub fn bytes_on(&self, queue: &Queue) -> Result<Loan<'_>> {
-        let (buffer, first, len) = match self.node().layout.buffers() {
+        let (slot, first, len) = match self.node().layout.buffers() {
             [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
                 check_queue(queue, self.device())?;
                 (2, 0, self.data_bytes_on(queue)?)
@@ -194,14 +192,8 @@ impl DeviceArray {
                 )));
             }
         };
-        let buffer = &self.node().buffers[buffer];
-        let len = if buffer.is_null() { 0 } else { len };
-        Loan::new(
-            self.lender(buffer),
-            queue,
-            buffer.address().offset(first),
-            len,
-        )
+        let is_there = !self.node().buffers[slot].is_null();
+        self.lend(queue, slot, first, if is_there { len } else { 0 })
     }
 
     /// Lends the validity bitmap: a set bit marks a value, an unset bit a null. Returns `None` if the array has no
@@ -237,10 +229,8 @@ impl DeviceArray {
     pub fn validity(&self) -> Option<Validity> {
         let view = self.view();
         let bitmap = view.node.bitmap()?;
-        // The buffer has these bits: its length was checked against the rows when the array was made.
-        let needed = (view.validity_offset + view.length).div_ceil(8);
         Some(Validity {
-            buffer: bitmap.to_buffer(bitmap.bytes().unwrap_or(needed))?,
+            buffer: bitmap.to_buffer(bitmap.bytes()?)?,
             bit_offset: view.validity_offset,
             len: view.length,
             nulls: self.null_count(),
@@ -287,8 +277,7 @@ impl DeviceArray {
 
     /// Lends the bit of each row of buffer `slot`, the first of which is bit `bit_offset`.
     fn bits_on(&self, queue: &Queue, slot: usize, bit_offset: usize) -> Result<Loan<'_, bool>> {
-        let buffer = &self.node().buffers[slot];
-        let mut bits = Loan::new(self.lender(buffer), queue, buffer.address(), self.len())?;
+        let mut bits = self.lend(queue, slot, 0, self.len())?;
         bits.bit_offset = bit_offset;
         Ok(bits)
     }
@@ -300,25 +289,27 @@ impl DeviceArray {
         // rows may be missing.
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
         let is_there = !buffer.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed);
-        let (address, len) = match self.len() + extra {
-            len if is_there && len > 0 => {
-                let first = self.offset() * size_of::<T>();
-                (buffer.address().offset(first), len)
-            }
-            _ => (DevicePtr::NULL, 0),
+        let len = if is_there { self.len() + extra } else { 0 };
+        let first = if len > 0 {
+            self.offset() * size_of::<T>()
+        } else {
+            0
         };
-        if address.address() % align_of::<T>() != 0 {
+        let address = buffer.address().offset(first);
+        if len > 0 && address.address() % align_of::<T>() != 0 {
             return Err(Error::argument(format!(
                 "values at {address:?} are not aligned to {} bytes",
                 align_of::<T>()
             )));
         }
-        Loan::new(self.lender(buffer), queue, address, len)
+        self.lend(queue, slot, first, len)
     }
 
-    /// What a loan of `buffer` is of.
-    fn lender<'a>(&'a self, buffer: &'a NodeBuffer) -> (&'a Device, Option<&'a Arc<Owner>>) {
-        (self.device(), buffer.owner.as_ref())
+    /// Lends `len` elements of a buffer from byte `first` on.
+    fn lend<T>(&self, queue: &Queue, slot: usize, first: usize, len: usize) -> Result<Loan<'_, T>> {
+        let buffer = &self.node().buffers[slot];
+        let lender = (self.device(), buffer.owner.as_ref());
+        Loan::new(lender, queue, buffer.address().offset(first), len)
     }
 }
 

@@ -245,18 +245,18 @@ impl DeviceArray {
     pub fn get_array_memory_size(&self) -> usize {
         let mut total = (self.owners().iter().filter_map(|owner| owner.allocated())).sum();
         // The addresses of buffers that are not in memory of this crate.
-        let mut ranges = Vec::new();
-        for buffer in self.node.all().iter().flat_map(|node| &node.buffers) {
-            if matches!(&buffer.owner, Some(owner) if owner.allocated().is_none()) {
-                let start = buffer.address().address();
-                ranges.push((start, start.saturating_add(buffer.bytes().unwrap_or(0))));
-            }
-        }
-        ranges.sort_unstable();
+        let buffers = (self.node.all().into_iter()).flat_map(|node| &node.buffers);
+        let foreign = buffers.filter(|buffer| {
+            let owner = buffer.owner.as_ref();
+            owner.is_some_and(|owner| owner.allocated().is_none())
+        });
+        let ranges = foreign.map(|buffer| buffer.address().range(buffer.bytes().unwrap_or(0)));
+        let mut ranges: Vec<_> = ranges.collect();
+        ranges.sort_unstable_by_key(|range| range.start);
         let mut counted = 0;
-        for (start, end) in ranges {
-            total += end.saturating_sub(start.max(counted));
-            counted = end.max(counted);
+        for range in ranges {
+            total += range.end.saturating_sub(range.start.max(counted));
+            counted = range.end.max(counted);
         }
         total
     }

@@ -79,14 +79,13 @@ impl DeviceRecordBatch {
         columns: &[DeviceArray],
         rows: usize,
     ) -> Result<Self> {
-        let (operation, root) = (
-            "DeviceRecordBatch",
-            DataType::Struct(schema.fields().clone()),
-        );
+        let operation = "DeviceRecordBatch";
+        let root = DataType::Struct(schema.fields().clone());
         check_type(&root)?;
         // SAFETY: a struct has no values of its own, and those of its children are valid already.
-        let array =
-            unsafe { DeviceArray::assemble(operation, device, root, rows, None, &[], columns) }?;
+        let array = unsafe {
+            DeviceArray::assemble(operation, Some(device), root, rows, None, &[], columns)
+        }?;
         Ok(Self { schema, array })
     }
 

@@ -52,20 +52,9 @@ impl DeviceArray {
                 "{data_type} has more than a buffer of values; use DeviceArray::from_parts"
             )));
         }
-        let (device, operation) = (values.device().clone(), "DeviceArray::from_values");
-        let values = [Some(values)];
+        let (operation, values) = ("DeviceArray::from_values", [Some(values)]);
         // SAFETY: every bit pattern is a value of these types.
-        unsafe {
-            Self::assemble(
-                operation,
-                &device,
-                data_type,
-                length,
-                validity,
-                &values,
-                &[],
-            )
-        }
+        unsafe { Self::assemble(operation, None, data_type, length, validity, &values, &[]) }
     }
 
     /// Makes an array of a type whose values are those of its children, a struct or a fixed-size list. It shares the children's memory,
@@ -115,25 +104,8 @@ impl DeviceArray {
                 "{operation}: {data_type} has values of its own; use DeviceArray::from_parts"
             )));
         }
-        let of_validity = validity.as_ref().map(|validity| validity.buffer.device());
-        let Some(device) = children.first().map(Self::device).or(of_validity).cloned() else {
-            return Err(Error::argument(format!(
-                "{operation}: without children and validity the device is unknown; use \
-                 DeviceRecordBatch::try_new_with_rows and convert the batch"
-            )));
-        };
         // SAFETY: these types have no values of their own, and those of the children are valid already.
-        unsafe {
-            Self::assemble(
-                operation,
-                &device,
-                data_type,
-                length,
-                validity,
-                &[],
-                children,
-            )
-        }
+        unsafe { Self::assemble(operation, None, data_type, length, validity, &[], children) }
     }
 
     /// Makes an array of any type from its buffers and children, at offset 0.
@@ -162,13 +134,6 @@ impl DeviceArray {
     ) -> Result<Self> {
         let operation = "DeviceArray::from_parts";
         check_type(&data_type)?;
-        let of_buffers = buffers.iter().flatten().map(DeviceBuffer::device);
-        let mut devices = of_buffers.chain(children.iter().map(Self::device));
-        let Some(device) = devices.next() else {
-            return Err(Error::argument(format!(
-                "{operation}: there is neither a buffer nor a child, so the device is unknown"
-            )));
-        };
         let bitmaps = usize::from(Layout::of(&data_type).has_validity());
         let Some((bitmap, others)) = buffers.split_at_checked(bitmaps) else {
             return Err(Error::argument(format!(
@@ -187,19 +152,20 @@ impl DeviceArray {
         // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
         unsafe {
             Self::assemble(
-                operation, device, data_type, length, validity, others, children,
+                operation, None, data_type, length, validity, others, children,
             )
         }
     }
 
-    /// Makes an array at offset 0 of a type that [`check_type`] accepts. `others` are the buffers without the validity bitmap.
+    /// Makes an array at offset 0 of a type that [`check_type`] accepts, on `device`, or where its parts are. `others` are the buffers
+    /// without the validity bitmap.
     ///
     /// # Safety
     /// The values in `others` and their relation to the children must be valid, as for [`from_parts`](Self::from_parts). A
     /// null count that the validity knows is right.
     pub(super) unsafe fn assemble(
         operation: &str,
-        device: &Device,
+        device: Option<&Device>,
         data_type: DataType,
         rows: usize,
         validity: Option<Validity>,
@@ -207,7 +173,20 @@ impl DeviceArray {
         children: &[DeviceArray],
     ) -> Result<Self> {
         check_rows(rows)?;
-        let layout = Layout::of(&data_type);
+        let (layout, validity) = (Layout::of(&data_type), validity.as_ref());
+        let bitmap = validity.map(|validity| &validity.buffer);
+        let mut of_buffers = others
+            .iter()
+            .flatten()
+            .chain(bitmap)
+            .map(DeviceBuffer::device);
+        let of_children = || children.first().map(Self::device);
+        let Some(device) = device.or_else(|| of_buffers.next()).or_else(of_children) else {
+            return Err(Error::argument(format!(
+                "{operation}: there is neither a buffer nor a child, so the device is unknown; a batch of \
+                 DeviceRecordBatch::try_new_with_rows converts to an array"
+            )));
+        };
         let wrong = |what: String| {
             let what = format!("{operation} on {device}: {data_type} of {rows} rows: {what}");
             Err(Error::argument(what))
@@ -223,8 +202,7 @@ impl DeviceArray {
                 layout.n_children()
             ));
         }
-        let bitmap = validity.as_ref().map(|validity| &validity.buffer);
-        if let Some(validity) = validity.as_ref().filter(|validity| validity.len != rows) {
+        if let Some(validity) = validity.filter(|validity| validity.len != rows) {
             return wrong(format!("the validity bitmap has {} rows", validity.len));
         }
         for (i, buffer) in others.iter().enumerate() {
@@ -235,11 +213,6 @@ impl DeviceArray {
                 return wrong(format!("a buffer has {bytes} bytes, {needed} needed"));
             }
         }
-        let mut of_buffers = others
-            .iter()
-            .flatten()
-            .chain(bitmap)
-            .map(DeviceBuffer::device);
         if let Some(other) = of_buffers.find(|other| *other != device) {
             return wrong(format!("a buffer is on {other}"));
         }
@@ -252,7 +225,7 @@ impl DeviceArray {
         let Some(exact) = rows.checked_mul(times.unwrap_or(0)) else {
             return wrong("its child would have too many rows".into());
         };
-        let nulls = validity.as_ref().map_or(Some(0), |validity| validity.nulls);
+        let nulls = validity.map_or(Some(0), |validity| validity.nulls);
         // The most rows of a child whose nulls do not show, because the parent is null there.
         let masked = nulls.unwrap_or(rows).saturating_mul(times.unwrap_or(1));
         for (i, child) in children.iter().enumerate() {

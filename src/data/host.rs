@@ -260,8 +260,7 @@ fn nulls(array: &DeviceArray, view: View<'_>) -> Result<Option<NullBuffer>> {
         return Ok(None);
     };
     // The whole buffer: arrow-rs counts rows from the data's offset, which may be larger than the bitmap's.
-    let needed = (view.validity_offset + view.length).div_ceil(8);
-    let bits = buffer(array, view, 0, 0..bitmap.bytes().unwrap_or(needed), 1)?;
+    let bits = buffer(array, view, 0, 0..bitmap.bytes().unwrap_or(0), 1)?;
     let bits = BooleanBuffer::new(bits, view.validity_offset, view.length);
     let nulls = match known {
         // SAFETY: a known number was counted in these bits, or guaranteed by the caller of an `unsafe` function

@@ -16,6 +16,7 @@ pub use batch::DeviceRecordBatch;
 
 /// A panic in foreign code leaves these types as they were: they are immutable except for caches,
 /// each of which is there as a whole or not at all, and for lists of uses behind locks.
+#[cfg(test)]
 const _: () = {
     use std::panic::{RefUnwindSafe, UnwindSafe};
     const fn check<T: UnwindSafe + RefUnwindSafe>() {}
