@@ -1,6 +1,6 @@
 //! What all handles of a device share: its memory, its queues and what they hold.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Instant;
@@ -56,7 +56,7 @@ pub(super) struct State {
     /// Queues that the worker comes to, in this order; each is here once, or waits, or has no work.
     pub(super) ready: VecDeque<u64>,
     /// Queues that wait until another one has reached a position.
-    pub(super) waiting: HashMap<Point, Vec<u64>>,
+    pub(super) waiting: BTreeMap<Point, Vec<u64>>,
     /// Live host allocations by address. Queued copies share them.
     pub(super) host: BTreeMap<usize, Arc<Memory>>,
     pub(super) violations: Vec<String>,
@@ -65,7 +65,7 @@ pub(super) struct State {
 }
 
 /// A position in a queue. Reached when that many operations of the queue have run.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Point {
     pub(super) queue: u64,
     pub(super) position: u64,
