@@ -41,9 +41,12 @@ impl DeviceBufferMut {
     /// # Errors
     /// Returns [`Error::OutOfMemory`], or the device's own error.
     pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
-        let capacity = len
-            .checked_next_multiple_of(ALIGNMENT)
-            .ok_or_else(|| out_of_memory(queue, len))?;
+        let capacity = len.checked_next_multiple_of(ALIGNMENT);
+        let capacity = capacity.ok_or_else(|| Error::OutOfMemory {
+            device: queue.device().id(),
+            operation: "allocate",
+            bytes: len,
+        })?;
         let base = match capacity {
             0 => DevicePtr::NULL,
             bytes => queue.allocate(bytes)?,
@@ -61,10 +64,7 @@ impl DeviceBufferMut {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn for_values<T: ArrowNativeType>(queue: &Queue, elements: usize) -> Result<Self> {
-        let bytes = elements
-            .checked_mul(size_of::<T>())
-            .ok_or_else(|| out_of_memory(queue, usize::MAX))?;
-        Self::allocate(queue, bytes)
+        Self::allocate(queue, elements.saturating_mul(size_of::<T>()))
     }
 
     /// As [`allocate`](Self::allocate), for one bit for each row: a validity bitmap, or the values of a boolean array.
@@ -183,14 +183,6 @@ impl DeviceBufferMut {
 impl DeviceBufferMut {
     pub(crate) fn address_ref(&self) -> &DevicePtr {
         &self.base
-    }
-}
-
-fn out_of_memory(queue: &Queue, bytes: usize) -> Error {
-    Error::OutOfMemory {
-        device: queue.device().id(),
-        operation: "allocate",
-        bytes,
     }
 }
 

@@ -80,11 +80,6 @@ impl<'a, T> Loan<'a, T> {
         self.bit_offset
     }
 
-    /// Returns the queue that the elements are lent to.
-    pub fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
     #[cfg(feature = "cuda")]
     pub(crate) fn address_ref(&self) -> &DevicePtr {
         &self.address

@@ -118,7 +118,7 @@ impl Owner {
     pub(crate) fn wait_on(&self, queue: &Queue) -> Result<()> {
         match self.ready() {
             // Work queued later on the home queue comes after the work that made the memory.
-            Some(_) if self.is_home(queue) => Ok(()),
+            Some(_) if self.own_event().is_some() && self.is_freed_on(queue) => Ok(()),
             Some(event) => {
                 // Whether the queue goes on asking for the event after it was told to wait.
                 let asks = self.own_event().is_none()
@@ -142,10 +142,6 @@ impl Owner {
             Some(event) if !event.is_complete()? => event.wait(),
             _ => Ok(()),
         }
-    }
-
-    fn is_home(&self, queue: &Queue) -> bool {
-        self.is_freed_on(queue) && matches!(&self.ready, Ready::Event(_))
     }
 
     /// Returns whether the free comes after all work of `queue` in any case, because it runs on that queue.

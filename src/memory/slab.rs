@@ -1,6 +1,5 @@
 //! [`HostSlab`]: host memory that becomes arrow buffers.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -50,6 +49,7 @@ use crate::error::Result;
 /// the last ones that do not fill a block of 64 bytes. A buffer that is the only one of its upload, and whose length is a multiple of
 /// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging slab, because a copy of
 /// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of about 1 MiB, not 1000.
+#[derive(Debug)]
 pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.
@@ -111,15 +111,6 @@ impl DerefMut for HostSlab {
 impl AsRef<[u8]> for HostSlab {
     fn as_ref(&self) -> &[u8] {
         self
-    }
-}
-
-impl fmt::Debug for HostSlab {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostSlab")
-            .field("len", &self.len)
-            .field("device", &self.device)
-            .finish_non_exhaustive()
     }
 }
 

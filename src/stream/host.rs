@@ -97,7 +97,7 @@ impl<R> HostRecordBatchReader<R> {
         if self.prefetch == 0 || device.is_host_readable() {
             return Ok(DownloadQueues::from(device.default_queue()));
         }
-        let of_device = |queues: &&DownloadQueues| queues.copies().device() == device;
+        let of_device = |queues: &&DownloadQueues| queues.copies.device() == device;
         if let Some(queues) = self.queues.iter().find(of_device) {
             return Ok(queues.clone());
         }

@@ -78,9 +78,11 @@ impl<T> Download<T> {
         }
     }
 
-    /// Takes the steps before the first wait. Does not block.
+    /// Takes the steps before the first wait, unless the host reads the array where it is. Does not block.
     pub(super) fn started(mut self) -> Result<Self> {
-        self.drive(|_, _| Ok(false))?;
+        if !self.is_in_place() {
+            self.drive(|_, _| Ok(false))?;
+        }
         Ok(self)
     }
 
@@ -100,7 +102,11 @@ impl<T> Download<T> {
     /// # Errors
     /// As [`DeviceArray::to_host`].
     pub fn wait(mut self) -> Result<T> {
-        self.drive(|event, _| block_on(event))?;
+        if self.is_in_place() && matches!(self.state, State::Planning(_)) {
+            self.array.wait()?;
+            self.state = State::InPlace;
+        }
+        self.drive(|event, _| event.wait().map(|()| true))?;
         self.take()
     }
 
@@ -185,11 +191,6 @@ fn over() -> Error {
     Error::argument("the download is over: it has returned its data or an error")
 }
 
-/// Makes this thread wait.
-fn block_on(event: &SyncEvent) -> Result<bool> {
-    event.wait().map(|()| true)
-}
-
 /// Queues the copies of a plan to one buffer of the device's pool. Does not wait.
 fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
     let buffer = array.device().host_slab(plan.bytes)?;
@@ -243,11 +244,16 @@ impl Download<RecordBatch> {
         })
     }
 
-    /// As [`lazy`](Self::lazy), but queues the copies before this returns. Blocks for sizes
+    /// As [`lazy`](Self::lazy), but queues the copies before this returns, unless the host reads the batch where it is. Blocks for sizes
     /// that are stored in device memory.
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         let mut this = Self::lazy(batch, queues);
-        this.drive(|event, queued| if queued { Ok(false) } else { block_on(event) })?;
+        if !this.is_in_place() {
+            this.drive(|event, queued| match queued {
+                true => Ok(false),
+                false => event.wait().map(|()| true),
+            })?;
+        }
         Ok(this)
     }
 }
@@ -280,7 +286,7 @@ impl<T> Future for Download<T> {
 /// The queues of a download, which belong to the array's device.
 #[derive(Clone, Debug)]
 pub(crate) struct DownloadQueues {
-    copies: Queue,
+    pub(crate) copies: Queue,
     /// For reads of sizes that are stored in device memory, which come before the copies.
     sizes: Queue,
 }
@@ -291,10 +297,6 @@ impl DownloadQueues {
     pub(crate) fn new(device: &Device) -> Result<Self> {
         let (copies, sizes) = (device.new_queue()?, device.new_queue()?);
         Ok(Self { copies, sizes })
-    }
-
-    pub(crate) fn copies(&self) -> &Queue {
-        &self.copies
     }
 }
 

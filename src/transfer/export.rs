@@ -52,10 +52,8 @@ impl Export {
     /// values' offset says, and the nulls in those that were read are known; where nodes are whole, the original knows them too.
     pub(crate) fn resolved(self, array: &DeviceArray) -> Result<DeviceArray> {
         let walk = |numbers: &Numbers| self.walk(array, numbers);
-        self.made(
-            array,
-            resolve(&mut Numbers::default(), &[array], None, walk)?,
-        )
+        let plan = resolve(&mut Numbers::default(), &[array], None, walk)?;
+        self.made(array, plan)
     }
 
     /// As [`resolved`](Self::resolved). A poll does not wait for the bitmaps.

@@ -27,7 +27,7 @@ impl<'a> Planner<'a> {
     /// Adds the runs that hold the rows of each part, for which all its run ends are read.
     pub(super) fn runs(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let ends_of = parts[0].child(0);
-        let width = int_width(&ends_of.node.data_type);
+        let width = ends_of.node.data_type.primitive_width().unwrap_or(8);
         let (mut cut, mut values, mut rows) = (Vec::new(), Parts::new(), 0i64);
         for view in parts {
             let ends = view.child(0);
@@ -90,7 +90,8 @@ impl<'a> Planner<'a> {
     pub(super) fn dictionary(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let values = self.kept(parts, |view| view.child(0))?;
         if let (DataType::Dictionary(key, _), 2..) = (&parts[0].node.data_type, values.rows.len()) {
-            let bits = 8 * int_width(key) - usize::from(key.is_signed_integer());
+            let bits =
+                8 * key.primitive_width().unwrap_or(8) - usize::from(key.is_signed_integer());
             let most = (u64::MAX >> (64 - bits)).saturating_add(1);
             let instead = "give the arrays one dictionary, or cast them to wider keys";
             self.check_most(parts[0], values.n, most, "dictionary values", instead)?;
@@ -233,26 +234,16 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The bytes of an integer of the type, which is that of keys or run ends.
-fn int_width(data_type: &DataType) -> usize {
-    data_type.primitive_width().unwrap_or(8)
-}
-
-/// The data buffers of a view array.
-fn data_of(view: View<'_>) -> &[NodeBuffer] {
-    match &view.node.buffers[..] {
-        [_, _, data @ .., _] => data,
-        _ => &[],
-    }
-}
-
 /// The data buffers that the result of some view arrays has, and for each array which of them its own become. One keeps its own.
 fn data_buffers<'a>(parts: &[View<'a>]) -> (Vec<(View<'a>, &'a NodeBuffer)>, Vec<Vec<u32>>) {
     let (mut buffers, mut tables) = (Vec::new(), vec![Vec::new(); parts.len()]);
     // Memory of one address is another buffer where it is longer.
     let mut seen = HashMap::new();
     for (k, view) in parts.iter().enumerate() {
-        for buffer in data_of(*view) {
+        let [_, _, data @ .., _] = &view.node.buffers[..] else {
+            continue;
+        };
+        for buffer in data {
             let next = buffers.len() as u32;
             let place = (buffer.address(), buffer.bytes());
             let mut index = *seen.entry(place).or_insert(next);

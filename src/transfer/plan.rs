@@ -183,11 +183,6 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    /// Whether offsets must start at 0 and null counts must be known.
-    pub(super) fn is_exact(&self) -> bool {
-        self.scope == Scope::Compact
-    }
-
     /// Adds a buffer of these regions, one after the other. Without bytes it is there if it is to be `present`.
     pub(super) fn buffer(
         &mut self,

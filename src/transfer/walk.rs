@@ -134,7 +134,7 @@ impl<'a> Planner<'a> {
 
     /// Adds the validity bitmap of a node, and its null count. Nulls are counted if the host can read the bitmaps, or if they must be known.
     fn validity(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
-        let counts = self.readable || self.is_exact();
+        let counts = self.readable || self.scope == Scope::Compact;
         let nulls = parts.iter().map(|view| match counts {
             true => self.numbers.null_count(*view),
             false => view.null_count(),
@@ -222,7 +222,7 @@ impl<'a> Planner<'a> {
         let width = usize::from(*width);
         // Offsets that are copied as they are, with everything that they can refer to. Buffers of arrow-rs arrays may be longer than
         // their rows need, so that the offsets of host memory are always read.
-        let uncut = one && view.is_uncut() && !self.is_exact() && !self.readable;
+        let uncut = one && view.is_uncut() && self.scope != Scope::Compact && !self.readable;
         let whole = one && nested && self.scope == Scope::Reachable || uncut && view.length > 0;
         // Of each part the first and the last offset.
         let mut ends = SmallVec::<[(i64, i64); 1]>::new();
