@@ -187,13 +187,20 @@ unsafe impl Backend for OpenClDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        let _inside = self.shared.context.enter()?;
-        self.shared.synchronize()
+        let context = &self.shared.context;
+        let _inside = context.enter()?;
+        let finished = self.shared.queues.finish(context.cl, Patience::Once);
+        context.failure.check()?;
+        context.check(finished)
     }
 
     fn settle(&self) -> Result<()> {
-        let _inside = self.shared.context.enter()?;
-        self.shared.settle()
+        let context = &self.shared.context;
+        let _inside = context.enter()?;
+        if let Err(failed) = self.shared.queues.finish(context.cl, Patience::UntilEnded) {
+            context.failure.set(context.error(failed));
+        }
+        context.failure.check()
     }
 }
 

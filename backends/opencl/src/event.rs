@@ -240,11 +240,8 @@ impl Drop for Bridge {
             return;
         };
         // Tried again in case the runtime is short of memory: the queue would hang.
-        for _ in 0..16 {
-            // SAFETY: the event is a user event, live and pending.
-            if unsafe { self.0.clSetUserEventStatus(self.1.raw(), CL_COMPLETE) }.is_ok() {
-                return;
-            }
-        }
+        // SAFETY: the event is a user event, live and pending.
+        let open = || unsafe { self.0.clSetUserEventStatus(self.1.raw(), CL_COMPLETE) };
+        (0..16).any(|_| open().is_ok());
     }
 }

@@ -54,7 +54,8 @@
 //! # Events
 //!
 //! `sync_event` points to a `cl_event`. An exported one is a marker on a queue that has been flushed. An imported one may be of any
-//! context and platform: queues wait for it without blocking the host.
+//! context and platform: queues wait for it without blocking the host. If its producer has not flushed its queue, the work before it begins
+//! when something waits for it: to ask (`is_ready`) does not start it.
 //!
 //! What runtimes make of events that fail differs: PoCL 3.1 ends the process when a command waits for one, and Intel's CPU runtime
 //! lets the command run, on wrong data. So nothing of a failure is passed into the runtime:

@@ -211,22 +211,6 @@ impl Shared {
             cl.clFlush(queue).map(|()| event)
         }
     }
-
-    /// Waits for all work of the device.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        let finished = self.queues.finish(self.context.cl, Patience::Once);
-        self.context.failure.check()?;
-        self.context.check(finished)
-    }
-
-    /// As [`synchronize`](Self::synchronize), and tries again if that fails. After an error the device has failed.
-    pub(crate) fn settle(&self) -> Result<()> {
-        let finished = self.queues.finish(self.context.cl, Patience::UntilEnded);
-        if let Err(failed) = finished {
-            self.context.failure.set(self.context.error(failed));
-        }
-        self.context.failure.check()
-    }
 }
 
 impl Drop for Shared {

@@ -3,7 +3,7 @@
 //! Types and constants are opencl-sys's, which links nothing. The functions come from OpenCL's loader (`libOpenCL`), and
 //! those of extensions from the platform, since the loader does not export them.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ops::Deref;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -57,13 +57,13 @@ macro_rules! functions {
             ///
             /// # Safety
             /// `find` returns null, or the function of the name, which ends with NUL, for the rest of the process.
-            unsafe fn find(find: impl Fn(&'static CStr) -> *mut c_void) -> Result<Self, &'static str> {
+            unsafe fn find(find: impl Fn(&'static str) -> *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($function: {
-                        const NAME: &CStr = name(concat!(stringify!($function), "\0"));
+                        let name = concat!(stringify!($function), "\0");
                         // SAFETY: the caller guarantees a null pointer, which is `None`, or the function of this name,
                         // whose type opencl-sys takes from OpenCL's headers (see `# Safety`).
-                        let found = unsafe { std::mem::transmute::<*mut c_void, $type>(find(NAME)) };
+                        let found = unsafe { std::mem::transmute::<*mut c_void, $type>(find(name)) };
                         found.ok_or(stringify!($function))?
                     },)*
                 })
@@ -107,14 +107,6 @@ macro_rules! method {
             answered(stringify!($function), code).map(|()| bytes / size_of::<T>())
         }
     };
-}
-
-/// The name of a function as a C string: a NUL ends it.
-const fn name(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!("a name with a NUL at its end, evaluated while the crate is compiled"),
-    }
 }
 
 functions! {
@@ -188,14 +180,12 @@ functions! {
         made clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t
             = (context: cl_context, device: cl_device_id, properties: *const cl_mem_properties_intel, bytes: usize, alignment: cl_uint);
         code clMemFreeINTEL: clMemFreeINTEL_t = (context: cl_context, memory: *mut c_void);
-        info clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t
-            = (context: cl_context, address: *const c_void, what: cl_mem_info_intel);
+        info clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t = (context: cl_context, address: *const c_void, what: cl_mem_info_intel);
         enqueue clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t
             = (queue: cl_command_queue, blocking: cl_bool, to: *mut c_void, from: *const c_void, bytes: usize);
         enqueue clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t
             = (queue: cl_command_queue, to: *mut c_void, pattern: *const c_void, length: usize, bytes: usize);
-        code clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t
-            = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
+        code clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
     }
 }
 
@@ -206,9 +196,9 @@ impl Usm {
     /// `platform` is one that the loader listed.
     pub(crate) unsafe fn of(cl: &Cl, platform: cl_platform_id) -> Result<Self, &'static str> {
         let find = cl.clGetExtensionFunctionAddressForPlatform;
-        // SAFETY: the caller guarantees the platform (see `# Safety`), and the name is a C string. The platform returns null or the
+        // SAFETY: the caller guarantees the platform (see `# Safety`), and the name ends with NUL. The platform returns null or the
         // extension's function of the name, which stays as long as the runtime does.
-        unsafe { Self::find(|name| find(platform, name.as_ptr())) }
+        unsafe { Self::find(|name| find(platform, name.as_ptr().cast())) }
     }
 }
 
@@ -235,28 +225,16 @@ pub(crate) fn list<T: Clone>(zero: T, ask: impl Fn(&mut [T]) -> Answer<usize>) -
 }
 
 /// The functions that keep and release an object of a sort.
-#[derive(Clone, Copy)]
-pub(crate) struct Sort {
-    retain: unsafe fn(&Functions, *mut c_void) -> Answer,
-    release: unsafe fn(&Functions, *mut c_void) -> Answer,
-}
+type Sort = (Count, Count);
+type Count = unsafe fn(&Functions, *mut c_void) -> Answer;
 
-pub(crate) const CONTEXT: Sort = Sort {
-    retain: Functions::clRetainContext,
-    release: Functions::clReleaseContext,
-};
-pub(crate) const QUEUE: Sort = Sort {
-    retain: Functions::clRetainCommandQueue,
-    release: Functions::clReleaseCommandQueue,
-};
-pub(crate) const EVENT: Sort = Sort {
-    retain: Functions::clRetainEvent,
-    release: Functions::clReleaseEvent,
-};
-pub(crate) const BUFFER: Sort = Sort {
-    retain: Functions::clRetainMemObject,
-    release: Functions::clReleaseMemObject,
-};
+pub(crate) const CONTEXT: Sort = (Functions::clRetainContext, Functions::clReleaseContext);
+pub(crate) const QUEUE: Sort = (
+    Functions::clRetainCommandQueue,
+    Functions::clReleaseCommandQueue,
+);
+pub(crate) const EVENT: Sort = (Functions::clRetainEvent, Functions::clReleaseEvent);
+pub(crate) const BUFFER: Sort = (Functions::clRetainMemObject, Functions::clReleaseMemObject);
 
 /// A reference to an object of the runtime, which is given back when this is dropped.
 pub(crate) struct Object {
@@ -286,7 +264,7 @@ impl Object {
     pub(crate) unsafe fn retain(cl: &'static Cl, sort: Sort, raw: *mut c_void) -> Answer<Self> {
         let (call, code) = ("retaining an object", CL_INVALID_VALUE);
         // SAFETY: the caller guarantees a live object, or null, which is an error.
-        unsafe { (sort.retain)(cl, raw) }?;
+        unsafe { sort.0(cl, raw) }?;
         let raw = NonNull::new(raw).ok_or(Failed { call, code })?;
         Ok(Self { cl, sort, raw })
     }
@@ -306,7 +284,7 @@ impl Drop for Object {
         if let Some(_inside) = self.cl.enter() {
             // An error has no place to go.
             // SAFETY: this value owns a reference, which keeps the object alive until here.
-            let _: Answer = unsafe { (self.sort.release)(self.cl, self.raw()) };
+            let _: Answer = unsafe { self.sort.1(self.cl, self.raw()) };
         }
     }
 }
@@ -369,9 +347,9 @@ impl Cl {
 
     fn check(library: Library) -> Result<Self, String> {
         let library = std::mem::ManuallyDrop::new(library);
-        let find = |name: &'static CStr| {
+        let find = |name: &'static str| {
             // SAFETY: the symbol is taken for an address, which every symbol has.
-            let found = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
+            let found = unsafe { library.get::<*mut c_void>(name) };
             found.map_or(null_mut(), |found| *found)
         };
         // SAFETY: the library is OpenCL's loader and stays loaded: a symbol of this name is the function.
@@ -392,37 +370,27 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-macro_rules! names {
-    ($($code:ident)*) => {
-        /// Returns the name of an error code that programs meet, such as `CL_OUT_OF_RESOURCES`.
-        pub(crate) fn code_name(code: cl_int) -> &'static str {
-            match code {
-                CL_SUCCESS => "CL_SUCCESS, without a result",
-                $($code => stringify!($code),)*
-                _ => "see CL/cl.h",
-            }
+/// Returns the name of an error code that programs meet, such as `CL_OUT_OF_RESOURCES`.
+pub(crate) fn code_name(code: cl_int) -> &'static str {
+    match code {
+        CL_SUCCESS => "CL_SUCCESS, without a result",
+        CL_PLATFORM_NOT_FOUND_KHR => "CL_PLATFORM_NOT_FOUND_KHR",
+        CL_DEVICE_NOT_AVAILABLE => "CL_DEVICE_NOT_AVAILABLE",
+        CL_MEM_OBJECT_ALLOCATION_FAILURE => "CL_MEM_OBJECT_ALLOCATION_FAILURE",
+        CL_OUT_OF_RESOURCES => "CL_OUT_OF_RESOURCES",
+        CL_OUT_OF_HOST_MEMORY => "CL_OUT_OF_HOST_MEMORY",
+        CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => {
+            "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST"
         }
-    };
-}
-
-names! {
-    CL_PLATFORM_NOT_FOUND_KHR
-    CL_DEVICE_NOT_FOUND
-    CL_DEVICE_NOT_AVAILABLE
-    CL_MEM_OBJECT_ALLOCATION_FAILURE
-    CL_OUT_OF_RESOURCES
-    CL_OUT_OF_HOST_MEMORY
-    CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST
-    CL_INVALID_VALUE
-    CL_INVALID_DEVICE
-    CL_INVALID_CONTEXT
-    CL_INVALID_COMMAND_QUEUE
-    CL_INVALID_MEM_OBJECT
-    CL_INVALID_KERNEL
-    CL_INVALID_ARG_INDEX
-    CL_INVALID_ARG_VALUE
-    CL_INVALID_EVENT
-    CL_INVALID_OPERATION
+        CL_INVALID_VALUE => "CL_INVALID_VALUE",
+        CL_INVALID_CONTEXT => "CL_INVALID_CONTEXT",
+        CL_INVALID_COMMAND_QUEUE => "CL_INVALID_COMMAND_QUEUE",
+        CL_INVALID_MEM_OBJECT => "CL_INVALID_MEM_OBJECT",
+        CL_INVALID_KERNEL => "CL_INVALID_KERNEL",
+        CL_INVALID_ARG_INDEX => "CL_INVALID_ARG_INDEX",
+        CL_INVALID_EVENT => "CL_INVALID_EVENT",
+        _ => "see CL/cl.h",
+    }
 }
 
 #[cfg(test)]
