@@ -15,7 +15,7 @@ use crate::event;
 use crate::handles::{OpenClDevice, OpenClQueue};
 use crate::platform::Kind;
 use crate::runtime::{Patience, finish};
-use crate::sys::{Answer, value};
+use crate::sys::Answer;
 
 fn invalid<T>(text: String) -> Result<T> {
     Err(Error::InvalidArgument(text.into()))
@@ -173,9 +173,8 @@ unsafe impl Backend for OpenClDevice {
         let (_inside, cl) = (context.enter_usable()?, context.cl);
         // SAFETY: the caller guarantees a live command queue and a live event (contract of `stream_wait`); the context is a pointer.
         let made = unsafe {
-            let ask = |to: &mut [cl_context]| cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, to);
-            value(std::ptr::null_mut(), ask)
-                .and_then(|of| event::make_wait(context, queue, of, event))
+            cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT)
+                .and_then(|of: cl_context| event::make_wait(context, queue, of, event))
         };
         context.check(made).map(|()| true)
     }

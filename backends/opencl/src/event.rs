@@ -12,7 +12,7 @@ use arrow_device::device::{DevicePtr, EventPtr};
 use opencl_sys::*;
 
 use crate::context::Context;
-use crate::sys::{Answer, Cl, EVENT, Failed, Object, value};
+use crate::sys::{Answer, Cl, EVENT, Failed, Object};
 
 /// The events of all devices of this crate by the places that `sync_event` points to, with the failures of the devices. A place that is
 /// not in the table is a foreign producer's.
@@ -68,9 +68,8 @@ pub(crate) unsafe fn read(place: EventPtr) -> cl_event {
 /// # Safety
 /// The event is live.
 unsafe fn status(cl: &Cl, event: cl_event) -> Answer<cl_int> {
-    let what = CL_EVENT_COMMAND_EXECUTION_STATUS;
     // SAFETY: the caller guarantees the event; the status is an integer.
-    unsafe { value(0, |to| cl.clGetEventInfo(event, what, to)) }
+    unsafe { cl.clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS) }
 }
 
 /// Returns an error if the command of an event has failed.

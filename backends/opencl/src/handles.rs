@@ -1,6 +1,5 @@
 //! [`OpenClDevice`] and [`OpenClQueue`]: OpenCL's handles behind devices and queues, and a program's own command queues and buffers.
 
-use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
 use arrow_device::device::DevicePtr;
@@ -11,7 +10,7 @@ use opencl_sys::*;
 use crate::memory::Allocation;
 use crate::platform::{Kind, OpenClDeviceInfo, OpenClMemory};
 use crate::runtime::{self, Shared};
-use crate::sys::{BUFFER, Object, QUEUE, value};
+use crate::sys::{BUFFER, Object, QUEUE};
 
 /// An OpenCL device in a context: the backend of an arrow-device device.
 ///
@@ -130,16 +129,13 @@ impl OpenClDevice {
         // SAFETY: the caller guarantees the buffer (see `# Safety`); each value is asked for as what the specification says it is.
         let asked = unsafe {
             Object::retain(cl, BUFFER, mem).and_then(|mem| {
-                let of = value(null_mut(), |to| {
-                    cl.clGetMemObjectInfo(mem.raw(), CL_MEM_CONTEXT, to)
-                })?;
-                let kind = value(0, |to| cl.clGetMemObjectInfo(mem.raw(), CL_MEM_TYPE, to))?;
-                let bytes = value(0, |to| cl.clGetMemObjectInfo(mem.raw(), CL_MEM_SIZE, to))?;
+                let of: cl_context = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_CONTEXT)?;
+                let kind: cl_mem_object_type = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_TYPE)?;
+                let bytes: usize = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_SIZE)?;
                 Ok((mem, of, kind, bytes))
             })
         };
-        let (mem, of, kind, bytes): (Object, cl_context, cl_mem_object_type, usize) =
-            context.check(asked)?;
+        let (mem, of, kind, bytes) = context.check(asked)?;
         if of != context.raw() {
             return refused("the cl_mem is of another context; adopt that context");
         }
@@ -185,20 +181,13 @@ pub(crate) unsafe fn check_queue(shared: &Shared, queue: cl_command_queue) -> Re
     // SAFETY: the caller guarantees the command queue; each value is asked for as what the specification says it is.
     let asked = unsafe {
         Object::retain(cl, QUEUE, queue).and_then(|kept| {
-            let of = value(null_mut(), |to| {
-                cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, to)
-            })?;
-            let device = value(null_mut(), |to| {
-                cl.clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, to)
-            })?;
-            let properties = value(0, |to| {
-                cl.clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, to)
-            })?;
+            let of: cl_context = cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT)?;
+            let device: cl_device_id = cl.clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE)?;
+            let properties: cl_bitfield = cl.clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES)?;
             Ok((kept, of, device, properties))
         })
     };
-    let (kept, of, device, properties): (_, cl_context, cl_device_id, cl_bitfield) =
-        context.check(asked)?;
+    let (kept, of, device, properties) = context.check(asked)?;
     let reason = if of != context.raw() || device != context.device() {
         "the command queue is of another context or device; create it for the device's own"
     } else if properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE != 0 {

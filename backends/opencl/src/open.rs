@@ -14,7 +14,7 @@ use crate::platform::{
     loader, platforms_devices,
 };
 use crate::runtime::Shared;
-use crate::sys::{CONTEXT, Cl, Object, value};
+use crate::sys::{CONTEXT, Cl, Object};
 
 /// How an OpenCL device is opened. `Devices::open("opencl:0")` uses the defaults once the crate is
 /// [registered](crate::register).
@@ -141,9 +141,7 @@ impl OpenClConfig {
         // SAFETY: the caller guarantees context and device; the platform is a pointer.
         let asked = unsafe {
             Object::retain(cl, CONTEXT, context).and_then(|context| {
-                let platform = value(null_mut(), |to| {
-                    cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM, to)
-                })?;
+                let platform: cl_platform_id = cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM)?;
                 Ok((devices_of(cl, context.raw())?, context, platform))
             })
         };
@@ -175,11 +173,7 @@ impl OpenClConfig {
         if let (Some(address), [Kind::Usm(usm), ..]) = (self.given, &kinds[..]) {
             let (address, what) = (address.as_ptr().cast_const(), CL_MEM_ALLOC_TYPE_INTEL);
             // SAFETY: the context is live; the call accepts any address and does not follow it.
-            let found = unsafe {
-                value(0, |to| {
-                    usm.clGetMemAllocInfoINTEL(context.raw(), address, what, to)
-                })
-            };
+            let found = unsafe { usm.clGetMemAllocInfoINTEL(context.raw(), address, what) };
             if !found.is_ok_and(|found: cl_uint| found != CL_MEM_TYPE_UNKNOWN_INTEL) {
                 // The producer's is shared virtual memory.
                 kinds.remove(0);

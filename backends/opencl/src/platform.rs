@@ -9,7 +9,7 @@ use arrow_device::device::parts::exit::Inside;
 use arrow_device::{ArrowDeviceType, Error, Result};
 use opencl_sys::*;
 
-use crate::sys::{Answer, Cl, Failed, Svm, Usm, code_name, list, lock, value};
+use crate::sys::{Answer, Cl, Failed, Svm, Usm, code_name, list, lock};
 
 /// What OpenCL reports about a device.
 #[derive(Clone, Debug)]
@@ -91,11 +91,9 @@ impl Kind {
 /// The context is live.
 pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_device_id>> {
     // SAFETY: the caller guarantees the context; the answer is a list of pointers.
-    unsafe {
-        list(null_mut(), |to| {
-            cl.clGetContextInfo(context, CL_CONTEXT_DEVICES, to)
-        })
-    }
+    list("clGetContextInfo", null_mut(), |room, to, bytes| unsafe {
+        (cl.clGetContextInfo)(context, CL_CONTEXT_DEVICES, room, to, bytes)
+    })
 }
 
 /// Returns [`Error::DeviceNotAvailable`].
@@ -182,8 +180,14 @@ pub(crate) unsafe fn describe(cl: &Cl, listed: Listed) -> Answer<(OpenClDeviceIn
     // SAFETY: the caller guarantees platform and device; each value is asked for as what the specification says it is. A runtime that
     // does not know a question answers with an error.
     unsafe {
-        let device_text = |what| list(0, |to| cl.clGetDeviceInfo(device, what, to)).map(text);
-        let number = |what| value(0u64, |to| cl.clGetDeviceInfo(device, what, to));
+        let device_text = |what| {
+            let ask = |room, to, bytes| (cl.clGetDeviceInfo)(device, what, room, to, bytes);
+            list("clGetDeviceInfo", 0, ask).map(text)
+        };
+        let platform_name = list("clGetPlatformInfo", 0, |room, to, bytes| {
+            (cl.clGetPlatformInfo)(platform, CL_PLATFORM_NAME, room, to, bytes)
+        });
+        let number = |what| cl.clGetDeviceInfo::<u64>(device, what);
         let has = |what, bits| number(what).is_ok_and(|found| found & bits != 0);
         let extensions = device_text(CL_DEVICE_EXTENSIONS)?;
         let has_usm = extensions
@@ -208,8 +212,7 @@ pub(crate) unsafe fn describe(cl: &Cl, listed: Listed) -> Answer<(OpenClDeviceIn
         let info = OpenClDeviceInfo {
             name: device_text(CL_DEVICE_NAME)?,
             version: device_text(CL_DEVICE_VERSION)?,
-            platform: list(0, |to| cl.clGetPlatformInfo(platform, CL_PLATFORM_NAME, to))
-                .map(text)?,
+            platform: platform_name.map(text)?,
             memory: kinds.iter().map(|kind| kind.name()).collect(),
             is_cpu: number(CL_DEVICE_TYPE)? & CL_DEVICE_TYPE_CPU != 0,
             max_allocation: usize::try_from(number(CL_DEVICE_MAX_MEM_ALLOC_SIZE)?)

@@ -11,7 +11,7 @@ use crate::event;
 use crate::handles::OpenClDevice;
 use crate::open::OpenClConfig;
 use crate::platform::{absent, absent_after, devices_of, loader, platforms_devices};
-use crate::sys::{lock, value};
+use crate::sys::lock;
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
 const FOREIGN: usize = 16;
@@ -91,8 +91,7 @@ impl OpenClDevices {
             None => None,
             Some(raw) => {
                 // SAFETY: the caller of the import guarantees a live event; the context is a pointer.
-                let ask = |to: &mut [_]| unsafe { cl.clGetEventInfo(raw, CL_EVENT_CONTEXT, to) };
-                let context = value(std::ptr::null_mut(), ask);
+                let context = unsafe { cl.clGetEventInfo(raw, CL_EVENT_CONTEXT) };
                 Some(context.map_err(|failed| absent_after(id, failed))?)
             }
         };

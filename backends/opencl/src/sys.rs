@@ -4,6 +4,7 @@
 //! those of extensions from the platform, since the loader does not export them.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -37,8 +38,8 @@ impl<F: Copy> Function for Option<F> {
 /// - `code`: returns a code;
 /// - `enqueue`: as above, and ends with a list of events to wait for, which is empty here, and the place for an event, which is not asked for;
 /// - `made`: returns an object or memory, and a code through its last parameter;
-/// - `info`: returns a code, and ends with the length and the place of the answer, and the place for its length. The method takes a slice
-///   of what the answer consists of, and returns how many there are; an empty one asks only for that;
+/// - `info`: returns a code, and ends with the length and the place of the answer, and the place for its length. The method returns a value
+///   of fixed length; [`list`] asks for others;
 /// - `plain`: anything else, called as it is.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($sort:ident $function:ident: $type:ty = ($($arg:ident: $arg_type:ty),*);)* }) => {
@@ -50,7 +51,7 @@ macro_rules! functions {
         }
 
         /// # Safety
-        /// Each method has the contract of the function in OpenCL's specification. What an `info` asks for is a `T`.
+        /// Each method has the contract of the function in OpenCL's specification. What an `info` asks for is a `T`, and so are zeros.
         #[allow(non_snake_case, clippy::too_many_arguments)]
         impl $table {
             /// Returns the table, or the name of the first function that is missing.
@@ -98,13 +99,14 @@ macro_rules! method {
         }
     };
     (info $function:ident($($arg:ident: $type:ty),*)) => {
-        pub(crate) unsafe fn $function<T>(&self, $($arg: $type,)* to: &mut [T]) -> Answer<usize> {
-            let (mut bytes, room) = (0, size_of_val(to));
-            let place = if to.is_empty() { null_mut() } else { to.as_mut_ptr().cast() };
-            // SAFETY: the caller keeps to the function's contract, and what it writes is a `T` (see the table's `# Safety`). There is room
-            // for as much as is said.
-            let code = unsafe { (self.$function)($($arg,)* room, place, &raw mut bytes) };
-            answered(stringify!($function), code).map(|()| bytes / size_of::<T>())
+        pub(crate) unsafe fn $function<T>(&self, $($arg: $type),*) -> Answer<T> {
+            let mut value = MaybeUninit::<T>::zeroed();
+            let (bytes, place) = (size_of::<T>(), value.as_mut_ptr().cast());
+            // SAFETY: the caller keeps to the function's contract, and what it writes is a `T`, as zeros are (see the table's `# Safety`).
+            unsafe {
+                answered(stringify!($function), (self.$function)($($arg,)* bytes, place, null_mut()))?;
+                Ok(value.assume_init())
+            }
         }
     };
 }
@@ -113,7 +115,7 @@ functions! {
     /// The functions of OpenCL 1.2.
     Functions {
         code clGetPlatformIDs: clGetPlatformIDs_t = (room: cl_uint, to: *mut cl_platform_id, count: *mut cl_uint);
-        info clGetPlatformInfo: clGetPlatformInfo_t = (platform: cl_platform_id, what: cl_platform_info);
+        plain clGetPlatformInfo: clGetPlatformInfo_t = ();
         code clGetDeviceIDs: clGetDeviceIDs_t
             = (platform: cl_platform_id, kinds: cl_device_type, room: cl_uint, to: *mut cl_device_id, count: *mut cl_uint);
         info clGetDeviceInfo: clGetDeviceInfo_t = (device: cl_device_id, what: cl_device_info);
@@ -121,7 +123,7 @@ functions! {
             = (properties: *const cl_context_properties, count: cl_uint, devices: *const cl_device_id, notify: ContextNotify, data: *mut c_void);
         code clRetainContext: clRetainContext_t = (context: cl_context);
         code clReleaseContext: clReleaseContext_t = (context: cl_context);
-        info clGetContextInfo: clGetContextInfo_t = (context: cl_context, what: cl_context_info);
+        plain clGetContextInfo: clGetContextInfo_t = ();
         made clCreateCommandQueue: clCreateCommandQueue_t
             = (context: cl_context, device: cl_device_id, properties: cl_command_queue_properties);
         code clRetainCommandQueue: clRetainCommandQueue_t = (queue: cl_command_queue);
@@ -209,18 +211,17 @@ fn answered(call: &'static str, code: cl_int) -> Answer {
     }
 }
 
-/// Asks an `info` for one value. To be used in an `unsafe` block, which says that the answer is a `T`.
-pub(crate) fn value<T>(zero: T, ask: impl FnOnce(&mut [T]) -> Answer<usize>) -> Answer<T> {
-    let mut place = [zero];
-    ask(&mut place)?;
-    let [value] = place;
-    Ok(value)
-}
-
-/// Asks an `info` for a list.
-pub(crate) fn list<T: Clone>(zero: T, ask: impl Fn(&mut [T]) -> Answer<usize>) -> Answer<Vec<T>> {
-    let mut list = vec![zero; ask(&mut [])?];
-    ask(&mut list)?;
+/// Asks an `info` for a list, whose length and place, and the place for whose length, are passed on.
+pub(crate) fn list<T: Clone>(
+    call: &'static str,
+    zero: T,
+    ask: impl Fn(usize, *mut c_void, *mut usize) -> cl_int,
+) -> Answer<Vec<T>> {
+    let mut bytes = 0;
+    answered(call, ask(0, null_mut(), &raw mut bytes))?;
+    let mut list = vec![zero; bytes / size_of::<T>()];
+    let room = size_of_val(&*list);
+    answered(call, ask(room, list.as_mut_ptr().cast(), null_mut()))?;
     Ok(list)
 }
 
