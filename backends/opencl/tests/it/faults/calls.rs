@@ -9,7 +9,7 @@ use arrow_device_opencl::OpenClMemory;
 
 use crate::fake;
 use crate::rigs::{Gate, hold, memories, open};
-use crate::suite::{assert_clean, assert_error, soon};
+use crate::suite::{assert_error, soon};
 
 /// A runtime may keep commands back until it is told to run them.
 #[test]
@@ -133,42 +133,6 @@ fn wait(queue: &Queue, gate: &Gate) {
     let pointer = EventPtr::new((&raw const event).cast_mut().cast()).unwrap();
     // SAFETY: the event is live.
     unsafe { queue.raw().wait(pointer) }.unwrap();
-}
-
-/// Freed memory goes to another queue only when its last use is over; its own queue may use it at once.
-#[test]
-fn memory_is_reused_in_the_order_of_queues() {
-    if !fake::is_loaded("faults::calls::memory_is_reused_in_the_order_of_queues") {
-        return;
-    }
-    for memory in memories() {
-        let (device, other) = (open(memory), open(memory));
-        let (one, two, gate) = (
-            device.new_queue().unwrap(),
-            device.new_queue().unwrap(),
-            Gate::new(&other),
-        );
-        let allocate = |queue: &Queue| queue.raw().allocate(1 << 20).unwrap();
-        // SAFETY: each piece is one of `allocate`, freed once, and used by nothing.
-        let free = |queue: &Queue, base| unsafe { queue.raw().free(base, 1 << 20) }.unwrap();
-        let first = allocate(&one);
-        wait(&one, &gate);
-        free(&one, first);
-        let second = allocate(&two);
-        assert_ne!(second, first, "{memory:?}: its last use is not over");
-        assert_eq!(
-            allocate(&one),
-            first,
-            "{memory:?}: of the queue that used it last"
-        );
-        free(&one, first);
-        gate.end(0);
-        device.synchronize().unwrap();
-        assert_eq!(allocate(&two), first, "{memory:?}: it is over");
-        free(&two, first);
-        free(&two, second);
-        assert_clean(&device);
-    }
 }
 
 /// Without a wait for the device: the next one that is dropped takes them along.
