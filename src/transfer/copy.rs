@@ -102,11 +102,7 @@ unsafe fn run(
     let (mut copies, mut zeros) = (Vec::new(), Vec::new());
     for region in straight {
         // The padding comes along where the source has it.
-        let bytes = if region.padded {
-            region.room()
-        } else {
-            region.len
-        };
+        let bytes = region.len + if region.padded { region.pad } else { 0 };
         if bytes > 0 {
             copies.push(on_device(region.src, region.dst, bytes));
         }

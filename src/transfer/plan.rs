@@ -217,9 +217,8 @@ impl<'a> Planner<'a> {
             });
         }
         let room = if n == 1 { room } else { end };
-        let padded = room
-            .checked_next_multiple_of(ALIGNMENT)
-            .ok_or_else(too_large)?;
+        let padded = room.checked_next_multiple_of(ALIGNMENT);
+        let padded = padded.ok_or_else(too_large)?;
         if let Some(last) = self.plan.regions.last_mut() {
             last.pad = padded - end;
         }

@@ -102,9 +102,8 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         let help = || TransferStats::scope(|| unsafe { packing.run(Vec::new()) }).1;
         let name = || Builder::new().name("arrow-device packing".to_owned());
         // Where no thread can be started, fewer pack.
-        let helpers: Vec<_> = (1..threads)
-            .map_while(|_| name().spawn_scoped(scope, help).ok())
-            .collect();
+        let start = |_| name().spawn_scoped(scope, help).ok();
+        let helpers: Vec<_> = (1..threads).map_while(start).collect();
         // SAFETY: the caller guarantees what `run` asks for, for all threads alike (see `# Safety`).
         unsafe { packing.run(straight) };
         let stats = helpers.into_iter().flat_map(|helper| helper.join());
