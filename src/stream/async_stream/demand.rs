@@ -23,6 +23,8 @@ pub(crate) struct Demand(Mutex<State>);
 #[derive(Default, Debug)]
 struct State {
     wanted: i64,
+    /// How often the consumer has called.
+    calls: usize,
     invalid: Option<i64>,
     cancelled: bool,
     waker: Option<Waker>,
@@ -66,6 +68,7 @@ impl Demand {
             return;
         }
         change(&mut state);
+        state.calls = state.calls.wrapping_add(1);
         let Some(waker) = state.waker.take() else {
             return;
         };
@@ -74,6 +77,11 @@ impl Demand {
         // Dropped if the waker panics, too.
         let _woken = Woken(self);
         waker.wake();
+    }
+
+    /// Returns how often the consumer has called. One call may leave what was there before the producer took its turn.
+    pub(crate) fn calls(&self) -> usize {
+        self.lock().calls
     }
 
     /// Returns what to do next. Registers no waker.

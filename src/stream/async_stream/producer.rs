@@ -117,12 +117,11 @@ async fn send<S: DeviceRecordBatchStream>(
     shared: &Arc<Shared>,
     options: ExportOptions,
 ) -> Result<Outcome> {
-    let demand = &shared.demand;
     let mut sending = pin!(send_all(stream, calls, shared, options));
     poll_fn(|cx| {
         loop {
-            let turn = demand.turn();
-            match turn {
+            let calls = shared.demand.calls();
+            match shared.demand.turn() {
                 Turn::Produce(_) => {}
                 Turn::Cancelled => return Poll::Ready(Ok(Outcome::Cancelled)),
                 Turn::Invalid(n) => return Poll::Ready(Err(invalid_request(n))),
@@ -130,8 +129,9 @@ async fn send<S: DeviceRecordBatchStream>(
             if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
                 return Poll::Ready(sent);
             }
-            // A call by the consumer meanwhile is not missed.
-            if demand.turn_or_wake(cx.waker()) == turn {
+            // A call by the consumer meanwhile is not missed, whatever it finds and leaves.
+            shared.demand.turn_or_wake(cx.waker());
+            if shared.demand.calls() == calls {
                 return Poll::Pending;
             }
         }
