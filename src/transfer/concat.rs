@@ -19,8 +19,9 @@ impl DeviceArray {
     /// of 64 bytes. It has the field of the first array, nullable if there are nulls.
     ///
     /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
-    /// several arrays share their memory, and are otherwise copied whole, one after the other: equal values in other memory are not
-    /// merged.
+    /// several arrays share their memory, and are otherwise copied whole, one after the other. Where the host can read the
+    /// memory, a dictionary of types without children whose values equal those of the one kept before it, nulls included, is not
+    /// kept again. Elsewhere that would take a read, so equal values in other memory are not merged, and nowhere are single values.
     ///
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
     /// this call returns. First the ends of binary, text, list and map arrays are read, all run ends, and the type ids and offsets of

@@ -5,9 +5,13 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use arrow_data::ArrayData;
 use arrow_schema::{DataType, UnionMode};
 use smallvec::SmallVec;
 
+use crate::data::DeviceArray;
+use crate::data::host::unwrap;
+use crate::data::layout::Nesting;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{int, push_int};
 use crate::error::{Error, Result};
@@ -212,23 +216,40 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// What the parts refer to, each to the rows that `of` says. The same rows of the same memory are kept once.
+    /// What the parts refer to, each to the rows that `of` says. The same rows of the same memory are kept once; where the host can
+    /// read them, so are a dictionary's values that are equal to those kept last.
     fn kept(&self, parts: &[View<'a>], of: impl Fn(View<'a>) -> View<'a>) -> Result<Kept<'a>> {
         let (mut rows, mut starts, mut n) = (Parts::new(), SmallVec::new(), 0usize);
         let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
+        let merges =
+            self.readable && parts.len() > 1 && parts[0].layout().nesting == Nesting::Dictionary;
+        let mut last: Option<(ArrayData, usize)> = None;
         for view in parts.iter().map(|view| of(*view)) {
             let mut place = Vec::new();
             if parts.len() > 1 {
                 places(view, &mut place);
             }
-            match seen.entry(place) {
-                Entry::Occupied(seen) => starts.push(*seen.get()),
-                Entry::Vacant(new) => {
-                    starts.push(*new.insert(n));
-                    n = n.checked_add(view.length).ok_or_else(too_large)?;
-                    rows.push(view);
+            let new = match seen.entry(place) {
+                Entry::Occupied(seen) => {
+                    starts.push(*seen.get());
+                    continue;
                 }
+                Entry::Vacant(new) => new,
+            };
+            let values = (merges && view.node.children.is_empty())
+                .then(|| unwrap(&DeviceArray::from_node(self.device.clone(), view.to_node())))
+                .transpose()?;
+            let equal = last
+                .as_ref()
+                .filter(|(before, _)| values.as_ref() == Some(before));
+            if let Some((_, start)) = equal {
+                starts.push(*new.insert(*start));
+                continue;
             }
+            last = values.map(|values| (values, n));
+            starts.push(*new.insert(n));
+            n = n.checked_add(view.length).ok_or_else(too_large)?;
+            rows.push(view);
         }
         Ok(Kept { rows, starts, n })
     }

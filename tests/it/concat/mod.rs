@@ -347,6 +347,54 @@ fn shared_memory_is_kept_once() {
     sim.assert_done();
 }
 
+/// Dictionaries of the same values are kept once where the host can read them, one after the other, as arrow-rs merges them. On a device
+/// that would take a read, so only shared memory is.
+#[test]
+fn equal_dictionaries_are_kept_once() {
+    use arrow_array::{DictionaryArray, Float64Array, types::Int8Type};
+    let texts = |n: i32| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(
+            (0..n).map(|i| format!("word {i}")),
+        ))
+    };
+    let floats: ArrayRef = Arc::new(Float64Array::from(vec![Some(f64::NAN), None, Some(-0.0)]));
+    let rows = |values: &ArrayRef| -> ArrayRef {
+        let keys = arrow_array::Int8Array::from(vec![Some(0), None, Some(1), Some(2)]);
+        // Other memory each time.
+        let values =
+            arrow_array::make_array(arrow_select::concat::concat(&[values]).unwrap().to_data());
+        let values = arrow_select::concat::concat(&[
+            &values.slice(0, 1),
+            &values.slice(1, values.len() - 1),
+        ])
+        .unwrap();
+        Arc::new(DictionaryArray::<Int8Type>::new(keys, values))
+    };
+    let sim = Sim::new(SimMode::Deferred);
+    // More values than keys of 8 bits can name, if they were kept twice.
+    for (values, other) in [
+        (texts(100), texts(99)),
+        (floats.clone(), floats.slice(0, 2)),
+    ] {
+        let (a, b, c) = (rows(&values), rows(&values), rows(&values));
+        let cpu =
+            [&a, &b, &c].map(|rows| (Devices::cpu().upload_array(rows).unwrap(), rows.clone()));
+        assert!(concats(&cpu, "equal dictionaries"));
+        let whole = DeviceArray::concat(&[&cpu[0].0, &cpu[1].0, &cpu[2].0]).unwrap();
+        assert_eq!(whole.child(0).unwrap().len(), values.len());
+        // Other ones are not.
+        let keys = arrow_array::Int8Array::from(vec![Some(1), Some(0)]);
+        let other: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::new(keys, other));
+        let other = Devices::cpu().upload_array(&other).unwrap();
+        let whole = DeviceArray::concat(&[&cpu[0].0, &other]);
+        assert!(whole.is_err() || whole.unwrap().child(0).unwrap().len() > values.len());
+        let up = [&a, &b].map(|rows| sim.upload_array(rows).unwrap());
+        let (whole, stats) = TransferStats::scope(|| DeviceArray::concat(&[&up[0], &up[1]]));
+        assert!(stats.bytes_to_host < 100 && whole.is_err() == (values.len() > 64));
+    }
+    sim.assert_done();
+}
+
 /// Many dictionaries that have no memory to be told apart by, only runs that the host has made.
 #[test]
 fn many_dictionaries_of_runs() {
