@@ -2,7 +2,7 @@
 //! long as one of 5,000 rows. `BatchCoalescer` of arrow-select joins them, at the price of one copy on the host.
 
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader, record_batch};
-use arrow_device::{Devices, UploadingReader};
+use arrow_device::{Devices, upload_reader};
 use arrow_select::coalesce::BatchCoalescer;
 
 /// Joins batches of at most `rows / 2` rows into batches of `rows` rows.
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let before = device.stats();
         let mut rows = 0;
-        for on_device in UploadingReader::new(reader, &device) {
+        for on_device in upload_reader(reader, &device) {
             rows += on_device?.num_rows();
         }
         let cost = device.stats().since(&before);

@@ -170,9 +170,11 @@ pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
+#[cfg(feature = "async")]
+pub use stream::upload_stream;
 pub use stream::{
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
-    HostRecordBatchReader, UploadingReader, export_reader,
+    HostRecordBatchReader, export_reader, upload_reader, upload_reader_ahead,
 };
 pub use transfer::Download;
 

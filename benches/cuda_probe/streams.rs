@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use arrow_array::{RecordBatch, RecordBatchIterator};
 use arrow_device::cuda::cudarc::driver::result::stream::{self, StreamKind};
-use arrow_device::{DeviceRecordBatch, Download, Queue, UploadingReader};
+use arrow_device::{DeviceRecordBatch, Download, Queue, upload_reader_ahead};
 
 use crate::Probe;
 use crate::data::{fill, ordinary, over};
@@ -187,9 +187,7 @@ fn producer(probe: &Probe) -> Res<()> {
                     Ok(batch)
                 });
                 let reader = RecordBatchIterator::new(produced, batches[0].schema());
-                Ok(all(
-                    UploadingReader::new(reader, queue.device()).read_ahead(4)?
-                )?)
+                Ok(all(upload_reader_ahead(reader, queue.device(), 4)?)?)
             }),
             whole("this crate, on one thread, 1 wait at the end", || {
                 Ok(upload_all(&batches, &queue, &|| produce(delay))?)

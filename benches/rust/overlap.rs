@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatchIterator;
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceRecordBatchReader, DeviceRecordBatches, UploadingReader,
+    ArrowDeviceType, Device, DeviceRecordBatchReader, DeviceRecordBatches, upload_reader,
 };
 
 use crate::batches;
@@ -77,7 +77,7 @@ pub fn run(way: Way, n: usize) -> Result<[f64; 4]> {
             Ok(batch.clone())
         });
         let mut last = None;
-        for batch in UploadingReader::new(RecordBatchIterator::new(batches, schema), &device) {
+        for batch in upload_reader(RecordBatchIterator::new(batches, schema), &device) {
             let batch = last.insert(batch?);
             if way == Way::UpAtOnce {
                 batch.wait()?;

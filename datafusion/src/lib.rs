@@ -105,7 +105,7 @@
 //! # Waits and errors
 //!
 //! Polling does not wait for what a device computes or copies, except as described for
-//! [`UploadingReader`](arrow_device::UploadingReader), and outside a Tokio runtime, where a direct move between devices waits for
+//! [`upload_reader`](arrow_device::upload_reader), and outside a Tokio runtime, where a direct move between devices waits for
 //! sizes that are on a device. A device error fails the query
 //! with [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of
 //! `arrow-device` ([`to_datafusion`]), which names the device and the operation. DataFusion's own

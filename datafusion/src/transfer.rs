@@ -25,7 +25,7 @@ use arrow_device::{Error, Result};
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
 const SMALL_COLUMN: usize = 16 << 10;
 
-/// Once so many bytes or batches that were moved are still being copied, the oldest is waited for, as by `UploadingReader`.
+/// Once so many bytes or batches that were moved are still being copied, the oldest is waited for, as by `upload_reader`.
 const BYTES: usize = 128 << 20;
 const COPIES: usize = 64;
 

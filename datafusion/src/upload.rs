@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, UploadingReader,
+    ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
 };
 use arrow_schema::{DataType, SchemaRef};
 use arrow_select::coalesce::BatchCoalescer;
@@ -61,7 +61,7 @@ pub(super) fn upload(
         memory: memory.clone(),
     };
     Ok(Box::pin(Uploaded {
-        uploads: Some(UploadingReader::from_stream(schema.clone(), batches, queue)),
+        uploads: Some(Box::pin(upload_stream(batches, schema.clone(), queue))),
         schema,
         device_type: device.id().device_type,
         memory,
@@ -91,7 +91,7 @@ impl Stream for Admitted {
 /// Uploads, whose memory is reserved until the reader asks for the next one.
 struct Uploaded {
     /// `None` after its end or an error.
-    uploads: Option<UploadingReader<Pin<Box<Admitted>>>>,
+    uploads: Option<SendableDeviceStream>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
     memory: Option<Arc<DeviceReservation>>,
@@ -108,7 +108,7 @@ impl Stream for Uploaded {
         let memory = this.memory.as_ref();
         let give_back = || memory.iter().for_each(|memory| memory.shrink(usize::MAX));
         give_back();
-        let mut next = ready!(reserved(|| Pin::new(uploads).poll_next(cx)));
+        let mut next = ready!(reserved(|| uploads.as_mut().poll_next(cx)));
         if let (Some(Ok(batch)), Some(memory)) = (&next, memory)
             && let Err(e) = memory.resize(batch.get_array_memory_size())
         {

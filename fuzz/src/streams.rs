@@ -8,7 +8,7 @@ use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
     ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy,
-    UploadingReader, Validation,
+    Validation, upload_reader,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
@@ -321,7 +321,7 @@ fn consumed(
             // Down, up to some device, out, in.
             let host = reader.into_host_reader().with_prefetch(input.choice(9));
             let to = &world.places[input.choice(3)];
-            let up = UploadingReader::new(host, &to.device);
+            let up = upload_reader(host, &to.device);
             consume(Stream::new(up, options).expect("names came from C"), input);
         }
     }

@@ -8,7 +8,7 @@ use arrow_device::python::{
 };
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, Devices, ExportOptions, SyncPolicy,
-    UploadingReader,
+    upload_reader,
 };
 use arrow_schema::{DataType, SchemaRef};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
@@ -102,7 +102,7 @@ impl Stream {
     /// Returns the stream on the CPU. Unlike `to("cpu")`, it copies the next batch while one is in use. Consumes this one.
     fn to_host(&self, py: Python<'_>) -> PyResult<Self> {
         let reader = self.take(py)?.into_host_reader();
-        Ok(Self::of(UploadingReader::new(reader, &Devices::cpu())))
+        Ok(Self::of(upload_reader(reader, &Devices::cpu())))
     }
 
     #[pyo3(signature = (requested_schema = None, **kwargs))]

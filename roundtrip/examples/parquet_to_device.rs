@@ -10,7 +10,7 @@ use std::thread::available_parallelism;
 use std::time::Instant;
 
 use arrow_array::RecordBatchReader;
-use arrow_device::{Devices, UploadingReader};
+use arrow_device::{Devices, upload_reader};
 use arrow_schema::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -86,7 +86,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{path} to {device}: {}", reader.schema());
 
     let (start, mut rows, mut last) = (Instant::now(), 0, None);
-    for on_device in UploadingReader::new(reader, &device) {
+    for on_device in upload_reader(reader, &device) {
         let batch = on_device.map_err(|e| format!("{path}: {e}"))?;
         rows += batch.num_rows();
         // Work on the device would be queued here.

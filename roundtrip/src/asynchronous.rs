@@ -9,7 +9,7 @@ use arrow_device::async_stream::{
 };
 use arrow_device::{
     Device, DeviceRecordBatchReader, Error, ExportOptions, HostRecordBatchReader, ImportOptions,
-    Result, SyncPolicy, UploadingReader,
+    Result, SyncPolicy, upload_reader,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 use futures::StreamExt;
@@ -24,7 +24,7 @@ pub(crate) fn host_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<Box<dyn RecordBatchReader>> {
-    let batches = UploadingReader::new(reader, device).into_stream(1)?;
+    let batches = upload_reader(reader, device).into_stream(1)?;
     // SAFETY: `handler` requires a producer that follows the specification and sends valid data.
     // `produce` below does, and sends record batches that were just uploaded.
     let (handler, opening) =

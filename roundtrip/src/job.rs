@@ -8,7 +8,7 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy,
-    TransferStats, UploadingReader,
+    TransferStats, upload_reader_ahead,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 
@@ -183,7 +183,7 @@ impl Job {
         if self.via == Via::Async {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
-        let uploads = UploadingReader::new(tee, &self.device).read_ahead(READ_AHEAD_BATCHES)?;
+        let uploads = upload_reader_ahead(tee, &self.device, READ_AHEAD_BATCHES)?;
         let options = ExportOptions::new(SyncPolicy::Event);
         let mut stream = FFI_ArrowDeviceArrayStream::new(uploads, options)?;
         // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrow_array::{
     ArrayRef, Float64Array, Int64Array, RecordBatch, RecordBatchReader, StringArray,
 };
-use arrow_device::{DeviceRecordBatchReader, Devices, UploadingReader};
+use arrow_device::{DeviceRecordBatchReader, Devices, upload_reader};
 use arrow_schema::ArrowError;
 use example::ParquetFile;
 use parquet::arrow::ArrowWriter;
@@ -64,7 +64,7 @@ fn expected(path: &Path, columns: &[usize]) -> RecordBatch {
 /// To the simulated device and back: the batches' rows in order.
 fn there_and_back(file: ParquetFile) -> Result<(Vec<usize>, Vec<RecordBatch>), ArrowError> {
     let reader = file.into_row_groups(3)?;
-    let uploads = UploadingReader::new(reader, &Devices::simulated()?);
+    let uploads = upload_reader(reader, &Devices::simulated()?);
     let back = uploads
         .into_host_reader()
         .collect::<Result<Vec<_>, ArrowError>>()?;
@@ -119,7 +119,7 @@ fn a_damaged_row_group() {
     std::fs::write(&path, bytes).unwrap();
 
     let reader = file.into_row_groups(2).unwrap();
-    let uploads = UploadingReader::new(reader, &Devices::simulated().unwrap());
+    let uploads = upload_reader(reader, &Devices::simulated().unwrap());
     let results: Vec<_> = uploads.collect();
     assert_eq!(results.len(), 4);
     let rows: Vec<_> = results[..3]

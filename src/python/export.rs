@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::interchange::schema::import_field;
 use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::export::export;
-use crate::stream::{DeviceRecordBatchReader, UploadingReader};
+use crate::stream::{DeviceRecordBatchReader, upload_reader};
 
 /// Exports a schema as the capsule `arrow_schema`: the result of `__arrow_c_schema__()`. Consumers such as DuckDB call it before
 /// they ask for the data, so an object with a stream must be able to answer without consuming the stream.
@@ -127,7 +127,7 @@ pub fn host_stream_to_python<'py>(
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let data_type = DataType::Struct(reader.schema().fields().clone());
     check_request(&data_type, requested_schema, None)?;
-    let reader = UploadingReader::new(reader, &Devices::cpu());
+    let reader = upload_reader(reader, &Devices::cpu());
     let options = ExportOptions::new(SyncPolicy::Wait);
     pack(py, export::<HostStream>(reader, options, Detached::wrap)?)
 }

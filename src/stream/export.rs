@@ -19,8 +19,8 @@ use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 use crate::interchange::schema::export_schema;
 use crate::interchange::{ExportOptions, SyncPolicy};
-use crate::stream::UploadingReader;
 use crate::stream::reader::DeviceRecordBatchReader;
+use crate::stream::upload_reader;
 
 /// Exports a reader of host batches as a device stream. Each batch is uploaded to `device` when the consumer asks for it,
 /// and is exported with its event, so that uploads overlap with the consumer's work.
@@ -33,7 +33,7 @@ pub fn export_reader(
     device: &Device,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
     device.check_export()?;
-    let reader = UploadingReader::new(reader, device);
+    let reader = upload_reader(reader, device);
     FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event))
 }
 

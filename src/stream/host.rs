@@ -64,7 +64,7 @@ impl<R> HostRecordBatchReader<R> {
     /// Sets how many batches are downloaded ahead of the consumer: 1 by default.
     ///
     /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 suits a stream whose batches are
-    /// still being uploaded ([`UploadingReader`](crate::UploadingReader)), and more suit a stream whose batches take very
+    /// still being uploaded ([`upload_reader`](crate::upload_reader)), and more suit a stream whose batches take very
     /// different times. Each batch ahead uses host memory, and all are requested before the first is returned.
     ///
     /// ```

@@ -1,7 +1,7 @@
 //! Streams of batches.
 //!
 //! A stream of device batches is a [`DeviceRecordBatchReader`], as a stream of host batches is a
-//! [`RecordBatchReader`](arrow_array::RecordBatchReader) in arrow-rs. Readers upload ([`UploadingReader`]), download
+//! [`RecordBatchReader`](arrow_array::RecordBatchReader) in arrow-rs. Readers are uploaded ([`upload_reader`]), read on the host
 //! ([`HostRecordBatchReader`]), become C streams ([`export_reader`]) and are made of C streams
 //! ([`DeviceRecordBatchStreamReader`]):
 //!
@@ -34,4 +34,6 @@ pub use export::export_reader;
 pub use host::HostRecordBatchReader;
 pub use import::DeviceRecordBatchStreamReader;
 pub use reader::{DeviceRecordBatchReader, DeviceRecordBatches};
-pub use upload::UploadingReader;
+#[cfg(feature = "async")]
+pub use upload::upload_stream;
+pub use upload::{upload_reader, upload_reader_ahead};

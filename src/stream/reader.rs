@@ -116,7 +116,7 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatches<I> {
 }
 
 impl<B> DeviceRecordBatches<B> {
-    fn of(batches: B, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
+    pub(super) fn of(batches: B, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
         Self {
             batches: Some(batches),
             schema,

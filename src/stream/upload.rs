@@ -1,7 +1,6 @@
 //! Uploads host readers and streams.
 
 use std::collections::VecDeque;
-use std::iter::from_fn;
 #[cfg(feature = "async")]
 use std::pin::Pin;
 #[cfg(feature = "async")]
@@ -13,7 +12,6 @@ use arrow_schema::SchemaRef;
 #[cfg(feature = "async")]
 use futures_core::Stream;
 
-use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
@@ -27,202 +25,134 @@ const BYTES: usize = 128 << 20;
 /// Once there are this many uploads, the oldest is waited for.
 const UPLOADS: usize = 64;
 
-/// Uploads the batches of a [`RecordBatchReader`] to a device as they are read. An upload runs while the next batch is
-/// produced.
+/// Uploads the batches of a [`RecordBatchReader`] as they are read, on the default queue of `device`. An upload runs while the next
+/// batch is produced.
 ///
-/// Of an asynchronous stream of host batches (`UploadingReader::from_stream`) it is a stream. Its polls do not block, except to
-/// upload a single batch that needs more than 128 MiB of staging memory.
-///
-/// If the host reader is faster than the device, the next read waits, or the next poll is pending: once 128 MiB or 64 batches are being uploaded, for the
-/// oldest upload. The reader ends after an error, its own or that of an upload.
+/// If the host reader is faster than the device, the next read waits: once 128 MiB or 64 batches are being uploaded, for the oldest
+/// upload. The reader ends after an error, its own or that of an upload.
 ///
 /// The thread that asks for a batch also produces and packs it. A reader is not moved to another thread unasked: it may rely on
 /// the caller's, and one that needs a lock that the caller holds, such as Python's, would wait for ever. To produce, pack and copy
-/// at the same time, use [`read_ahead`](Self::read_ahead).
+/// at the same time, use [`upload_reader_ahead`].
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
 /// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).
 ///
 /// ```
 /// use arrow_array::{RecordBatchIterator, record_batch};
-/// use arrow_device::{Devices, UploadingReader};
+/// use arrow_device::{Devices, upload_reader};
 ///
 /// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
 /// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
-/// for on_device in UploadingReader::new(reader, &Devices::cpu()) {
+/// for on_device in upload_reader(reader, &Devices::cpu()) {
 ///     assert_eq!(on_device?.num_rows(), 3);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
-pub struct UploadingReader<R> {
-    /// `None` after its end or an error.
-    reader: Option<R>,
+pub fn upload_reader<R: RecordBatchReader>(
+    reader: R,
+    device: &Device,
+) -> impl DeviceRecordBatchReader + use<R> {
+    let mut uploads = Uploads::new(reader.schema(), device.default_queue());
+    let (schema, device_type) = (reader.schema(), device.id().device_type);
+    let batches = reader.map(move |batch| uploads.next(batch.map_err(Error::from)));
+    DeviceRecordBatches::new(batches, schema, device_type)
+}
+
+/// Reads and uploads ahead of the consumer, on two threads: one calls the reader, the other packs and uploads what it returned,
+/// and the consumer only receives. A producer that takes time, the packing of its batches and their copies overlap then: a
+/// stream takes about as long as the slowest of them. With [`upload_reader`], the consumer's thread produces and packs, and only the
+/// copies overlap.
+///
+/// ```
+/// use arrow_array::{RecordBatchIterator, record_batch};
+/// use arrow_device::{Devices, upload_reader_ahead};
+///
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+/// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
+/// for on_device in upload_reader_ahead(reader, &Devices::cpu(), 2)? {
+///     assert_eq!(on_device?.num_rows(), 3);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The reader is called at once. Up to `batches` batches, at least one, wait for their upload, and as many on the device for
+/// the consumer. Each thread holds one more, so that up to `2 * batches + 2` are read before the first is taken. Besides,
+/// the sources and the staging memory of uploads are kept until their copies are done.
+///
+/// Batches and errors keep the reader's order. A panic of the reader is an [`Error::Panic`], which ends
+/// the stream like other errors. Dropping the stream waits for neither thread: each ends once its current call has returned,
+/// and drops what it holds. In a child of the process (`fork`), where the threads do not exist, the next item is an error.
+///
+/// # Errors
+/// That of the system if it starts no thread.
+pub fn upload_reader_ahead<R: RecordBatchReader + Send + 'static>(
+    reader: R,
+    device: &Device,
+    batches: usize,
+) -> Result<impl DeviceRecordBatchReader + Send + 'static + use<R>> {
+    let mut uploads = Uploads::new(reader.schema(), device.default_queue());
+    let (schema, device_type) = (reader.schema(), device.id().device_type);
+    let read = ahead(reader.map(|batch| batch.map_err(Error::from)), batches)?;
+    let uploaded = ahead(read.map(move |batch| uploads.next(batch)), batches)?;
+    Ok(DeviceRecordBatches::new(uploaded, schema, device_type))
+}
+
+/// Uploads the batches of a stream on `queue`, as [`upload_reader`] does. All of them must [fit](DeviceRecordBatchReader#schemas)
+/// `schema`. Errors are arrow-rs's or this crate's. Polls do not block, except to upload a single batch that needs more than 128 MiB of
+/// staging memory; while too much is being uploaded, they are pending.
+///
+/// ```
+/// # use arrow_array::RecordBatch;
+/// # use arrow_device::async_stream::DeviceRecordBatchStream;
+/// # use arrow_device::{Device, upload_stream};
+/// # use arrow_schema::SchemaRef;
+/// # use futures::Stream;
+/// fn up(
+///     batches: impl Stream<Item = Result<RecordBatch, arrow_schema::ArrowError>>,
+///     schema: SchemaRef,
+///     device: &Device,
+/// ) -> impl DeviceRecordBatchStream {
+///     upload_stream(batches, schema, device.default_queue())
+/// }
+/// ```
+#[cfg(feature = "async")]
+pub fn upload_stream<S, E>(
+    stream: S,
     schema: SchemaRef,
+    queue: Queue,
+) -> impl DeviceRecordBatchStream + Unpin + use<S, E>
+where
+    S: Stream<Item = Result<RecordBatch, E>>,
+    E: Into<Error>,
+{
+    let device_type = queue.device().id().device_type;
+    let uploading = Uploading {
+        stream: Box::pin(stream),
+        uploads: Uploads::new(schema.clone(), queue),
+    };
+    DeviceRecordBatches::of(uploading, schema, device_type)
+}
+
+/// A stream whose batches are uploaded.
+#[cfg(feature = "async")]
+struct Uploading<S> {
+    stream: Pin<Box<S>>,
     uploads: Uploads,
 }
 
-impl<R: RecordBatchReader> UploadingReader<R> {
-    /// Uploads on the default queue of `device`.
-    pub fn new(reader: R, device: &Device) -> Self {
-        Self::of(reader.schema(), reader, device.default_queue())
-    }
-}
-
 #[cfg(feature = "async")]
-impl<S> UploadingReader<Pin<Box<S>>> {
-    /// Uploads the batches of a stream on `queue`. All of them must [fit](DeviceRecordBatchReader#schemas) `schema`. Errors are
-    /// arrow-rs's or this crate's.
-    ///
-    /// ```
-    /// # use arrow_array::RecordBatch;
-    /// # use arrow_device::async_stream::DeviceRecordBatchStream;
-    /// # use arrow_device::{Device, UploadingReader};
-    /// # use arrow_schema::SchemaRef;
-    /// # use futures::Stream;
-    /// fn up(
-    ///     schema: SchemaRef,
-    ///     batches: impl Stream<Item = Result<RecordBatch, arrow_schema::ArrowError>>,
-    ///     device: &Device,
-    /// ) -> impl DeviceRecordBatchStream {
-    ///     UploadingReader::from_stream(schema, batches, device.default_queue())
-    /// }
-    /// ```
-    pub fn from_stream(schema: SchemaRef, stream: S, queue: Queue) -> Self {
-        Self::of(schema, Box::pin(stream), queue)
-    }
-}
-
-impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
-    /// Reads and uploads ahead of the consumer, on two threads: one calls the reader, the other packs and uploads what it returned,
-    /// and the consumer only receives. A producer that takes time, the packing of its batches and their copies overlap then: a
-    /// stream takes about as long as the slowest of them. Without it, the consumer's thread produces and packs, and only the
-    /// copies overlap.
-    ///
-    /// ```
-    /// use arrow_array::{RecordBatchIterator, record_batch};
-    /// use arrow_device::{Devices, UploadingReader};
-    ///
-    /// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
-    /// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
-    /// for on_device in UploadingReader::new(reader, &Devices::cpu()).read_ahead(2)? {
-    ///     assert_eq!(on_device?.num_rows(), 3);
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// The reader is called at once. Up to `batches` batches, at least one, wait for their upload, and as many on the device for
-    /// the consumer. Each thread holds one more, so that up to `2 * batches + 2` are read before the first is taken. Besides,
-    /// the sources and the staging memory of uploads are kept until their copies are done.
-    ///
-    /// Batches and errors keep the reader's order. A panic of the reader is an [`Error::Panic`], which ends
-    /// the stream like other errors. Dropping the stream waits for neither thread: each ends once its current call has returned,
-    /// and drops what it holds. In a child of the process (`fork`), where the threads do not exist, the next item is an error.
-    ///
-    /// # Errors
-    /// That of the system if it starts no thread.
-    pub fn read_ahead(
-        self,
-        batches: usize,
-    ) -> Result<impl DeviceRecordBatchReader + Send + 'static> {
-        let Self {
-            mut reader,
-            schema,
-            mut uploads,
-        } = self;
-        let device_type = uploads.queue.device().id().device_type;
-        let read = from_fn(move || Some(reader.as_mut()?.next()?.map_err(Error::from)));
-        let read = ahead(read, batches)?;
-        let declared = schema.clone();
-        let uploaded = read.map(move |batch| uploads.next(batch, &declared));
-        Ok(DeviceRecordBatches::new(
-            ahead(uploaded, batches)?,
-            schema,
-            device_type,
-        ))
-    }
-}
-
-impl<R> UploadingReader<R> {
-    fn of(schema: SchemaRef, reader: R, queue: Queue) -> Self {
-        Self {
-            reader: Some(reader),
-            schema,
-            uploads: Uploads {
-                queue,
-                under_way: VecDeque::new(),
-                bytes: 0,
-            },
-        }
-    }
-
-    /// Ends with the reader, and after an error.
-    fn ended<T>(&mut self, next: Option<Result<T>>) -> Option<Result<T>> {
-        if !matches!(next, Some(Ok(_))) {
-            self.reader = None;
-        }
-        next
-    }
-}
-
-impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let next = self.reader.as_mut()?.next();
-        let next = next.map(|batch| {
-            let batch = batch.map_err(Error::from);
-            self.uploads.next(batch, &self.schema)
-        });
-        self.ended(next)
-    }
-}
-
-impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.uploads.queue.device().id().device_type
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S, E> Stream for UploadingReader<S>
+impl<S, E> Stream for Uploading<S>
 where
-    S: Stream<Item = Result<RecordBatch, E>> + Unpin,
+    S: Stream<Item = Result<RecordBatch, E>>,
     E: Into<Error>,
 {
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        let Some(reader) = &mut this.reader else {
-            return Poll::Ready(None);
-        };
-        ready!(this.uploads.make_room(|oldest| oldest.poll(cx)));
-        let next = ready!(Pin::new(reader).poll_next(cx));
-        let next = next.map(|batch| {
-            let batch = batch.map_err(E::into)?;
-            this.uploads.upload(&batch, &this.schema)
-        });
-        Poll::Ready(this.ended(next))
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S, E> DeviceRecordBatchStream for UploadingReader<S>
-where
-    S: Stream<Item = Result<RecordBatch, E>> + Unpin,
-    E: Into<Error>,
-{
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.uploads.queue.device().id().device_type
+        ready!(self.uploads.make_room(|oldest| oldest.poll(cx)));
+        let next = ready!(self.stream.as_mut().poll_next(cx));
+        Poll::Ready(next.map(|batch| self.uploads.upload(&batch.map_err(E::into)?)))
     }
 }
 
@@ -230,6 +160,7 @@ where
 #[derive(Debug)]
 struct Uploads {
     queue: Queue,
+    schema: SchemaRef,
     /// The event and the bytes of each upload, oldest first.
     under_way: VecDeque<(SyncEvent, usize)>,
     /// Bytes of all uploads.
@@ -237,15 +168,20 @@ struct Uploads {
 }
 
 impl Uploads {
+    fn new(schema: SchemaRef, queue: Queue) -> Self {
+        Self {
+            queue,
+            schema,
+            under_way: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+
     /// Uploads what a reader has returned, once there are few enough uploads.
-    fn next(
-        &mut self,
-        batch: Result<RecordBatch>,
-        schema: &SchemaRef,
-    ) -> Result<DeviceRecordBatch> {
+    fn next(&mut self, batch: Result<RecordBatch>) -> Result<DeviceRecordBatch> {
         let batch = batch?;
         let _ = self.make_room(|oldest| Poll::Ready(oldest.wait()));
-        self.upload(&batch, schema)
+        self.upload(&batch)
     }
 
     /// Forgets uploads that are done, and makes `wait` wait for the oldest while there are too many. A failed upload counts as done:
@@ -271,7 +207,7 @@ impl Uploads {
     }
 
     /// Uploads a batch. Its memory is counted until the copies are done.
-    fn upload(&mut self, batch: &RecordBatch, schema: &SchemaRef) -> Result<DeviceRecordBatch> {
+    fn upload(&mut self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
         let batch = self.queue.device().upload_on(batch, &self.queue)?;
         let owners = batch.as_struct().owners();
         if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
@@ -279,7 +215,7 @@ impl Uploads {
             self.under_way.push_back((event.clone(), bytes));
             self.bytes += bytes;
         }
-        batch.fitted(schema)
+        batch.fitted(&self.schema)
     }
 }
 
@@ -307,7 +243,7 @@ mod tests {
             let sources = || Arc::strong_count(batch.column(0));
             let batches = (0..N).map(|_| Ok(batch.clone()));
             let reader = RecordBatchIterator::new(batches, batch.schema());
-            for up in UploadingReader::new(reader, &device) {
+            for up in upload_reader(reader, &device) {
                 drop(up.unwrap());
             }
             let created = device.stats().host_allocations;

@@ -6,7 +6,7 @@ use crate::support::fork_kit::{alone, forked};
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
 use arrow_device::device::parts::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, UploadingReader};
+use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, upload_reader_ahead};
 
 fn batch() -> RecordBatch {
     record_batch!(("id", Int32, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"])).unwrap()
@@ -148,7 +148,7 @@ fn a_stream_with_threads_is_the_parents() {
         for device in [Devices::cpu(), Devices::simulated().unwrap()] {
             let batches = (0..5).map(|_| Ok(batch()));
             let reader = RecordBatchIterator::new(batches, batch().schema());
-            let ahead = UploadingReader::new(reader, &device).read_ahead(2).unwrap();
+            let ahead = upload_reader_ahead(reader, &device, 2).unwrap();
             is_the_parents(ahead, |up| up.num_rows());
         }
     });

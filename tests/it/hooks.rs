@@ -191,7 +191,7 @@ fn a_backend_may_refuse_exports() {
     refused(arrow_device::export_reader(reader(), &device).map(drop));
     assert_eq!(device.stats().since(&before).allocations, 0);
     // A stream of any reader reports it as the error of its first batch.
-    let uploading = arrow_device::UploadingReader::new(reader(), &device);
+    let uploading = arrow_device::upload_reader(reader(), &device);
     let options = ExportOptions::new(SyncPolicy::Event);
     let stream = FFI_ArrowDeviceArrayStream::new(uploading, options).unwrap();
     let options = ImportOptions::default().with_devices(only(&device));

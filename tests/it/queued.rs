@@ -14,7 +14,7 @@ use arrow_array::{
 use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceBufferMut, DeviceId, DeviceRecordBatch, Devices, ImportOptions,
-    Result, SyncPolicy, UploadingReader, Validation,
+    Result, SyncPolicy, Validation, upload_reader,
 };
 
 #[derive(Default, Debug)]
@@ -236,7 +236,7 @@ fn copies_run_while_the_rest_is_packed() {
 fn streams_and_unfinished_downloads() {
     let (device, batch) = (device(), small());
     let reader = RecordBatchIterator::new((0..6).map(|_| Ok(small())), batch.schema());
-    for up in UploadingReader::new(reader, &device) {
+    for up in upload_reader(reader, &device) {
         drop(up.unwrap());
     }
     let up = device.upload(&batch).unwrap();

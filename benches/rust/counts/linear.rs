@@ -10,8 +10,7 @@ use arrow_array::{ArrayRef, Int32Array, RecordBatch, RecordBatchIterator, Struct
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader,
-    DeviceRecordBatches, Devices, ImportOptions, Result as DeviceResult, SyncPolicy,
-    UploadingReader,
+    DeviceRecordBatches, Devices, ImportOptions, Result as DeviceResult, SyncPolicy, upload_reader,
 };
 use arrow_device_benches::batches::{self, Result};
 use arrow_device_benches::cases::counted;
@@ -92,7 +91,7 @@ const CASES: &[(&str, Case)] = &[
         let batches = (0..n).map(move |_| Ok(batch.clone()));
         work(|| {
             let reader = RecordBatchIterator::new(batches, schema);
-            let all = collect(UploadingReader::new(reader, &device))?;
+            let all = collect(upload_reader(reader, &device))?;
             device.synchronize()?;
             Ok(all)
         })

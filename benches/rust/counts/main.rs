@@ -12,7 +12,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, StructArray
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions,
-    Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader, Validation,
+    Result as DeviceResult, SyncPolicy, TransferStats, Validation, upload_reader,
 };
 use arrow_device_benches::cases::{self, Input, Result};
 use arrow_device_benches::{async_streams, batches};
@@ -282,7 +282,7 @@ fn memory() -> Result<()> {
     let reader = (0..BATCHES).map(|_| Ok(small.clone()));
     let reader = RecordBatchIterator::new(reader, small.schema());
     let mut most = 0;
-    for (i, batch) in UploadingReader::new(reader, &device).enumerate() {
+    for (i, batch) in upload_reader(reader, &device).enumerate() {
         let batch = batch?;
         if i % 1000 == 0 {
             most = most.max(sim.report().live_bytes);

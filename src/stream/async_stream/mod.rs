@@ -54,7 +54,7 @@
 //! All streams here implement [`DeviceRecordBatchStream`]. Adapters make one of
 //! - any [`Stream`](futures_core::Stream) of device batches:
 //!   [`DeviceRecordBatches::from_stream`](crate::DeviceRecordBatches::from_stream);
-//! - a stream of host batches, which are uploaded: [`UploadingReader::from_stream`](crate::UploadingReader::from_stream);
+//! - a stream of host batches, which are uploaded: [`upload_stream`](crate::upload_stream);
 //! - a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), on a thread of its own:
 //!   [`into_stream`](crate::DeviceRecordBatchReader::into_stream);
 //!

@@ -12,7 +12,7 @@ use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ImportOptions, Result,
-    SyncPolicy, UploadingReader,
+    SyncPolicy, upload_stream,
 };
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use futures::{Stream, StreamExt, stream};
@@ -105,7 +105,7 @@ impl Way {
                 part.map(|(batch, at, rows)| batch.slice(at, rows))
                     .map_err(ArrowError::from)
             });
-            let up = UploadingReader::from_stream(schema, stream::iter(items), to.default_queue());
+            let up = upload_stream(stream::iter(items), schema, to.default_queue());
             return (Box::pin(up), asked);
         }
         let items = parts.into_iter().map(|part| {
@@ -275,7 +275,7 @@ fn uploads(
     sim: &Sim,
 ) -> impl DeviceRecordBatchStream + Unpin + 'static {
     let schema = items.iter().flatten().next().unwrap().schema();
-    UploadingReader::from_stream(schema, stream::iter(items), sim.default_queue())
+    upload_stream(stream::iter(items), schema, sim.default_queue())
 }
 
 #[test]

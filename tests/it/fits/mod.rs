@@ -13,7 +13,7 @@ use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
     DeviceRecordBatches, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream, Result,
-    SyncPolicy, UploadingReader, export_reader,
+    SyncPolicy, export_reader, upload_reader, upload_reader_ahead, upload_stream,
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef, TimeUnit, UnionMode};
 use futures::executor::block_on;
@@ -57,12 +57,12 @@ const WAYS: [(&str, Way); 8] = [
         let mut out = export_reader(host(schema, batches), &place.device).unwrap();
         to_host(opened(&mut out, place))
     }),
-    ("UploadingReader", |place, schema, batches| {
-        to_host(UploadingReader::new(host(schema, batches), &place.device))
+    ("upload_reader", |place, schema, batches| {
+        to_host(upload_reader(host(schema, batches), &place.device))
     }),
-    ("read_ahead", |place, schema, batches| {
-        let reader = UploadingReader::new(host(schema, batches), &place.device);
-        to_host(reader.read_ahead(2).unwrap())
+    ("upload_reader_ahead", |place, schema, batches| {
+        let reader = upload_reader_ahead(host(schema, batches), &place.device, 2);
+        to_host(reader.unwrap())
     }),
     ("FFI_ArrowDeviceArrayStream", |place, schema, batches| {
         let reader = given(&place.device, schema, &batches);
@@ -76,8 +76,7 @@ const WAYS: [(&str, Way); 8] = [
     ("from_stream", |place, schema, batches| {
         let batches = stream::iter(batches.into_iter().map(Ok::<_, ArrowError>));
         let queue = place.device.default_queue();
-        let items =
-            block_on(UploadingReader::from_stream(schema, batches, queue).collect::<Vec<_>>());
+        let items = block_on(upload_stream(batches, schema, queue).collect::<Vec<_>>());
         to_host(items.into_iter())
     }),
     ("into_host_stream", |place, schema, batches| {

@@ -4,8 +4,8 @@ use crate::support::{Nulls, all_types, assert_same_batch, batch, wide_batch};
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_device::{
     Device, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches, Devices,
-    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader,
-    Validation, export_reader,
+    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation,
+    export_reader, upload_reader,
 };
 
 // What the program that includes this tests on.
@@ -124,7 +124,7 @@ fn every_failure_in_a_stream_is_an_error_and_leaks_nothing() {
         for n in 1.. {
             (rig.fail_nth)(n);
             let run = || -> Result<usize, Error> {
-                let reader = UploadingReader::new(reader(&batches), device);
+                let reader = upload_reader(reader(&batches), device);
                 let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT)?;
                 // SAFETY: this crate exported the stream, and this is its only owner.
                 let reader =

@@ -5,7 +5,7 @@ use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
     Devices, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
-    UploadingReader, Validation,
+    Validation, upload_reader,
 };
 use arrow_schema::ArrowError;
 
@@ -120,7 +120,7 @@ fn readers_end_with_an_error() {
         assert!(reader.next().is_none() && reader.next().is_none());
     }
     let host = RecordBatchIterator::new(items(), schema.clone());
-    ends(UploadingReader::new(host, &Devices::cpu()));
+    ends(upload_reader(host, &Devices::cpu()));
     let up = items()
         .into_iter()
         .map(|batch| Devices::cpu().upload(&batch?));
@@ -132,7 +132,7 @@ fn readers_end_with_an_error() {
     // Of an upload.
     let sim = Sim::new(SimMode::Async);
     let host = RecordBatchIterator::new(sent.iter().cloned().map(Ok), schema);
-    let mut reader = UploadingReader::new(host, &sim);
+    let mut reader = upload_reader(host, &sim);
     sim.faults().fail_nth(FaultOp::Allocate, 1);
     assert!(reader.next().unwrap().is_err());
     assert!(reader.next().is_none());

@@ -8,7 +8,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator, Record
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     Device, DeviceRecordBatchReader, DeviceRecordBatches, Error, Result, TransferStats,
-    UploadingReader,
+    upload_reader,
 };
 use arrow_schema::ArrowError;
 
@@ -203,7 +203,7 @@ fn uploads_ahead_are_bounded() {
         })
         .collect();
     let large = RecordBatch::try_from_iter(large).unwrap();
-    for up in UploadingReader::new(repeated(&large, 40), &sim) {
+    for up in upload_reader(repeated(&large, 40), &sim) {
         drop(up.unwrap());
         few_events(&sim, 40);
         let bytes = sim.sim.report().live_host_bytes;
@@ -212,7 +212,7 @@ fn uploads_ahead_are_bounded() {
     let waits = sim.stats().host_waits;
     assert!((20..40).contains(&waits), "{waits} waits");
     sim.synchronize().unwrap();
-    for up in UploadingReader::new(repeated(&wide, 200), &sim) {
+    for up in upload_reader(repeated(&wide, 200), &sim) {
         drop(up.unwrap());
         few_events(&sim, 140);
     }
@@ -225,7 +225,7 @@ fn uploads_that_are_done_are_not_waited_for() {
     let sim = Sim::new(SimMode::Async);
     let wide = wide_batch(20, 10);
     let before = sim.stats();
-    for up in UploadingReader::new(repeated(&wide, 300), &sim) {
+    for up in upload_reader(repeated(&wide, 300), &sim) {
         let up = up.unwrap();
         while !up.is_ready().unwrap() {
             std::thread::yield_now();
@@ -253,7 +253,7 @@ fn both_directions_overlap() {
                 Ok(batch.clone())
             });
             let reader = RecordBatchIterator::new(batches, sent.schema());
-            let host = UploadingReader::new(reader, &sim).into_host_reader();
+            let host = upload_reader(reader, &sim).into_host_reader();
             let host = host.with_prefetch(2);
             assert_eq!(host.filter(|b| b.is_ok()).count(), n as usize);
             start.elapsed()
@@ -271,7 +271,7 @@ fn warm_streams_create_nothing() {
         let sim = Sim::new(mode);
         let wide = wide_batch(40, 200);
         let run = |n: usize| {
-            for back in UploadingReader::new(repeated(&wide, n), &sim).into_host_reader() {
+            for back in upload_reader(repeated(&wide, n), &sim).into_host_reader() {
                 assert_same_batch(&wide, &back.unwrap(), "warm");
                 // The release thread gives staging memory back.
                 std::thread::sleep(Duration::from_micros(500));
@@ -300,7 +300,7 @@ fn no_batch_is_lost_to_another() {
         let batches: Vec<_> = (0..80).map(|_| Ok(sent.clone())).collect();
         let reader = RecordBatchIterator::new(batches, sent.schema());
         sim.faults().fail_nth(op, 3);
-        let up = UploadingReader::new(reader, &sim);
+        let up = upload_reader(reader, &sim);
         assert_eq!(
             up.map(|batch| batch.unwrap().num_rows()).sum::<usize>(),
             240
