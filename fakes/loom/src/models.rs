@@ -1,5 +1,5 @@
-use std::future::poll_fn;
-use std::task::{Poll, Wake, Waker};
+use std::future::{Future, poll_fn};
+use std::task::{Context, Poll, Wake, Waker};
 
 use loom::future::block_on;
 use loom::sync::Arc;
@@ -198,15 +198,14 @@ fn no_request_and_no_cancellation_is_missed() {
         let (asks, cancels) = (demand.clone(), demand.clone());
         let ask = thread::spawn(move || asks.request(1));
         let cancel = thread::spawn(move || cancels.cancel());
-        block_on(poll_fn(|cx| match demand.turn_or_wake(cx.waker()) {
-            Turn::Produce(false) => Poll::Pending,
-            Turn::Produce(true) | Turn::Cancelled => Poll::Ready(()),
-            Turn::Invalid(n) => panic!("{n}"),
-        }));
-        block_on(poll_fn(|cx| match demand.turn_or_wake(cx.waker()) {
-            Turn::Cancelled => Poll::Ready(()),
+        let asked = || match demand.turn() {
+            Turn::Produce(true) => Poll::Ready(()),
             _ => Poll::Pending,
-        }));
+        };
+        let first = block_on(poll_fn(|cx| demand.poll(cx, |_| asked())));
+        assert!(matches!(first, Ok(()) | Err(Turn::Cancelled)), "{first:?}");
+        let then = block_on(poll_fn(|cx| demand.poll(cx, |_| Poll::<()>::Pending)));
+        assert_eq!(then, Err(Turn::Cancelled));
         ask.join().unwrap();
         cancel.join().unwrap();
     });
@@ -221,21 +220,23 @@ fn both_sides_keep_each_other_going() {
         demand.request(1);
         let (to, asked) = (inbox.clone(), demand.clone());
         let producer = thread::spawn(move || {
-            block_on(async {
+            // One future for all, as the producer's: a request may come when it has just found none.
+            let mut sending = Box::pin(async {
                 for item in [1, 2] {
-                    poll_fn(|cx| match asked.turn_or_wake(cx.waker()) {
+                    let requested = |_: &mut Context<'_>| match asked.turn() {
                         Turn::Produce(true) => Poll::Ready(()),
-                        Turn::Produce(false) => Poll::Pending,
-                        other => panic!("{other:?}"),
-                    })
-                    .await;
+                        _ => Poll::Pending,
+                    };
+                    poll_fn(requested).await;
                     asked.take_one();
                     assert_eq!(to.task(item), Ok(()));
                 }
-                assert_eq!(to.end(), Ok(()));
-                asked.close();
-                to.release();
             });
+            let sent = poll_fn(|cx| asked.poll(cx, |cx| sending.as_mut().poll(cx)));
+            assert_eq!(block_on(sent), Ok(()));
+            assert_eq!(to.end(), Ok(()));
+            asked.close();
+            to.release();
         });
         block_on(async {
             for item in [1, 2] {
@@ -280,7 +281,8 @@ fn nothing_wakes_after_the_close() {
         let demand = Arc::new(Demand::new());
         let inside = std::sync::Arc::new(Inside(AtomicBool::new(false)));
         let asks = demand.clone();
-        let _ = demand.turn_or_wake(&Waker::from(inside.clone()));
+        let waker = Waker::from(inside.clone());
+        let _ = demand.poll(&mut Context::from_waker(&waker), |_| Poll::<()>::Pending);
         let ask = thread::spawn(move || asks.request(1));
         demand.close();
         if !demand.is_waking() {

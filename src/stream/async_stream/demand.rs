@@ -3,7 +3,7 @@
 //! Like `Inbox`, it is free of pointers and callbacks, so that a model checker can run it.
 
 use std::sync::PoisonError;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use crate::stream::async_stream::sync::{Mutex, MutexGuard};
 
@@ -79,25 +79,38 @@ impl Demand {
         waker.wake();
     }
 
-    /// Returns how often the consumer has called. One call may leave what was there before the producer took its turn.
-    pub(crate) fn calls(&self) -> usize {
-        self.lock().calls
-    }
-
-    /// Returns what to do next. Registers no waker.
+    /// Returns what to do next.
     pub(crate) fn turn(&self) -> Turn {
         self.lock().turn()
     }
 
-    /// Registers the waker for the next change, then returns what to do next.
-    pub(crate) fn turn_or_wake(&self, waker: &Waker) -> Turn {
-        let new = waker.clone();
-        let mut state = self.lock();
-        let old = state.waker.replace(new);
-        let turn = state.turn();
-        drop(state);
-        drop(old);
-        turn
+    /// Polls `work` while something is to be produced, and once more for each call of the consumer meanwhile, since a call may leave
+    /// what there was before `work` took its part. `Err` says what to do instead.
+    pub(crate) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut work: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<Result<T, Turn>> {
+        loop {
+            let state = self.lock();
+            let (turn, calls) = (state.turn(), state.calls);
+            drop(state);
+            if !matches!(turn, Turn::Produce(_)) {
+                return Poll::Ready(Err(turn));
+            }
+            if let Poll::Ready(done) = work(cx) {
+                return Poll::Ready(Ok(done));
+            }
+            let waker = cx.waker().clone();
+            let mut state = self.lock();
+            let old = state.waker.replace(waker);
+            let is_same = state.calls == calls;
+            drop(state);
+            drop(old);
+            if is_same {
+                return Poll::Pending;
+            }
+        }
     }
 
     /// One batch is about to be sent.

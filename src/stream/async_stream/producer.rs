@@ -118,25 +118,12 @@ async fn send<S: DeviceRecordBatchStream>(
     options: ExportOptions,
 ) -> Result<Outcome> {
     let mut sending = pin!(send_all(stream, calls, shared, options));
-    poll_fn(|cx| {
-        loop {
-            let calls = shared.demand.calls();
-            match shared.demand.turn() {
-                Turn::Produce(_) => {}
-                Turn::Cancelled => return Poll::Ready(Ok(Outcome::Cancelled)),
-                Turn::Invalid(n) => return Poll::Ready(Err(invalid_request(n))),
-            }
-            if let Poll::Ready(sent) = sending.as_mut().poll(cx) {
-                return Poll::Ready(sent);
-            }
-            // A call by the consumer meanwhile is not missed, whatever it finds and leaves.
-            shared.demand.turn_or_wake(cx.waker());
-            if shared.demand.calls() == calls {
-                return Poll::Pending;
-            }
-        }
-    })
-    .await
+    let polled = poll_fn(|cx| shared.demand.poll(cx, |cx| sending.as_mut().poll(cx)));
+    match polled.await {
+        Ok(sent) => sent,
+        Err(Turn::Invalid(n)) => Err(invalid_request(n)),
+        Err(_) => Ok(Outcome::Cancelled),
+    }
 }
 
 /// Sends everything but errors. Is pending once the consumer has cancelled, which [`send`] sees.
