@@ -4,14 +4,13 @@ mod buffer;
 mod buffer_mut;
 mod loan;
 mod owner;
-mod reading;
 mod slab;
 
 pub use buffer::DeviceBuffer;
-pub(crate) use buffer::host_buffer;
+pub(crate) use buffer::{Reading, host_buffer};
 pub use buffer_mut::DeviceBufferMut;
 pub use loan::Loan;
 pub(crate) use loan::check_queue;
 pub(crate) use owner::{Memory, Owner, Ready};
-pub(crate) use reading::Reading;
+
 pub use slab::HostSlab;

@@ -5,9 +5,11 @@
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{Field, Schema};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
@@ -16,6 +18,30 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods};
 use super::stream::HostStream;
 use super::wrong_type;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::error::Result;
+use crate::interchange::schema::{as_schema, export_field, export_schema};
+use crate::interchange::{ExportOptions, ImportOptions};
+
+/// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
+/// Nobody else can name it, and so implement it.
+pub trait CapsuleSchema {
+    fn schema(&self) -> Result<FFI_ArrowSchema>;
+}
+
+/// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`]. Nobody else can name it, either.
+pub trait CapsuleArray: CapsuleSchema + Sized + Send + Sync {
+    /// The array itself, of structs for a batch.
+    fn as_array(&self) -> &DeviceArray;
+    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
+    /// # Safety
+    /// The same as for [`DeviceArray::import_as`].
+    unsafe fn import(
+        array: FFI_ArrowDeviceArray,
+        field: Field,
+        options: &ImportOptions,
+    ) -> Result<Self>;
+}
 
 /// A struct of the C interfaces that capsules carry.
 ///
@@ -103,4 +129,69 @@ fn within<T: InCapsule, R>(
         }
         Ok(f(pointer))
     })
+}
+
+impl CapsuleSchema for Field {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_field(self)
+    }
+}
+
+impl CapsuleSchema for Schema {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(self)
+    }
+}
+
+impl CapsuleSchema for DeviceArray {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        match self.field() {
+            Some(field) => export_field(field),
+            None => export_field(&Field::new("", self.data_type().clone(), true)),
+        }
+    }
+}
+
+impl CapsuleSchema for DeviceRecordBatch {
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(self.schema_ref())
+    }
+}
+
+impl CapsuleArray for DeviceArray {
+    fn as_array(&self) -> &DeviceArray {
+        self
+    }
+
+    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        self.export_array(options)
+    }
+
+    unsafe fn import(
+        array: FFI_ArrowDeviceArray,
+        field: Field,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        // SAFETY: the caller guarantees that the array may be imported with these options.
+        unsafe { Self::import_as(array, Arc::new(field), options) }
+    }
+}
+
+impl CapsuleArray for DeviceRecordBatch {
+    fn as_array(&self) -> &DeviceArray {
+        self.as_struct()
+    }
+
+    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        self.export_array(options)
+    }
+
+    unsafe fn import(
+        array: FFI_ArrowDeviceArray,
+        field: Field,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        // SAFETY: the caller guarantees that the array may be imported with these options.
+        unsafe { Self::import_as(array, as_schema(field)?, options) }
+    }
 }

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::attached::detached;
-use super::capsule::{look, pack};
-use super::data::{CapsuleArray, CapsuleSchema};
+use super::capsule::{CapsuleArray, CapsuleSchema, look, pack};
+
 use super::stream::{Detached, HostStream};
 use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::device::Devices;

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::attached::detached;
-use super::capsule::{InCapsule, holds, look, unpack};
-use super::data::CapsuleArray;
+use super::capsule::{CapsuleArray, InCapsule, holds, look, unpack};
+
 use super::stream::{HostStream, Reader, released_attached};
 use super::wrong_type;
 use crate::abi::c_data::CArray;

@@ -82,14 +82,12 @@ use attached::attached;
 
 mod attached;
 mod capsule;
-mod data;
 mod export;
 mod import;
 mod stream;
 #[cfg(feature = "dlpack")]
 mod tensor;
 
-pub use data::{CapsuleArray, CapsuleSchema};
 pub use export::{
     array_to_python, check_request, host_array_to_python, host_stream_to_python, schema_to_python,
     stream_to_python,

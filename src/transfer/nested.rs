@@ -239,17 +239,16 @@ impl<'a> Planner<'a> {
             let values = (merges && view.node.children.is_empty())
                 .then(|| unwrap(&DeviceArray::from_node(self.device.clone(), view.to_node())))
                 .transpose()?;
-            let equal = last
-                .as_ref()
-                .filter(|(before, _)| values.as_ref() == Some(before));
-            if let Some((_, start)) = equal {
-                starts.push(*new.insert(*start));
-                continue;
-            }
-            last = values.map(|values| (values, n));
-            starts.push(*new.insert(n));
-            n = n.checked_add(view.length).ok_or_else(too_large)?;
-            rows.push(view);
+            let start = match &last {
+                Some((before, start)) if values.as_ref() == Some(before) => *start,
+                _ => {
+                    last = values.map(|values| (values, n));
+                    rows.push(view);
+                    n = n.checked_add(view.length).ok_or_else(too_large)?;
+                    n - view.length
+                }
+            };
+            starts.push(*new.insert(start));
         }
         Ok(Kept { rows, starts, n })
     }
