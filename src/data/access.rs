@@ -9,7 +9,7 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Nesting};
-use crate::device::Queue;
+use crate::device::{DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Loan, check_queue};
 
@@ -290,19 +290,19 @@ impl DeviceArray {
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
         let is_there = !buffer.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed);
         let len = if is_there { self.len() + extra } else { 0 };
-        let first = if len > 0 {
-            self.offset() * size_of::<T>()
-        } else {
-            0
+        // Null is aligned for every type.
+        let address = match len {
+            0 => DevicePtr::NULL,
+            _ => buffer.address().offset(self.offset() * size_of::<T>()),
         };
-        let address = buffer.address().offset(first);
-        if len > 0 && address.address() % align_of::<T>() != 0 {
+        if address.address() % align_of::<T>() != 0 {
             return Err(Error::argument(format!(
                 "values at {address:?} are not aligned to {} bytes",
                 align_of::<T>()
             )));
         }
-        self.lend(queue, slot, first, len)
+        let lender = (self.device(), buffer.owner.as_ref());
+        Loan::new(lender, queue, address, len)
     }
 
     /// Lends `len` elements of a buffer from byte `first` on.
