@@ -301,8 +301,7 @@ impl DeviceArray {
                 align_of::<T>()
             )));
         }
-        let lender = (self.device(), buffer.owner.as_ref());
-        Loan::new(lender, queue, address, len)
+        Loan::new((self.device(), buffer.owner.as_ref()), queue, address, len)
     }
 
     /// Lends `len` elements of a buffer from byte `first` on.

@@ -116,7 +116,8 @@ impl DeviceArray {
     /// the bitmap of exactly these rows.
     ///
     /// Returns `None` if the array has no such buffer, or if its size is stored in device memory and not known yet
-    /// (see [`resolve_sizes`](Self::resolve_sizes)).
+    /// (see [`resolve_sizes`](Self::resolve_sizes)). The text of a slice that was made before its size was known ends at the slice's
+    /// last value.
     pub fn buffer(&self, i: usize) -> Option<DeviceBuffer> {
         if i >= self.num_buffers() {
             return None;

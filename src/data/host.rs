@@ -226,7 +226,7 @@ fn to_data(array: &DeviceArray, view: View<'_>, is_run_ends: bool) -> Result<Arr
         let start = if is_cut { bytes(view.offset)? } else { 0 };
         let end = match view.length {
             // None of the node's rows are reached. They need not be valid then, and the first offset is one of theirs.
-            0 if node.length > 0 => start,
+            0 if node.cut || node.length > 0 => start,
             // An array without rows may lack its single offset.
             0 => bytes(view.offset)?.min(size).max(start),
             rows => bytes(view.offset + rows)?.max(start),

@@ -1,11 +1,11 @@
 //! What the implementation of a device provides: [`Backend`] and [`RawQueue`].
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::device::DeviceId;
@@ -247,14 +247,16 @@ pub struct Relation {
 impl dyn Backend {
     /// Returns the backend as its own type, if it is of that type.
     pub fn downcast_ref<T: Backend>(&self) -> Option<&T> {
-        (self as &dyn Any).downcast_ref()
+        // SAFETY: the value is a `T`, as its type's id says.
+        (self.type_id() == TypeId::of::<T>()).then(|| unsafe { &*ptr::from_ref(self).cast() })
     }
 }
 
 impl dyn RawQueue {
     /// Returns the queue as the backend's own type, if it is of that type.
     pub fn downcast_ref<T: RawQueue>(&self) -> Option<&T> {
-        (self as &dyn Any).downcast_ref()
+        // SAFETY: the value is a `T`, as its type's id says.
+        (self.type_id() == TypeId::of::<T>()).then(|| unsafe { &*ptr::from_ref(self).cast() })
     }
 }
 

@@ -67,7 +67,8 @@ pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
     Ok(Arc::new(schema))
 }
 
-/// `nodes` is the number of those seen so far: structs may share their children.
+/// `nodes` is the number of those seen so far, of which 512 bytes of text count as one: structs may share their children, names and
+/// metadata, which are built anew for each use.
 fn field(
     schema: &ForeignSchema,
     path: &Path<'_>,
@@ -77,12 +78,8 @@ fn field(
     if schema.release.is_none() {
         return path.error("", "the schema is released");
     }
-    *nodes += 1;
     if depth > MAX_DEPTH {
         return path.error("", TOO_DEEP);
-    }
-    if *nodes > MAX_NODES {
-        return path.error("", TOO_MANY);
     }
     let Some(format) = text(schema, schema.format, path, "format")? else {
         return path.error("format", "is null");
@@ -90,6 +87,12 @@ fn field(
     let name = text(schema, schema.name, path, "name")?.unwrap_or("");
     let metadata = schema.as_ref().metadata();
     let metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
+    let pair = |(key, value): (&String, &String)| 128 + key.len() + value.len();
+    *nodes += 1 + (format.len() + name.len() + metadata.iter().map(pair).sum::<usize>()) / 512;
+    if *nodes > MAX_NODES {
+        let why = format!("{TOO_MANY}, of which 512 bytes of text count as one");
+        return path.error("", why);
+    }
     let n_children = match usize::try_from(schema.n_children) {
         Ok(n) if n > MAX_NODES => return path.error("n_children", TOO_MANY),
         Ok(n) => n,

@@ -1,10 +1,6 @@
 //! Uploads host readers and streams.
 
 use std::collections::VecDeque;
-#[cfg(feature = "async")]
-use std::pin::Pin;
-#[cfg(feature = "async")]
-use std::task::Context;
 use std::task::{Poll, ready};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
@@ -137,7 +133,7 @@ where
 /// A stream whose batches are uploaded.
 #[cfg(feature = "async")]
 struct Uploading<S> {
-    stream: Pin<Box<S>>,
+    stream: std::pin::Pin<Box<S>>,
     uploads: Uploads,
 }
 
@@ -149,7 +145,10 @@ where
 {
     type Item = Result<DeviceRecordBatch>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<Option<Self::Item>> {
         ready!(self.uploads.make_room(|oldest| oldest.poll(cx)));
         let next = ready!(self.stream.as_mut().poll_next(cx));
         Poll::Ready(next.map(|batch| self.uploads.upload(&batch.map_err(E::into)?)))

@@ -500,6 +500,32 @@ fn what_c_cannot_express() {
     refused(T::FixedSizeList(nul(), -1), "type");
 }
 
+/// One long name, or one block of metadata, that becomes gigabytes.
+#[cfg(not(miri))]
+#[test]
+fn what_fields_share_is_bounded() {
+    let exceeds = |leaf: Foreign| {
+        let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
+        let e = e.to_string();
+        assert!(
+            e.contains("]: more than 2^18 fields") && e.contains("512 bytes"),
+            "{e}"
+        );
+    };
+    let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
+    let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
+    exceeds(long);
+    // Many short pairs.
+    let mut block = 8192i32.to_ne_bytes().to_vec();
+    for i in 0..8192 {
+        block.extend_from_slice(&7i32.to_ne_bytes());
+        block.extend_from_slice(format!("{i:07}").as_bytes());
+        block.extend_from_slice(&0i32.to_ne_bytes());
+    }
+    let long = Foreign::leaf("i").change(|s| s.metadata = block.as_ptr().cast());
+    exceeds(long);
+}
+
 #[cfg(feature = "async")]
 #[test]
 fn metadata_by_itself() {

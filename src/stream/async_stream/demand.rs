@@ -103,10 +103,10 @@ impl Demand {
             }
             let waker = cx.waker().clone();
             let mut state = self.lock();
-            let old = state.waker.replace(waker);
+            // Dropped after the lock.
+            let _old = state.waker.replace(waker);
             let is_same = state.calls == calls;
             drop(state);
-            drop(old);
             if is_same {
                 return Poll::Pending;
             }

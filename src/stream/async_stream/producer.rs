@@ -118,8 +118,7 @@ async fn send<S: DeviceRecordBatchStream>(
     options: ExportOptions,
 ) -> Result<Outcome> {
     let mut sending = pin!(send_all(stream, calls, shared, options));
-    let polled = poll_fn(|cx| shared.demand.poll(cx, |cx| sending.as_mut().poll(cx)));
-    match polled.await {
+    match poll_fn(|cx| shared.demand.poll(cx, |cx| sending.as_mut().poll(cx))).await {
         Ok(sent) => sent,
         Err(Turn::Invalid(n)) => Err(invalid_request(n)),
         Err(_) => Ok(Outcome::Cancelled),

@@ -266,3 +266,26 @@ fn sizes_of_columns_of_separate_memory() {
         place.assert_clean();
     }
 }
+
+/// Offsets need not start at 0, and those of rows before an array's need not be valid: none of them belongs to an empty slice.
+#[test]
+fn empty_slices_have_no_offsets() {
+    use arrow_buffer::{Buffer, OffsetBuffer};
+    let texts = StringArray::new(
+        OffsetBuffer::new(vec![5, 8, 10].into()),
+        Buffer::from(b"0123456789"),
+        None,
+    );
+    let up = Devices::cpu().upload_array(&texts).unwrap();
+    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+    // SAFETY: `export` has just made both.
+    let imported = unsafe { DeviceArray::import(array, &schema) }.unwrap();
+    for array in [up, imported] {
+        for at in 0..=2 {
+            let down = array.slice(at, 0).unwrap().to_host().unwrap();
+            down.to_data().validate_full().unwrap();
+            assert!(down.is_empty());
+        }
+        assert_eq!(array.slice(1, 1).unwrap().to_host().unwrap().len(), 1);
+    }
+}
