@@ -288,9 +288,8 @@ impl Reading {
         if !copies.is_empty() {
             owners.iter().try_for_each(|owner| owner.wait_on(queue))?;
             // SAFETY: the caller guarantees that both sides of each copy lie in `slab` and in memory of `owners` (see `# Safety`),
-            // which `kept` holds until the event, or until the queue's work has completed.
-            unsafe { queue.copy(copies) }?;
-            event = queue.record();
+            // which `kept` holds until the event, or until the queue's work has completed: a list may be copied in part even after an error.
+            event = unsafe { queue.copy(copies) }.and_then(|()| queue.record());
         }
         let kept = (slab, owners);
         match event {

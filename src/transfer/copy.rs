@@ -147,9 +147,10 @@ unsafe fn run(
     }
     // SAFETY: sources lie in memory of the arrays, in the host buffer, both of which `keep_until` keeps until the copies are done, and in
     // zeros that no copy writes. The caller guarantees that the memory has room for every destination, and is freed in the queue's order.
-    unsafe { queue.copy(&copies) }?;
+    let event = unsafe { queue.copy(&copies) }.and_then(|()| queue.record());
     let sources: Vec<_> = arrays.iter().map(|array| (*array).clone()).collect();
-    keep_until(queue, queue.record(), (sources, buffer))
+    // A list may be copied in part even after an error.
+    keep_until(queue, event, (sources, buffer))
 }
 
 /// Adds a copy to a list, or to its last one if it continues that on both sides.

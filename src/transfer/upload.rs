@@ -120,11 +120,8 @@ fn chunks(regions: &[CopyRegion], bytes: usize, mut left: usize) -> Vec<Vec<Copy
         let mut done = 0;
         while done < region.room() {
             if room == 0 {
-                room = if left < bytes + bytes / 2 {
-                    left
-                } else {
-                    bytes
-                };
+                let is_last = left < bytes + bytes / 2;
+                room = if is_last { left } else { bytes };
             }
             let part = room.min(region.room() - done);
             chunk.push(region.part(done, done + part));

@@ -23,8 +23,8 @@ pub(crate) struct Demand(Mutex<State>);
 #[derive(Default, Debug)]
 struct State {
     wanted: i64,
-    /// How often the consumer has called.
-    calls: usize,
+    /// The producer found no request when it last looked.
+    vain: bool,
     invalid: Option<i64>,
     cancelled: bool,
     waker: Option<Waker>,
@@ -68,7 +68,6 @@ impl Demand {
             return;
         }
         change(&mut state);
-        state.calls = state.calls.wrapping_add(1);
         let Some(waker) = state.waker.take() else {
             return;
         };
@@ -79,22 +78,23 @@ impl Demand {
         waker.wake();
     }
 
-    /// Returns what to do next.
+    /// Returns what to do next, for `work` of [`poll`](Self::poll).
     pub(crate) fn turn(&self) -> Turn {
-        self.lock().turn()
+        let mut state = self.lock();
+        let turn = state.turn();
+        state.vain = turn == Turn::Produce(false);
+        turn
     }
 
-    /// Polls `work` while something is to be produced, and once more for each call of the consumer meanwhile, since a call may leave
-    /// what there was before `work` took its part. `Err` says what to do instead.
+    /// Polls `work` while something is to be produced, and again if a request came after `work` had looked for one in vain. `work` may be
+    /// pending for other reasons, and then waits for what wakes it. `Err` says what to do instead.
     pub(crate) fn poll<T>(
         &self,
         cx: &mut Context<'_>,
         mut work: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Result<T, Turn>> {
         loop {
-            let state = self.lock();
-            let (turn, calls) = (state.turn(), state.calls);
-            drop(state);
+            let turn = self.lock().turn();
             if !matches!(turn, Turn::Produce(_)) {
                 return Poll::Ready(Err(turn));
             }
@@ -105,9 +105,10 @@ impl Demand {
             let mut state = self.lock();
             // Dropped after the lock.
             let _old = state.waker.replace(waker);
-            let is_same = state.calls == calls;
+            let rests =
+                matches!(state.turn(), Turn::Produce(requested) if !(requested && state.vain));
             drop(state);
-            if is_same {
+            if rests {
                 return Poll::Pending;
             }
         }

@@ -169,6 +169,23 @@ fn a_request_from_inside_on_next_task_is_served_after_it() {
     }
 }
 
+/// However often the consumer requests.
+#[test]
+fn a_poll_gives_way_to_other_tasks() {
+    let consumer = FakeConsumer::requesting(1);
+    consumer.on_task(|this| {
+        this.request(1);
+        0
+    });
+    let mut produce = producing(100, &consumer);
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_with(&mut produce, &waker).is_pending());
+    assert!((1..=32).contains(&consumer.received()));
+    assert!(wakes.count() > 0);
+    completed(block_on(produce));
+    consumer.assert_done();
+}
+
 #[test]
 fn a_consumer_that_never_requests_blocks_nobody() {
     let consumer = FakeConsumer::new();
