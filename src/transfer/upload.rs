@@ -264,7 +264,7 @@ unsafe fn copy_past_cache(src: *const u8, out: *mut u8, len: usize) {
         }
         _mm_sfence();
     }
-    // SAFETY: the caller guarantees what this copies.
+    // SAFETY: the caller guarantees `len` bytes at each, which do not overlap.
     unsafe {
         src.add(done)
             .copy_to_nonoverlapping(out.add(done), len - done)

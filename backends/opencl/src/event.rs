@@ -35,7 +35,7 @@ pub(crate) unsafe fn take(cl: &'static Cl, place: EventPtr) -> Option<Object> {
     // SAFETY: `publish` made the box, and moved a reference into it, which is taken out once (see `# Safety`).
     let event = unsafe { *Box::from_raw(place.as_ptr().cast::<cl_event>()) };
     let event = std::ptr::NonNull::new(event)?;
-    // SAFETY: as above.
+    // SAFETY: the event is live, and the reference that was in the box is this value's now.
     Some(unsafe { Object::own(cl, EVENT, event) })
 }
 
@@ -86,7 +86,7 @@ fn of_status(code: cl_int) -> Answer {
 /// # Safety
 /// The event is live.
 unsafe fn outcome(cl: &Cl, event: cl_event) -> Answer<Option<Answer>> {
-    // SAFETY: the caller guarantees the event.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     let status = unsafe { status(cl, event) }?;
     if status != CL_COMPLETE {
         return Ok(of_status(status).err().map(Err));
@@ -104,7 +104,7 @@ unsafe fn outcome(cl: &Cl, event: cl_event) -> Answer<Option<Answer>> {
 /// # Safety
 /// The event is live.
 pub(crate) unsafe fn is_complete(cl: &Cl, event: cl_event) -> Answer<bool> {
-    // SAFETY: the caller guarantees the event.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     let outcome = unsafe { outcome(cl, event) }?;
     outcome.map_or(Ok(false), |ended| ended.map(|()| true))
 }
@@ -127,7 +127,7 @@ pub(crate) fn is_done(context: &Context, event: &Object) -> bool {
 /// # Safety
 /// The event is live.
 pub(crate) unsafe fn wait(cl: &Cl, event: cl_event) -> Answer {
-    // SAFETY: the caller guarantees the event.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     let waited = unsafe { cl.clWaitForEvents(1, &raw const event) };
     // It says more than that some event has failed.
     // SAFETY: the caller guarantees a live event (see `# Safety`).
@@ -171,9 +171,9 @@ pub(crate) unsafe fn make_wait(
     place: EventPtr,
 ) -> Answer {
     let (cl, owner) = (context.cl, owner(place));
-    // SAFETY: the caller guarantees the event.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     let event = unsafe { read(place) };
-    // SAFETY: the caller guarantees the event.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     if unsafe { is_complete(cl, event) }? {
         return check_owner(&owner);
     }

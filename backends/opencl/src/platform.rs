@@ -149,7 +149,7 @@ pub(crate) fn platforms_devices(cl: &Cl, id: DeviceId) -> Result<Vec<Listed>> {
     }
     let devices = |platform| {
         // A platform without devices reports that as an error.
-        // SAFETY: the platform is the loader's; the rest as above.
+        // SAFETY: the platform is one of the loader's, and there is room for so many devices and a number (`handles`).
         let devices = handles(|room, to, count| unsafe {
             cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, room, to, count)
         });

@@ -242,7 +242,7 @@ unsafe fn ask(
     instance: &ash::Instance,
     physical: vk::PhysicalDevice,
 ) -> (VulkanDeviceInfo, Vec<vk::QueueFamilyProperties>) {
-    // SAFETY: the caller guarantees both. The functions of Vulkan 1.0 exist in every instance.
+    // SAFETY: the caller guarantees a live instance and its physical device. The functions of Vulkan 1.0 exist in every instance.
     let (properties, families) = unsafe {
         (
             instance.get_physical_device_properties(physical),

@@ -345,7 +345,8 @@ impl Order {
                 // ends its work, or says that it is lost, in finite time.
                 let _ = unsafe { self.context.device.queue_wait_idle(queue) };
             });
-            let _flying = take(&mut lock(&self.state).flying);
+            // What two orders wait for would keep both. Dropped without the lock.
+            let _ended = take(&mut *lock(&self.state));
         }
         finished
     }

@@ -91,7 +91,7 @@ impl Shared {
             return point.wait();
         }
         let mut pause = PAUSE.0;
-        // SAFETY: the caller guarantees the event.
+        // SAFETY: the caller guarantees a live event (see `# Safety`).
         while !unsafe { self.query_event(event) }? {
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSE.1);

@@ -144,11 +144,11 @@ const OPERATIONS: &[Operation] = &[
         let queue = device.new_queue();
         let pointer = EventPtr::new((&raw mut event).cast()).unwrap();
         let waited = queue.and_then(|queue| {
-            // SAFETY: the event is live, as it is below.
+            // SAFETY: the event is live: it is destroyed below.
             unsafe { queue.raw().wait(pointer) }?;
             let up = device.upload_on(&batch(), &queue)?;
             assert_eq!(up.to_host()?, batch());
-            // SAFETY: as above.
+            // SAFETY: the event is live: it is destroyed below.
             unsafe { device.backend().wait_event(pointer) }
         });
         // SAFETY: nobody uses the event any more.
