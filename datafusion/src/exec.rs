@@ -214,8 +214,9 @@ impl ExecutionPlan for DeviceExec {
     ) -> Result<SendableRecordBatchStream> {
         let device = self.open(partition, &context)?;
         let memory = DeviceReservation::new(&context, self.name(), partition, &device);
+        let rows = context.session_config().batch_size();
         let stream = self.execute_on(partition, &device, context)?;
-        Ok(host_stream(stream, None, memory))
+        Ok(host_stream(stream, None, memory, rows))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

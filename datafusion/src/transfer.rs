@@ -146,11 +146,13 @@ impl DeviceRecordBatchStream for Moved {
     }
 }
 
-/// Downloads a device stream for DataFusion, one batch ahead of the reader.
+/// Downloads a device stream for DataFusion, one batch ahead of the reader. Batches of more than `rows` rows are passed on in slices, since
+/// nodes on the host count on the batch size of their session.
 pub(super) fn host_stream(
     stream: SendableDeviceStream,
     metrics: Option<DeviceMetrics>,
     memory: DeviceReservation,
+    rows: usize,
 ) -> SendableRecordBatchStream {
     let schema = stream.schema();
     let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
@@ -173,6 +175,8 @@ pub(super) fn host_stream(
         batches: Ahead::new(stream, start),
         schema,
         metrics,
+        rows: rows.max(1),
+        rest: None,
     }))
 }
 
@@ -181,6 +185,10 @@ struct Staged {
     batches: Ahead<RecordBatch>,
     schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
+    /// The most rows of a batch that is passed on.
+    rows: usize,
+    /// What is left of a batch.
+    rest: Option<RecordBatch>,
 }
 
 impl Stream for Staged {
@@ -188,9 +196,24 @@ impl Stream for Staged {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Self {
-            batches, metrics, ..
+            batches,
+            metrics,
+            rows,
+            rest,
+            ..
         } = &mut *self;
-        let mut poll = || batches.poll_next(cx);
+        let mut poll = || {
+            let batch = match rest.take() {
+                Some(rest) => rest,
+                None => match ready!(batches.poll_next(cx)) {
+                    Some(Ok(batch)) => batch,
+                    end => return Poll::Ready(end),
+                },
+            };
+            let (first, all) = (batch.num_rows().min(*rows), batch.num_rows());
+            *rest = (first < all).then(|| batch.slice(first, all - first));
+            Poll::Ready(Some(Ok(batch.slice(0, first))))
+        };
         let polled = match metrics {
             Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
             None => poll(),

@@ -91,9 +91,10 @@ impl ExecutionPlan for DeviceToHostExec {
         let device = input.open(partition, &context)?;
         let memory = DeviceReservation::new(&context, self.name(), partition, &device);
         let memory = memory.with_metrics(&self.metrics);
+        let rows = context.session_config().batch_size();
         let stream = input.execute_on(partition, &device, context)?;
         let metrics = DeviceMetrics::new(&self.metrics, partition);
-        Ok(host_stream(stream, Some(metrics), memory))
+        Ok(host_stream(stream, Some(metrics), memory, rows))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

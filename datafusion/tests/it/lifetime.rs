@@ -13,6 +13,7 @@ use datafusion::arrow::datatypes::Schema;
 use datafusion::common::stats::Precision;
 use datafusion::physical_plan::statistics::StatisticsContext;
 use datafusion::physical_plan::{displayable, execute_stream};
+use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
 use crate::kit::*;
@@ -135,7 +136,11 @@ fn large(i: usize) -> Option<RecordBatch> {
 }
 
 async fn assert_bounded(sim: &Sim, plan: Plan, slow: bool, factor: i64) {
-    let mut stream = execute_stream(plan, session().task_ctx()).unwrap();
+    // As `session()`, with batches as large as these.
+    let config = SessionConfig::new().with_batch_size(ROWS);
+    let config = config.with_option_extension(joined_to(32));
+    let context = SessionContext::new_with_config(config).task_ctx();
+    let mut stream = execute_stream(plan, context).unwrap();
     let (mut n, mut most) = (0, 0);
     while let Some(batch) = stream.next().await {
         let first = numbers_of(&[batch.unwrap()])[0];
