@@ -2,17 +2,20 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::device::parts::Worker;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
 };
 use arrow_schema::{DataType, SchemaRef};
 use arrow_select::coalesce::BatchCoalescer;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures_core::Stream;
 
@@ -49,7 +52,7 @@ pub(super) fn upload(
     memory: DeviceReservation,
 ) -> datafusion_common::Result<SendableDeviceStream> {
     // To the CPU nothing is copied, so that a join would be the only copy.
-    if input.boundedness().is_unbounded() || device.id() == DeviceId::CPU {
+    if input.boundedness().is_unbounded() || device.id() == DeviceId::CPU || has_states(input) {
         target.rows = 0;
     }
     let stream = input.execute(partition, context)?;
@@ -66,6 +69,24 @@ pub(super) fn upload(
         device_type: device.id().device_type,
         memory,
     }))
+}
+
+/// Whether the rows are states of an aggregate, which must stay as they are: the `percentile_cont` of DataFusion 55 reads the first one of
+/// each batch only.
+fn has_states(input: &Arc<dyn ExecutionPlan>) -> bool {
+    if let Some(aggregate) = input.downcast_ref::<AggregateExec>() {
+        return aggregate.mode().output_mode() == AggregateOutputMode::Partial;
+    }
+    let passes = [
+        "RepartitionExec",
+        "CoalescePartitionsExec",
+        "CoalesceBatchesExec",
+        "CooperativeExec",
+    ];
+    match input.children()[..] {
+        [child] => passes.contains(&input.name()) && has_states(child),
+        _ => false,
+    }
 }
 
 /// Host batches for whose upload memory was reserved, if that takes any.
@@ -132,6 +153,11 @@ impl DeviceRecordBatchStream for Uploaded {
     }
 }
 
+/// How long rows wait for more to be joined with.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Wakes the tasks whose rows have waited so long: a runtime need not have timers.
+static TIMER: LazyLock<Worker> = LazyLock::new(|| Worker::new("arrow-device uploads"));
+
 /// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.
 const MAX_JOINED: usize = 1 << 30;
 
@@ -177,6 +203,10 @@ struct ToUpload {
     joined: VecDeque<RecordBatch>,
     /// Bytes in `small`, at most.
     bytes: usize,
+    /// When the first rows came into `small`.
+    since: Instant,
+    /// Who is woken when the rows have waited long enough.
+    timer: Option<Waker>,
     /// The most bytes in `small`.
     max_bytes: usize,
     /// Batches of at least this many rows are not joined, nor those of half of `max_bytes`.
@@ -196,6 +226,8 @@ impl ToUpload {
             max_rows: target.rows.max(1),
             joined: VecDeque::new(),
             bytes: 0,
+            since: Instant::now(),
+            timer: None,
             max_bytes: target.bytes.min(MAX_JOINED),
             large: if joins { target.rows / 2 } else { 0 },
             after: None,
@@ -208,7 +240,13 @@ impl ToUpload {
             return Ok(batch);
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let (_, columns, _) = batch.into_parts();
+        let (_, mut columns, rows) = batch.into_parts();
+        for (field, column) in self.schema.fields().iter().zip(&mut columns) {
+            // Such as those of a `PlaceholderRowExec` with the schema of an aggregate.
+            if column.data_type() == &DataType::Null {
+                *column = new_null_array(field.data_type(), rows);
+            }
+        }
         Ok(RecordBatch::try_new_with_options(
             self.schema.clone(),
             columns,
@@ -243,8 +281,13 @@ impl ToUpload {
         if waiting == 0 || self.bytes + bytes > self.max_bytes || too_many {
             self.flush()?;
             self.start(rows, bytes);
+            self.since = Instant::now();
         }
         self.small.push_batch(batch)?;
+        if self.since.elapsed() > PATIENCE {
+            // The input is slow, and may be endless: a query with a limit needs no more than there is.
+            return self.flush();
+        }
         // Rows that are left over are the last batch's.
         self.bytes = match self.small.has_completed_batch() {
             true => bytes,
@@ -268,7 +311,21 @@ impl ToUpload {
         self.rows = fit;
     }
 
+    /// Asks to be polled once the rows have waited long enough.
+    fn wake_later(&mut self, waker: &Waker) {
+        if !self
+            .timer
+            .as_ref()
+            .is_some_and(|timer| timer.will_wake(waker))
+        {
+            self.timer = Some(waker.clone());
+            let (due, waker) = (self.since + PATIENCE, waker.clone());
+            TIMER.watch(move || Instant::now() >= due, move || waker.wake());
+        }
+    }
+
     fn flush(&mut self) -> Result<()> {
+        self.timer = None;
         self.bytes = 0;
         Ok(self.small.finish_buffered_batch()?)
     }
@@ -312,10 +369,16 @@ impl Stream for ToUpload {
             let Some(stream) = &mut this.stream else {
                 return Poll::Ready(None);
             };
-            let done = match ready!(poll_host(|| stream.as_mut().poll_next(cx))) {
-                Some(Ok(batch)) => this.push(batch),
-                Some(Err(e)) => Err(from_datafusion(e)),
-                None => {
+            let done = match poll_host(|| stream.as_mut().poll_next(cx)) {
+                Poll::Pending if this.small.get_buffered_rows() == 0 => return Poll::Pending,
+                Poll::Pending if this.since.elapsed() < PATIENCE => {
+                    this.wake_later(cx.waker());
+                    return Poll::Pending;
+                }
+                Poll::Pending => this.flush(),
+                Poll::Ready(Some(Ok(batch))) => this.push(batch),
+                Poll::Ready(Some(Err(e))) => Err(from_datafusion(e)),
+                Poll::Ready(None) => {
                     this.stream = None;
                     this.flush()
                 }

@@ -32,7 +32,12 @@ async fn batches_of_a_hash_repartition_are_joined() {
     const ROWS: usize = 25_000;
     let batches: Vec<_> = (0..8).map(|i| numbers(i * ROWS as i64, ROWS)).collect();
     // Of 200,000 rows in four partitions.
-    for (target, uploads) in [(Some(8192), 24..=32), (Some(40_000), 8..=12), (None, 4..=4)] {
+    // On a slow machine, rows that have waited for a while go up without the rest.
+    for (target, uploads) in [
+        (Some(8192), 24..=32),
+        (Some(40_000), 8..=20),
+        (None, 4..=16),
+    ] {
         let sim = Sim::new();
         let host = scan(host_table(std::slice::from_ref(&batches))).await;
         let by = Partitioning::Hash(vec![col("a", &host.schema()).unwrap()], 4);

@@ -6,7 +6,9 @@ use std::task::{Context, Poll, Waker};
 
 use arrow_device::DeviceRecordBatch;
 use arrow_device_datafusion::execute_on_device;
-use datafusion::arrow::array::{ArrayRef, Int32Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    Array, ArrayRef, Int32Array, NullArray, RecordBatch, StringArray, StructArray,
+};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::arrow::error::ArrowError;
 use datafusion::common::DataFusionError;
@@ -202,4 +204,99 @@ async fn nothing_waits_in_an_unbounded_plan() {
     assert_eq!(stream.next().await.unwrap().unwrap().num_rows(), 2);
     let mut cx = Context::from_waker(Waker::noop());
     assert!(matches!(stream.poll_next_unpin(&mut cx), Poll::Pending));
+}
+
+/// The same where the plan may end: what has waited goes up without more.
+#[tokio::test]
+async fn rows_wait_a_while_for_more() {
+    let table = stream_table(numbers(0, 1).schema(), || {
+        let first = futures::stream::iter([Ok(numbers(0, 2))]);
+        first.chain(futures::stream::pending())
+    });
+    let host = scan(Arc::new(table)).await;
+    let mut stream = execute_on_device(host, context(100), &Sim::new()).unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap().num_rows(), 2);
+}
+
+/// An input that is always ready, and slow.
+#[tokio::test]
+async fn slow_rows_go_up_before_they_are_many() {
+    let (table, asked) = host_stream(|i| {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        Some(Ok(numbers(i as i64, 1)))
+    });
+    let host = scan(table).await;
+    let mut stream = execute_on_device(host, context(131_072), &Sim::new()).unwrap();
+    let first = stream.next().await.unwrap().unwrap().num_rows();
+    assert!(first > 1 && asked.load(SeqCst) < 10_000, "{first} rows");
+}
+
+/// DataFusion's placeholder for a row has columns of nulls, whatever its schema says.
+#[tokio::test]
+async fn nulls_without_a_type_take_the_plans() {
+    let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Int64, true)]));
+    let nulls = Arc::new(NullArray::new(3)) as ArrayRef;
+    let nulls = RecordBatch::try_from_iter([("a", nulls)]).unwrap();
+    let (table, _) = host_stream_of(schema.clone(), move |i| (i == 0).then(|| Ok(nulls.clone())));
+    let stream = execute_on_device(scan(table).await, context(100), &Sim::new()).unwrap();
+    let up: Vec<_> = stream.collect().await;
+    let up = up[0].as_ref().unwrap().to_host().unwrap();
+    assert_eq!((up.schema(), up.column(0).null_count()), (schema, 3));
+}
+
+/// Of an aggregate's states, DataFusion's `percentile_cont` reads one of each batch.
+#[tokio::test]
+async fn states_of_aggregates_are_not_joined() {
+    let config = SessionConfig::new().with_target_partitions(4);
+    let ctx = SessionContext::new_with_config(config.with_batch_size(10));
+    let rows = (0..10).map(|i| numbers(i * 10, 10)).collect::<Vec<_>>();
+    let parts: Vec<_> = rows.chunks(3).map(<[_]>::to_vec).collect();
+    ctx.register_table("t", host_table(&parts)).unwrap();
+    let sql = "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY a) FROM t";
+    let mut node = plan(&ctx, sql).await;
+    while node.name() != "CoalescePartitionsExec" {
+        node = node.children()[0].clone();
+    }
+    let stream = execute_on_device(node, ctx.task_ctx(), &Sim::new()).unwrap();
+    let up: Vec<_> = stream.collect().await;
+    let sizes: Vec<_> = up
+        .iter()
+        .map(|up| up.as_ref().unwrap().num_rows())
+        .collect();
+    assert_eq!(sizes, [1; 4]);
+}
+
+/// What comes down has the batch size of the session, whatever is on the device.
+#[tokio::test]
+async fn what_comes_down_has_the_batch_size() {
+    let sim = Sim::new();
+    let ctx = over(device_table(&sim, &[vec![numbers(0, 100)]]));
+    let down = ctx
+        .sql("SELECT a FROM t")
+        .await
+        .unwrap()
+        .collect()
+        .await
+        .unwrap();
+    let sizes: Vec<_> = down.iter().map(RecordBatch::num_rows).collect();
+    assert_eq!(
+        (sizes, numbers_of(&down)),
+        (vec![32, 32, 32, 4], multiples(100, 1))
+    );
+}
+
+/// Rows of which nothing is null fit columns that may be, within structs as well.
+#[test]
+fn rows_without_nulls_fit_what_may_be_null() {
+    let structs = |nullable| {
+        let fields: Vec<_> = vec![Field::new("x", DataType::Int32, nullable)];
+        let ints = Arc::new(Int32Array::from(vec![1, 2])) as ArrayRef;
+        let column = StructArray::new(fields.into(), vec![ints], None);
+        let field = Field::new("s", column.data_type().clone(), nullable);
+        let schema = Arc::new(Schema::new(vec![field]));
+        RecordBatch::try_new(schema, vec![Arc::new(column)]).unwrap()
+    };
+    let sim = Sim::new();
+    device_table_of(&sim, structs(true).schema(), &[vec![structs(false)]]);
+    device_table_of(&sim, structs(false).schema(), &[vec![structs(true)]]);
 }
