@@ -1,6 +1,7 @@
 //! Batches in device memory as a source.
 
 use std::fmt;
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -8,6 +9,7 @@ use std::task::{Context, Poll};
 use arrow_device::{Device, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
+use datafusion_catalog::MemTable;
 use datafusion_common::Statistics;
 use datafusion_common::stats::Precision;
 use datafusion_expr::dml::InsertOp;
@@ -16,6 +18,7 @@ use futures_core::Stream;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::insertion::{DeviceSink, InsertRequest};
+use crate::metrics::to_datafusion;
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 
@@ -45,6 +48,45 @@ impl Memory {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Changes the rows as `change` changes those of a table on the host, where they come for it. Nothing has changed after an error.
+    pub(super) async fn change<T, F>(
+        &self,
+        mut change: impl FnMut(Arc<MemTable>) -> F,
+    ) -> datafusion_common::Result<T>
+    where
+        F: Future<Output = datafusion_common::Result<T>>,
+    {
+        loop {
+            let before = self.now();
+            let mut rows = Vec::new();
+            for partition in &before.partitions {
+                let mut batches = Vec::new();
+                for batch in partition.iter() {
+                    let batch = batch.clone().with_schema(before.schema.clone());
+                    let download = batch.and_then(|batch| batch.start_to_host());
+                    let download = download.map_err(to_datafusion)?.await;
+                    batches.push(download.map_err(to_datafusion)?);
+                }
+                rows.push(batches);
+            }
+            let host = Arc::new(MemTable::try_new(before.schema.clone(), rows)?);
+            let changed = change(host.clone()).await?;
+            let mut partitions = Vec::new();
+            for partition in &host.batches {
+                let batches = partition.read().await;
+                let up = batches.iter().map(|batch| before.kept.upload(batch));
+                let up = up.collect::<Result<Arc<[_]>>>();
+                partitions.push(up.map_err(to_datafusion)?);
+            }
+            let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+            // Another statement may have changed the rows meanwhile.
+            if Arc::ptr_eq(&now, &before) {
+                *now = Arc::new(before.with(partitions));
+                return Ok(changed);
+            }
+        }
     }
 }
 
@@ -111,12 +153,7 @@ impl DeviceSink for Added {
         for (i, batch) in self.batches.into_iter().enumerate() {
             partitions[i % count].push(batch);
         }
-        *now = Arc::new(Batches {
-            schema: now.schema.clone(),
-            device: now.device.clone(),
-            kept: now.kept.clone(),
-            partitions: partitions.into_iter().map(Arc::from).collect(),
-        });
+        *now = Arc::new(now.with(partitions.into_iter().map(Arc::from).collect()));
         Ok(())
     }
 }
@@ -155,6 +192,18 @@ impl Batches {
             kept: device.clone(),
             schema,
         })
+    }
+}
+
+impl Batches {
+    /// The same with other rows.
+    fn with(&self, partitions: Vec<Arc<[DeviceRecordBatch]>>) -> Self {
+        Self {
+            schema: self.schema.clone(),
+            device: self.device.clone(),
+            kept: self.kept.clone(),
+            partitions,
+        }
     }
 }
 

@@ -120,10 +120,7 @@ impl NewDeviceTable<'_> {
         if !self.command.table_partition_cols.is_empty() {
             return Err(self.refused("PARTITIONED BY is not supported"));
         }
-        match self.command.column_defaults.is_empty() {
-            true => Ok(()),
-            false => Err(self.refused("DEFAULT values of columns are not supported")),
-        }
+        Ok(())
     }
 }
 
@@ -198,6 +195,8 @@ impl TableProviderFactory for DeviceTableFactory {
         };
         let source = self.sources.create(state, &mut table).await?;
         table.check(&*source)?;
-        Ok(Arc::new(DeviceTable::new(source).map_err(to_datafusion)?))
+        let table = DeviceTable::new(source).map_err(to_datafusion)?;
+        let defaults = command.column_defaults.clone();
+        Ok(Arc::new(table.with_column_defaults(defaults)))
     }
 }

@@ -1,5 +1,6 @@
 //! [`DeviceTable`]: a table whose batches are on a device.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
-use datafusion_catalog::{Session, TableProvider};
+use datafusion_catalog::{MemTable, Session, TableProvider};
 use datafusion_common::{Constraints, DataFusionError, Result, Statistics};
 use datafusion_expr::dml::InsertOp;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
@@ -40,6 +41,9 @@ pub struct DeviceTable {
     statistics: Option<Arc<Statistics>>,
     /// What other processes call it.
     name: Option<Arc<str>>,
+    /// The source, if it is of batches.
+    memory: Option<Arc<Memory>>,
+    defaults: HashMap<String, Expr>,
 }
 
 impl DeviceTable {
@@ -58,6 +62,8 @@ impl DeviceTable {
             source,
             statistics: None,
             name: None,
+            memory: None,
+            defaults: HashMap::new(),
         }
     }
 
@@ -133,8 +139,9 @@ impl DeviceTable {
     /// known.
     ///
     /// `INSERT INTO` adds its batches to the partitions in turn, and `INSERT OVERWRITE` replaces
-    /// all rows. A query reads the rows that the table had when the query was planned; what it
-    /// reads stays in memory until it ends.
+    /// all rows. `UPDATE` and `DELETE` bring all rows to the host and the rest up again, while the
+    /// statement is planned, as for DataFusion's `MemTable`. A query reads the rows that the table
+    /// had when the query was planned; what it reads stays in memory until it ends.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch on
@@ -145,8 +152,11 @@ impl DeviceTable {
         device: Device,
         partitions: Vec<Vec<DeviceRecordBatch>>,
     ) -> arrow_device::Result<Self> {
-        let source = Memory::new(schema, &device, partitions)?;
-        Ok(Self::of(Arc::new(source)))
+        let source = Arc::new(Memory::new(schema, &device, partitions)?);
+        Ok(Self {
+            memory: Some(source.clone()),
+            ..Self::of(source)
+        })
     }
 
     /// Sets the statistics of the table, with those of its columns in their order, instead of the
@@ -167,6 +177,12 @@ impl DeviceTable {
     /// name, plans with the table stay in this process. SQL does not use this name.
     pub fn with_name(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
+        self
+    }
+
+    /// Sets what `INSERT` puts into columns that it does not name, instead of null, by the names of the columns.
+    pub fn with_column_defaults(mut self, defaults: HashMap<String, Expr>) -> Self {
+        self.defaults = defaults;
         self
     }
 
@@ -194,6 +210,28 @@ impl DeviceTable {
         self.filtered_scan(projection, Vec::new(), fetch)
     }
 
+    /// Returns an error if the rows cannot be changed.
+    fn check_change(&self, what: &str, is_supported: bool) -> Result<()> {
+        let device = self.source.device();
+        let why = match (is_supported, &self.statistics) {
+            (false, _) => {
+                format!("the source of this DeviceTable on {device} does not support {what}")
+            }
+            (true, Some(_)) => format!(
+                "{what} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
+            ),
+            (true, None) => return Ok(()),
+        };
+        Err(DataFusionError::NotImplemented(why))
+    }
+
+    /// Returns the table of batches, for a statement that changes its rows.
+    fn memory(&self, what: &str) -> Result<&Memory> {
+        self.check_change(what, self.memory.is_some())?;
+        let memory = self.memory.as_deref();
+        memory.ok_or_else(|| DataFusionError::Internal("a source without rows".into()))
+    }
+
     fn filtered_scan(
         &self,
         projection: Option<&[usize]>,
@@ -219,17 +257,7 @@ impl DeviceTable {
         input: Arc<dyn ExecutionPlan>,
         op: InsertOp,
     ) -> Result<DeviceInsertExec> {
-        let device = self.source.device();
-        if !self.source.supports_insert(op) {
-            return Err(DataFusionError::NotImplemented(format!(
-                "the source of this DeviceTable on {device} does not support {op}"
-            )));
-        }
-        if self.statistics.is_some() {
-            return Err(DataFusionError::NotImplemented(format!(
-                "{op} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
-            )));
-        }
+        self.check_change(&op.to_string(), self.source.supports_insert(op))?;
         DeviceInsertExec::new(input, self.source.clone(), self.name.clone(), op)
     }
 }
@@ -275,6 +303,35 @@ impl TableProvider for DeviceTable {
         op: InsertOp,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         Ok(Arc::new(self.insert_on_device(input, op)?))
+    }
+
+    async fn delete_from(
+        &self,
+        state: &dyn Session,
+        filters: Vec<Expr>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let delete = |host: Arc<MemTable>| {
+            let filters = filters.clone();
+            async move { host.delete_from(state, filters).await }
+        };
+        self.memory("DELETE FROM")?.change(delete).await
+    }
+
+    async fn update(
+        &self,
+        state: &dyn Session,
+        assignments: Vec<(String, Expr)>,
+        filters: Vec<Expr>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let update = |host: Arc<MemTable>| {
+            let (assignments, filters) = (assignments.clone(), filters.clone());
+            async move { host.update(state, assignments, filters).await }
+        };
+        self.memory("UPDATE")?.change(update).await
+    }
+
+    fn get_column_default(&self, column: &str) -> Option<&Expr> {
+        self.defaults.get(column)
     }
 
     fn statistics(&self) -> Option<Statistics> {

@@ -1,6 +1,7 @@
 //! Tables of real sources: what they declare, what reaches them, and what may be inserted.
 
 mod declared;
+mod dml;
 mod elsewhere;
 mod factory;
 mod filters;
