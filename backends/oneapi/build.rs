@@ -3,7 +3,6 @@
 
 use std::env;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 fn main() {
@@ -22,8 +21,7 @@ fn main() {
     };
     println!("cargo:rerun-if-changed={}", headers(&root).display());
     match compile(&root) {
-        Ok((soname, version)) => {
-            println!("cargo:rustc-env=ARROW_DEVICE_SYCL_VERSION={version}");
+        Ok(soname) => {
             println!("cargo:rustc-cfg=sycl");
             println!("cargo:rustc-env=ARROW_DEVICE_SYCL_SONAME={soname}");
         }
@@ -44,8 +42,8 @@ fn headers(root: &Path) -> PathBuf {
     root.join("include/sycl/version.hpp")
 }
 
-/// Returns the name under which programs load SYCL's library, and the number of this compilation (`ad_version`).
-fn compile(root: &Path) -> Result<(String, u64), String> {
+/// Returns the name under which programs load SYCL's library.
+fn compile(root: &Path) -> Result<String, String> {
     let version = fs::read_to_string(headers(root)).map_err(|e| e.to_string())?;
     let major = version
         .lines()
@@ -53,14 +51,6 @@ fn compile(root: &Path) -> Result<(String, u64), String> {
     let major = major.ok_or(
         "sycl/version.hpp has no __LIBSYCL_MAJOR_VERSION: the SYCL of Intel or LLVM is needed",
     )?;
-    let mut hasher = DefaultHasher::new();
-    for source in ["cpp/shim.h", "cpp/shim.cpp"] {
-        fs::read(source)
-            .map_err(|e| format!("{source}: {e}"))?
-            .hash(&mut hasher);
-    }
-    (root, &version).hash(&mut hasher);
-    let number = hasher.finish();
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
 
     let mut build = cc::Build::new();
@@ -78,7 +68,6 @@ fn compile(root: &Path) -> Result<(String, u64), String> {
     let compiler = build.try_get_compiler().map_err(|e| e.to_string())?;
     let mut command = compiler.to_command();
     command
-        .arg(format!("-DAD_VERSION={number}u"))
         .arg("-shared")
         .arg("-o")
         .arg(out.join("shim.so"))
@@ -88,7 +77,7 @@ fn compile(root: &Path) -> Result<(String, u64), String> {
         .arg(root.join("lib"))
         .args(["-lsycl", "-ldl", "-Wl,-s"]);
     match command.status() {
-        Ok(status) if status.success() => Ok((format!("libsycl.so.{}", major.trim()), number)),
+        Ok(status) if status.success() => Ok(format!("libsycl.so.{}", major.trim())),
         Ok(status) => Err(format!("{command:?} failed: {status}")),
         Err(e) => Err(format!("{command:?}: {e}")),
     }

@@ -39,7 +39,6 @@ fn in_a_child(device: arrow_device::Device) {
             event.wait().unwrap_err(),
             event.is_complete().unwrap_err(),
             device.synchronize().unwrap_err(),
-            device.backend().settle().unwrap_err(),
         ];
         errors.extend(refused(&queue));
         for e in errors {

@@ -80,22 +80,22 @@ impl Drop for Block {
     }
 }
 
-/// Host memory for copies.
-pub(super) struct Host(Option<HostSlab>);
+/// Host memory for copies, with its length in bytes, which is not asked of memory that a copy may be writing.
+pub(super) struct Host(Option<HostSlab>, usize);
 
 impl Host {
     /// The host memory from which `device` copies fastest, with this content.
     pub(super) fn with(device: &Device, content: &[u8]) -> Self {
         let mut slab = device.host_slab(content.len()).expect("host_slab");
         slab.copy_from_slice(content);
-        Self(Some(slab))
+        Self(Some(slab), content.len())
     }
 
     /// Ordinary memory with this content.
     pub(super) fn heap(content: &[u8]) -> Self {
         let mut slab = HostSlab::new(content.len()).expect("HostSlab::new");
         slab.copy_from_slice(content);
-        Self(Some(slab))
+        Self(Some(slab), content.len())
     }
 
     /// `bytes` bytes, for copies to the host.
@@ -111,7 +111,7 @@ impl Host {
     /// The address of byte `offset`.
     pub(super) fn at(&self, offset: usize) -> DevicePtr {
         let slab = self.0.as_ref().expect("there until dropped");
-        assert!(offset <= slab.len());
+        assert!(offset <= self.1);
         slab.as_device_ptr().offset(offset)
     }
 }

@@ -32,6 +32,7 @@ mod arrays;
 mod copies;
 mod events;
 mod exports;
+mod faulty;
 mod host;
 mod identity;
 mod kit;
@@ -46,6 +47,7 @@ mod subject;
 mod transfer;
 mod watch;
 
+pub use faulty::every_call_fails;
 pub use poison::Poisoning;
 pub use report::{Report, check_all, run};
 pub use rule::{Rule, Verdict};
@@ -105,7 +107,7 @@ rules! {
     "queue.progress" queues::progress:
         "recorded work runs although nobody waits for it, queries it or synchronizes"
     "queue.dropped" queues::dropped:
-        "dropping a queue does not wait for its work, but synchronize and settle do"
+        "dropping a queue does not wait for its work, but synchronize does"
     "notify.event" notify::event:
         "SyncEvent::notify calls the waker on every backend"
     "copy.exact" copies::exact:

@@ -120,11 +120,8 @@ pub(super) fn dropped(subject: &Subject) -> Verdict {
     if subject.device.is_synchronous() {
         return NO_EVENTS;
     }
-    let mut held = outlives_its_queue(subject, "synchronize", |device| {
+    let held = outlives_its_queue(subject, "synchronize", |device| {
         device.synchronize().expect("synchronize");
-    });
-    held &= outlives_its_queue(subject, "settle", |device| {
-        device.backend().settle().expect("settle");
     });
     // Otherwise the work may have been done before anything waited.
     if held { Verdict::Kept } else { NO_HOLD }

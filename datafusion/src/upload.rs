@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::device::parts::Worker;
+use arrow_device::device::engine::Worker;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
 };

@@ -1,131 +1,215 @@
-//! The device: what it is, and what is asked about its events and addresses.
+//! The device: a provider of the engine, over a runtime that is made of threads and the heap.
 
-use std::fmt;
-use std::sync::Arc;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow_device::device::parts::{Failure, Process};
-use arrow_device::device::{
-    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue,
-};
-use arrow_device::{ArrowDeviceType, DeviceId, Result};
+use arrow_device::device::engine::{Engine, Health, Memories, Runtime};
+use arrow_device::device::{Capabilities, CopyOp, DevicePtr, EventPtr, device_error};
+use arrow_device::{ArrowDeviceType, Device, DeviceId, Error, Queue, Result};
 
-use super::event::Events;
-use super::memory::Memory;
-use super::queue::{Backlog, SampleQueue, Shared};
-
-/// A device of the type VPI, without VPI: its memory is the heap, and each of its queues is a
-/// thread.
+/// A device of the type VPI, without VPI: its memory is the heap, and each of its streams is a thread.
+#[derive(Debug)]
 pub(crate) struct SampleDevice {
-    shared: Arc<Shared>,
-    queue: Arc<SampleQueue>,
+    health: Health,
+    memories: Memories<Arc<Block>>,
     host_readable: bool,
 }
 
-impl fmt::Debug for SampleDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SampleDevice({})", self.shared.id)
-    }
-}
-
 impl SampleDevice {
-    /// Makes the device `vpi:<id>`. If it is not `host_readable`, programs see it as they see a GPU,
-    /// whose memory only copies reach.
-    pub(crate) fn new(id: i64, host_readable: bool) -> Result<Arc<Self>> {
-        let id = DeviceId::new(ArrowDeviceType::VPI, id);
-        let shared = Arc::new(Shared {
-            id,
-            memory: Memory::new(id),
-            events: Events::default(),
-            failure: Failure::default(),
-            process: Process::this(),
-            backlog: Backlog::default(),
-        });
-        Ok(Arc::new(Self {
-            queue: SampleQueue::start(&shared)?,
-            shared,
-            host_readable,
-        }))
+    /// Opens the device `vpi:<id>`. If it is not `host_readable`, programs see it as they see a GPU, whose memory only copies reach.
+    pub(crate) fn open(id: i64, host_readable: bool) -> Result<Device> {
+        let device = Self::new(id, host_readable);
+        let stream = device.new_stream()?;
+        // SAFETY: the stream is the device's.
+        unsafe { Engine::open(device, stream, 64 << 20) }
     }
 
-    /// Returns an error that says what is not freed or released, for tests.
-    pub(crate) fn balance(&self) -> std::result::Result<(), String> {
-        match (self.shared.memory.usage(), self.shared.events.len()) {
-            ((0, false), 0) => Ok(()),
-            ((live, idle), events) => Err(format!(
-                "{live} live allocations, idle memory: {idle}, {events} live events"
-            )),
+    pub(crate) fn new(id: i64, host_readable: bool) -> Self {
+        Self {
+            health: Health::new(DeviceId::new(ArrowDeviceType::VPI, id)),
+            memories: Memories::default(),
+            host_readable,
         }
     }
+
+    /// Names a failed call of the runtime.
+    fn error(&self, call: &'static str, code: i32, text: impl Into<String>) -> Error {
+        device_error(self.health.id(), call, code, text.into())
+    }
 }
 
-// SAFETY: all memory is the heap's, which the host may read, and is zeroed when it is first used.
-// `classify` returns `Device` only within a live allocation. An event completes in the job behind
-// all earlier work of its queue, and its lock makes that work visible. `settle` waits for all jobs.
-unsafe impl Backend for SampleDevice {
+/// Memory of the runtime.
+#[derive(Debug)]
+pub(crate) struct Block(DevicePtr, Layout);
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `allocate` took the memory with this layout, and the engine drops it once, when nothing uses it any more.
+        unsafe { dealloc(self.0.as_ptr().cast(), self.1) }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A stream of the runtime: its thread runs jobs in their order, and ends when this is dropped and all are done.
+pub(crate) struct SampleQueue {
+    health: Health,
+    jobs: Mutex<Sender<Job>>,
+}
+
+impl SampleQueue {
+    /// Returns the stream of a queue.
+    pub(crate) fn of(queue: &Queue) -> Result<&Self> {
+        Engine::<SampleDevice>::stream(queue).map(Arc::as_ref)
+    }
+
+    /// Queues a kernel: a closure that computes on the device's memory. If it returns an error or panics, the device fails.
+    ///
+    /// # Safety
+    /// The kernel reads and writes only memory that is valid for work of this queue, and writes none that other code relies on.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: impl FnOnce() -> std::result::Result<(), String> + Send + 'static,
+    ) -> Result<()> {
+        let _inside = self.health.enter()?;
+        let health = self.health.clone();
+        self.push(move || {
+            // After a failure nothing is computed any more.
+            let is_usable = health.check().is_ok();
+            let outcome = is_usable.then(|| catch_unwind(AssertUnwindSafe(kernel)));
+            let failed = match outcome {
+                None | Some(Ok(Ok(()))) => return,
+                Some(Ok(Err(text))) => text,
+                Some(Err(_)) => "a kernel panicked".into(),
+            };
+            health.fail(device_error(health.id(), "kernel", 2, failed));
+        })
+    }
+
+    /// Gives the thread a job, which it starts without being asked. A runtime that batches work is flushed in `record`.
+    fn push(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = jobs.send(Box::new(job));
+        sent.map_err(|_| {
+            device_error(
+                self.health.id(),
+                "submit",
+                3,
+                "the stream's thread has ended",
+            )
+        })
+    }
+}
+
+// SAFETY:
+// - memory is the heap's, of the length that was asked for, aligned to 64 bytes and zeroed;
+// - one thread runs the jobs of a stream in their order, those that complete events among them, and waits within them;
+// - the engine's `synchronize` waits for an event behind the work of each stream.
+unsafe impl Runtime for SampleDevice {
+    type Stream = SampleQueue;
+    type Event = Arc<AtomicBool>;
+    type Memory = Arc<Block>;
+
+    /// Foreign events are not known.
+    const EVENT_WORDS: usize = 0;
+
+    fn health(&self) -> &Health {
+        &self.health
+    }
+
+    fn memories(&self) -> &Memories<Arc<Block>> {
+        &self.memories
+    }
+
     fn capabilities(&self) -> Capabilities {
-        let mut this = Capabilities::new(self.shared.id);
+        let mut this = Capabilities::new(self.health.id());
         this.host_readable = self.host_readable;
         this
     }
 
-    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(self.queue.clone())
+    fn new_stream(&self) -> Result<Arc<SampleQueue>> {
+        let (jobs, todo) = channel::<Job>();
+        let thread = std::thread::Builder::new().name(format!("stream of {}", self.health.id()));
+        let started = thread.spawn(move || todo.into_iter().for_each(|job| job()));
+        started.map_err(|e| self.error("start a stream", 1, e.to_string()))?;
+        Ok(Arc::new(SampleQueue {
+            health: self.health.clone(),
+            jobs: Mutex::new(jobs),
+        }))
     }
 
-    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        self.shared.check()?;
-        Ok(SampleQueue::start(&self.shared)?)
-    }
-
-    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        self.shared.event(event).map(drop)
-    }
-
-    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        self.shared.check()?;
-        Ok(self.shared.event(event)?.is_done())
-    }
-
-    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        self.shared.event(event)?.wait();
-        // Work that failed has not done what the event stands for.
-        self.shared.failure.check()
-    }
-
-    unsafe fn release_event(&self, event: EventPtr) {
-        // In a forked child, events and memory stay: they are the parent's.
-        if self.shared.process.is_this() {
-            self.shared.events.release(event);
+    fn allocate(&self, bytes: usize, _: &SampleQueue) -> Result<Arc<Block>> {
+        let out_of_memory = || Error::OutOfMemory {
+            device: self.health.id(),
+            operation: "allocate",
+            bytes,
+        };
+        let layout = Layout::from_size_align(bytes, 64).map_err(|_| out_of_memory())?;
+        // SAFETY: the engine asks for more than 0 bytes. The memory is zeroed, because the host may read memory of a host-readable device
+        // before anything has written it.
+        let base = unsafe { alloc_zeroed(layout) };
+        match base.is_null() {
+            true => Err(out_of_memory()),
+            false => Ok(Arc::new(Block(DevicePtr::new(base.cast()), layout))),
         }
     }
 
-    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        match self.shared.process.is_this() {
-            true => self.shared.memory.classify(address, bytes),
-            false => PointerInfo::new(AddressClass::Inaccessible, address.range(bytes)),
-        }
+    fn base(&self, memory: &Arc<Block>) -> DevicePtr {
+        memory.0
     }
 
-    fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
-        !address.is_null()
+    unsafe fn copy(&self, stream: &SampleQueue, copies: &[CopyOp], _: &mut bool) -> Result<()> {
+        let copies = copies.to_vec();
+        stream.push(move || {
+            for copy in copies {
+                let (from, to) = (copy.src.as_ptr(), copy.dst.as_ptr());
+                // SAFETY: the caller guarantees that both are valid for `bytes` bytes until the copy has completed, and do not overlap.
+                unsafe { from.copy_to_nonoverlapping(to.cast(), copy.bytes) }
+            }
+        })
     }
 
-    fn trim(&self) {
-        if self.shared.process.is_this() {
-            self.shared.memory.free_idle(true);
-        }
+    unsafe fn fill(
+        &self,
+        stream: &SampleQueue,
+        dst: DevicePtr,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller guarantees that the memory is valid for `bytes` bytes until it is filled.
+        stream.push(move || unsafe { dst.as_ptr().write_bytes(byte, bytes) })
     }
 
-    fn synchronize(&self) -> Result<()> {
-        self.shared.in_this_process()?;
-        self.shared.backlog.wait();
-        self.shared.failure.check()
+    fn record(&self, stream: &SampleQueue) -> Result<Arc<AtomicBool>> {
+        let event = Arc::new(AtomicBool::new(false));
+        let done = event.clone();
+        stream.push(move || done.store(true, Ordering::Release))?;
+        Ok(event)
     }
 
-    fn settle(&self) -> Result<()> {
-        match self.shared.process.is_this() {
-            true => self.synchronize(),
-            false => Ok(()), // the work is the parent's
-        }
+    fn pointer(&self, event: &Arc<AtomicBool>) -> *mut c_void {
+        Arc::as_ptr(event).cast_mut().cast()
+    }
+
+    unsafe fn foreign_event(&self, _: EventPtr) -> Result<Arc<AtomicBool>> {
+        Err(self.error("event", 4, "the event is of no device of this crate"))
+    }
+
+    fn is_done(&self, event: &Arc<AtomicBool>) -> Result<bool> {
+        Ok(event.load(Ordering::Acquire))
+    }
+
+    fn wait(&self, stream: &SampleQueue, event: &Arc<AtomicBool>, _: bool) -> Result<bool> {
+        let event = event.clone();
+        stream.push(move || {
+            while !event.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        })?;
+        Ok(true)
     }
 }

@@ -1,30 +1,25 @@
-//! A complete backend for a device that the crate does not know, and a program that uses it. The
-//! guide "Add a device in an afternoon" in the crate's repository goes through these files.
+//! A device that the crate does not know, in one file, and a program that uses it. The guide "Add a device in an afternoon" in the crate's
+//! repository goes through that file.
 //!
-//! The device is asynchronous: work is queued, and runs later on the queue's thread. A real backend
-//! has the calls of its runtime where this one has threads, locks and the heap.
+//! The device is asynchronous: work is queued, and runs later on the stream's thread. A real provider has the calls of its runtime where
+//! this one has threads and the heap.
 
 mod device;
-mod event;
-mod memory;
-mod queue;
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use arrow_array::record_batch;
-use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, Devices, Queue, Result};
+use arrow_device::device::engine::Engine;
+use arrow_device::{ArrowDeviceType, DeviceArray, DeviceBufferMut, Devices, Queue, Result};
 use arrow_schema::DataType;
 
-use device::SampleDevice;
-use queue::SampleQueue;
+use device::{SampleDevice, SampleQueue};
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // From now on, uploads and imports find the devices vpi:0, vpi:1 and so on.
     let devices = Devices::global();
-    devices.register(ArrowDeviceType::VPI, |id| {
-        Device::new(SampleDevice::new(id, false)?)
-    });
+    devices.register(ArrowDeviceType::VPI, |id| SampleDevice::open(id, false));
     let device = Devices::open("vpi:0")?;
 
     let orders = record_batch!(("price", Float64, [Some(9.0), None, Some(4.0)]))?;
@@ -35,17 +30,16 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
     drop((on_device, doubled, queue));
     device.synchronize()?;
-    let sample = device.backend().downcast_ref::<SampleDevice>();
-    let sample = sample.ok_or("not a sample device")?;
-    // A thread of the crate gives back what the upload kept until its copies were done. So it may
-    // take a moment longer.
+    let engine = Engine::<SampleDevice>::of(&device)?;
+    // A thread of the crate gives back what the upload kept until its copies were done. So it may take a moment longer.
     let patience = Instant::now() + Duration::from_secs(10);
-    loop {
-        device.trim();
-        match sample.balance() {
-            Err(_) if Instant::now() < patience => sleep(Duration::from_millis(1)),
-            balance => break balance?,
-        }
+    while engine.in_use() != (0, 0, 0) {
+        assert!(
+            Instant::now() < patience,
+            "not freed: {:?}",
+            engine.in_use()
+        );
+        sleep(Duration::from_millis(1));
     }
     println!("all memory was freed: {:?}", device.stats());
     Ok(())
@@ -65,12 +59,8 @@ fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
         }
         Ok(())
     };
-    let sample = queue.raw().downcast_ref::<SampleQueue>();
-    let sample = sample.ok_or_else(|| {
-        arrow_device::Error::InvalidArgument("the queue of another kind of device".into())
-    })?;
     // SAFETY: the kernel writes only `doubled`, which nothing else uses yet.
-    unsafe { sample.launch(kernel) }?;
+    unsafe { SampleQueue::of(queue)?.launch(kernel) }?;
     drop(input); // the loan ends behind the kernel
     column.with_values(DataType::Float64, doubled.freeze()?)
 }

@@ -145,7 +145,7 @@ pub(crate) unsafe extern "C" fn peers_sim_record(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
     // SAFETY: the caller guarantees that the event is live and of this device (see `# Safety`).
-    answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }?))
+    answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }.map(drop)?))
 }
 
 /// Makes this thread wait for the queue's work so far.

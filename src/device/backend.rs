@@ -214,10 +214,6 @@ pub struct Capabilities {
     /// [`Backend::copies_directly_from`], which only saves a copy where it is right, this is a promise: where it is wrong, devices
     /// read memory that was freed.
     pub copies_read_host_at_once: bool,
-    /// Whether queues that were told to wait for a foreign producer's event go on asking for it until it has completed, because the
-    /// runtime cannot wait for it otherwise. This crate then records an event after each wait for one that has not completed, and
-    /// keeps the producer's array, and with it the foreign event, until the recorded one has completed.
-    pub polls_foreign_events: bool,
 }
 
 impl Capabilities {
@@ -230,7 +226,6 @@ impl Capabilities {
             synchronous: false,
             exports: ExportSync::Event,
             copies_read_host_at_once: false,
-            polls_foreign_events: false,
         }
     }
 }
@@ -272,7 +267,7 @@ impl dyn RawQueue {
 /// - **Flush.** Recorded work makes progress even if nobody ever waits for it or asks about it. A backend whose runtime
 ///   batches work hands it over in [`RawQueue::record`] at the latest.
 /// - **Dropped queues count.** The work of a queue whose last handle was dropped still runs, and
-///   [`synchronize`](Self::synchronize) and [`settle`](Self::settle) wait for it.
+///   [`synchronize`](Self::synchronize) waits for it.
 /// - **Host-readable memory is initialised**, also when it is reused: safe code may read it before any work has written to it.
 ///
 /// Direct calls of a backend and its queues are not counted in
@@ -290,8 +285,8 @@ impl dyn RawQueue {
 ///   cannot tell from ordinary memory.
 /// - A completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
 ///   that all work queued before it was recorded has finished and is visible to the host.
-/// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any
-///   more.
+/// - After [`synchronize`](Self::synchronize) has succeeded, or failed while [`is_over`](Self::is_over) is `true`, no work that was queued
+///   before it runs any more.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
 pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
@@ -307,11 +302,10 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// Makes the calling thread wait for all work of this device.
     fn synchronize(&self) -> Result<()>;
 
-    /// As [`synchronize`](Self::synchronize), but waits as long as it takes: an error means that
-    /// the device has failed and that no work that was queued before runs any more. It is called
-    /// after errors, and on threads that block nobody.
-    fn settle(&self) -> Result<()> {
-        self.synchronize()
+    /// Returns whether nothing of the device runs any more, after [`synchronize`](Self::synchronize) has returned an error. If it is
+    /// `false`, that is called again, on a thread that blocks nobody.
+    fn is_over(&self) -> bool {
+        true
     }
 
     /// Returns an error for an event pointer that cannot be an event of this device. Backends that
@@ -392,16 +386,21 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
         Relation::default()
     }
 
-    /// Makes later work of any stream of the device's runtime wait for `event`, without waiting
-    /// itself. `stream` is the runtime's handle as a number. Returns `Ok(false)`, and does nothing,
-    /// if the backend has no streams with handles.
+    /// Makes a queue of a stream of the device's runtime, by its handle as a number.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if streams of this device have no handles, and [`Error::InvalidArgument`] for a stream that cannot
+    /// be a queue of this device.
     ///
     /// # Safety
-    /// `stream` is a handle of the device's runtime: that of a live stream, or one that stands for
-    /// a default stream. `event` points to a live event of this device's type.
-    unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
-        let _ = (stream, event);
-        Ok(false)
+    /// The handle is that of a live stream of the device's runtime, or stands for a default stream, as long as the queue lives.
+    unsafe fn adopt_queue(&self, handle: usize) -> Result<Arc<dyn RawQueue>> {
+        let _ = handle;
+        Err(Error::NotSupported {
+            device: self.capabilities().id,
+            operation: "adopt a queue",
+            reason: "streams of this device have no handles".into(),
+        })
     }
 
     /// Frees memory that is kept for reuse. May wait for the device's work.
@@ -468,13 +467,12 @@ pub unsafe trait RawQueue: Any + fmt::Debug + Send + Sync {
         Err(Error::argument("a queue of this device records no events"))
     }
 
-    /// Makes later work of this queue wait for `event`, which may be released after this call.
+    /// Makes later work of this queue wait for `event`, which may be released after this call. Returns `false`, and does nothing, if the
+    /// queue cannot wait for this event: a host thread does then.
     ///
     /// # Safety
-    /// `event` points to a live event of this device's type. If the backend
-    /// [polls foreign events](Capabilities::polls_foreign_events) and this is one that has not completed, it
-    /// lives until an event that is recorded after this call has completed.
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+    /// `event` points to a live event of this device's type.
+    unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         let _ = event;
         Err(Error::argument(
             "a queue of this device waits for no events",

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::thread::available_parallelism;
+use std::thread::{available_parallelism, sleep};
+use std::time::Duration;
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue};
+use crate::device::engine::Worker;
 use crate::device::host_pool::HostPool;
-use crate::device::parts::Worker;
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
@@ -225,13 +226,16 @@ impl Device {
         drop(last);
     }
 
-    /// Waits until no work that was queued before runs any more. An error, which means that the
-    /// device has failed and runs nothing more ([`Backend::settle`]), is kept for
-    /// [`take_drop_error`](Self::take_drop_error).
+    /// Waits until no work that was queued before runs any more, as long as it takes. An error, which means that the device has
+    /// failed and runs nothing more ([`Backend::is_over`]), is kept for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn settle(&self) {
         Counters::add(&self.0.counters.host_waits, 1);
-        if let Err(e) = self.0.backend.settle() {
-            self.park_drop_error(e);
+        while let Err(e) = self.0.backend.synchronize() {
+            if self.0.backend.is_over() {
+                return self.park_drop_error(e);
+            }
+            // Such as a lack of memory, which says nothing about the work.
+            sleep(Duration::from_millis(10));
         }
     }
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use crate::abi::DeviceId;
 use crate::device::backend::{Backend, DevicePtr};
 use crate::device::cpu::ALIGNMENT;
-use crate::device::parts::{Block as Idle, Pool};
+use crate::device::engine::pool::{Block as Idle, Pool};
 use crate::error::{Error, Result};
 
 /// The default limit, in bytes, of the idle blocks of a pool.

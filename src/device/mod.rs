@@ -16,21 +16,20 @@
 //! # Ok::<(), arrow_device::Error>(())
 //! ```
 //!
-//! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by
-//! [`Device::new`] and registers it with [`Devices::register`]. The module [`parts`] has what most backends need: a pool of
-//! device memory, a table of its addresses, and more.
+//! A crate that adds a device implements [`engine::Runtime`] over the calls of its runtime, opens devices by [`engine::Engine::open`] and
+//! registers them with [`Devices::register`]. [`Backend`] and [`RawQueue`] are what the engine implements.
 
 mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod default_set;
+pub mod engine;
 mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) mod gpu;
 mod handle;
 pub(crate) mod host_pool;
-pub mod parts;
 mod queue;
 mod registry;
 #[cfg(feature = "rocm")]
@@ -48,13 +47,13 @@ pub use backend::{
     PointerInfo, RawQueue, Relation, device_error,
 };
 pub(crate) use cpu::{ALIGNMENT, HostBackend};
+pub(crate) use engine::{FORKED, Process};
 pub use event::SyncEvent;
 #[cfg(feature = "async")]
 pub(crate) use event::completion;
 pub(crate) use event::{EventRef, Seen};
 pub(crate) use handle::host_memory;
 pub use handle::{Device, WeakDevice};
-pub(crate) use parts::{FORKED, Process};
 pub use queue::Queue;
 pub use registry::Devices;
 

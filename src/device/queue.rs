@@ -54,17 +54,24 @@ impl Device {
     pub fn new_queue(&self) -> Result<Queue> {
         Ok(Queue::new(self.clone(), self.backend().new_queue()?))
     }
-
-    /// Wraps a queue that the backend's own functions made.
-    ///
-    /// # Safety
-    /// `raw` is a queue of this device's backend.
-    pub unsafe fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
-        Queue::new(self.clone(), raw)
-    }
 }
 
 impl Queue {
+    /// Makes a queue of a stream of the device's runtime, which is given by its handle as a number. Work of both runs in one order.
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`](crate::Error::NotSupported) if streams of the device have no handles, and the device's own error for
+    /// a stream that cannot be its queue.
+    ///
+    /// # Safety
+    /// The handle is that of a live stream of the device's runtime, or stands for a default stream that is the same on all threads, until the
+    /// last clone of the queue is dropped.
+    pub unsafe fn adopt(device: &Device, handle: usize) -> Result<Self> {
+        // SAFETY: the caller guarantees the stream (see `# Safety`).
+        let raw = unsafe { device.backend().adopt_queue(handle) }?;
+        Ok(Self::new(device.clone(), raw))
+    }
+
     pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
         Self { device, raw }
     }
@@ -115,10 +122,13 @@ impl Queue {
         if !self.waits_for(&event) {
             return event.wait();
         }
-        Counters::add(&self.device.counters().queue_waits, 1);
         // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose
         // events this one accepts.
-        unsafe { self.raw.wait(event.ptr()) }
+        if !unsafe { self.raw.wait(event.ptr()) }? {
+            return event.wait();
+        }
+        Counters::add(&self.device.counters().queue_waits, 1);
+        Ok(())
     }
 
     /// Returns whether the queue can wait for an event. If not, the host does.

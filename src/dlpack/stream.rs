@@ -2,7 +2,7 @@
 
 use super::abi::unsupported;
 use crate::abi::ArrowDeviceType as T;
-use crate::device::{Counters, Device, Queue};
+use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{Owner, check_queue};
 
@@ -17,8 +17,8 @@ use crate::memory::{Owner, check_queue};
 /// | 1, 2 | the legacy and the per-thread default stream | an error | an error |
 /// | above 2 | the stream with that handle | the stream with that handle | an error |
 ///
-/// The backend makes the stream wait ([`Backend::stream_wait`](crate::device::Backend::stream_wait)). If it does not support
-/// that, the host waits for `None`, and numbers are an error.
+/// The device makes a queue of the stream, which waits ([`Backend::adopt_queue`](crate::device::Backend::adopt_queue)). If it does not
+/// support that, the host waits for `None`, and numbers are an error.
 ///
 /// ```
 /// use arrow_device::dlpack::{DlpackOptions, DlpackStream};
@@ -107,18 +107,11 @@ impl<'a> DlpackStream<'a> {
         if event.is_complete()? {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that the stream is live. The owner keeps the event alive, and the check above ensures
-        // that the device accepts it.
-        if unsafe { backend.stream_wait(stream, event.ptr()) }? {
-            Counters::add(&device.counters().queue_waits, 1);
-            return Ok(());
-        }
-        match number {
-            None => owner.wait_host(),
-            Some(_) => Err(unsupported(
-                device.id(),
-                "its backend does not support stream numbers; pass the stream None",
-            )),
+        // SAFETY: the caller guarantees that the stream is live (see `# Safety`).
+        match unsafe { Queue::adopt(device, stream) } {
+            Ok(queue) => queue.wait_ref(event),
+            Err(Error::NotSupported { .. }) if number.is_none() => owner.wait_host(),
+            Err(e) => Err(e),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_buffer::Buffer;
 
+use crate::device::engine::{Engine, Runtime};
 use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Loan, Memory, Owner, Ready, check_queue};
@@ -78,6 +79,29 @@ impl DeviceBuffer {
         let ready = ready.map_or(Ready::Now, Ready::Event);
         let owner = Owner::new(device.clone(), Memory::Kept(owner), ready);
         Self::from_parts(Arc::new(owner), base, 0, len)
+    }
+
+    /// Makes a buffer of `bytes` bytes of a program's memory, as a value of the device's runtime. The device knows it as long as the buffer
+    /// or a slice of it lives, and then drops it. Copies nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) for memory without an address, for 0 bytes, and for memory of
+    /// which the device knows some already; [`Error::NotSupported`](crate::Error::NotSupported) if it is not a device of this runtime.
+    ///
+    /// # Safety
+    /// The memory has at least `bytes` bytes, and the work that has been given to it so far is finished, or ordered before the work that
+    /// uses the buffer. Nobody writes to it until the value is dropped.
+    pub unsafe fn wrap<R: Runtime>(
+        device: &Device,
+        memory: R::Memory,
+        bytes: usize,
+    ) -> Result<Self> {
+        let engine = Engine::<R>::of(device)?;
+        let base = engine.insert(memory, bytes)?;
+        let owner = Box::new(engine.forget_later(base));
+        // SAFETY: the addresses are those of the memory, which `owner` keeps; the caller guarantees that it does not change (see
+        // `# Safety`).
+        Ok(unsafe { Self::from_raw(device, base, bytes, owner, None) })
     }
 
     /// Returns the device whose memory this is.

@@ -119,19 +119,7 @@ impl Owner {
         match self.ready() {
             // Work queued later on the home queue comes after the work that made the memory.
             Some(_) if self.own_event().is_some() && self.is_freed_on(queue) => Ok(()),
-            Some(event) => {
-                // Whether the queue goes on asking for the event after it was told to wait.
-                let asks = self.own_event().is_none()
-                    && queue.device().capabilities().polls_foreign_events
-                    && queue.waits_for(&event)
-                    && !event.is_complete().unwrap_or(false);
-                queue.wait_ref(event)?;
-                if asks {
-                    // The event lives as long as the memory, which is released after the wait then.
-                    self.record_use(queue);
-                }
-                Ok(())
-            }
+            Some(event) => queue.wait_ref(event),
             None => Ok(()),
         }
     }

@@ -52,7 +52,7 @@
 //! are reused. Every call makes the device current on its thread, and restores the thread's own
 //! device afterwards.
 //!
-//! An import asks the runtime three times for each allocation; where the runtime does not report its
+//! An import asks the runtime three times for each allocation that is not the device's own; where the runtime does not report its
 //! range, about the first and the last byte of the buffer. It accepts memory of the device that the
 //! import names, managed memory, and page-locked memory that the device reaches at that address.
 //! HIP 6 has given its memory types other numbers; the runtime's version says which numbers hold.
@@ -81,11 +81,11 @@ pub use crate::device::rocm::{device_count, register};
 pub use hip_runtime_sys;
 
 use std::any::Any;
-use std::sync::Arc;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
-use crate::device::gpu::{EventCell, Gpu, GpuQueue, RawEvent, RawStream};
+use crate::device::engine::{Engine, Runtime};
+use crate::device::gpu::{Event, Gpu, Origin, RawEvent, RawStream, Stream};
 use crate::device::rocm::Rocm;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
@@ -95,9 +95,9 @@ impl Queue {
     /// captured into a graph, the queue refuses work; memory that would be freed in its order is
     /// freed when the device is waited for.
     ///
-    /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that
-    /// was allocated on it, which consumers of exports may hold for long. Its drop may destroy the
-    /// stream. For a stream that lives as long as the process, pass `Box::new(())`.
+    /// `owner` is dropped when nothing needs the stream any more: neither the queue, nor memory that
+    /// was allocated on it, which consumers of exports may hold for long, nor its work, of which the
+    /// next new or dropped queue or wait for the device sees the end. Its drop may destroy the stream. For a stream that lives as long as the process, pass `Box::new(())`.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and
@@ -113,13 +113,10 @@ impl Queue {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let rocm = Gpu::<Rocm>::of(device)?;
+        let context = &Gpu::<Rocm>::of(device)?.runtime().context;
         let raw = RawStream(stream.expose_provenance());
-        // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
-        // `# Safety`), which the queue keeps.
-        let queue = unsafe { GpuQueue::given(rocm.context.clone(), raw, owner) }?;
-        // SAFETY: the queue is of the device's context.
-        Ok(unsafe { device.wrap_queue(Arc::new(queue)) })
+        // SAFETY: the caller guarantees a stream of this device that lives until `owner` is dropped (see `# Safety`).
+        unsafe { Engine::<Gpu<Rocm>>::adopt(device, Stream::given(context, raw, owner)?) }
     }
 
     /// Returns the queue's stream, to launch kernels on. It belongs to the queue: do not destroy
@@ -128,8 +125,8 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
-        let queue = GpuQueue::<Rocm>::of(self)?;
-        Ok(std::ptr::with_exposed_provenance_mut(queue.lend().0))
+        let raw = Gpu::<Rocm>::stream(self)?.lend();
+        Ok(std::ptr::with_exposed_provenance_mut(raw.0))
     }
 }
 
@@ -144,15 +141,17 @@ impl SyncEvent {
     /// # Safety
     /// The event is live, and nothing else records it again or destroys it.
     pub unsafe fn from_hip_event(device: &Device, event: hipEvent_t) -> Result<Self> {
-        Gpu::<Rocm>::of(device)?;
+        let engine = Gpu::<Rocm>::of(device)?;
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }
+        // After an error the caller keeps the event, also in a child of the process.
+        let _inside = engine.runtime().health().enter()?;
         // The caller guarantees a live event that it gives to this crate (see `# Safety`).
-        let ptr = EventCell::given(RawEvent(event.expose_provenance()), None);
-        let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
-        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
-        // else has it.
-        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
+        let (context, raw) = (
+            &engine.runtime().context,
+            RawEvent(event.expose_provenance()),
+        );
+        engine.give_event(device, Event::new(context, raw, Origin::Given))
     }
 }

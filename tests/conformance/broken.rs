@@ -88,7 +88,6 @@ fn broken_backends_are_refused() {
         (Twist::CompletesEarly, "notify.event", "complete before its work"),
         (Twist::FlushesWhenQueried, "queue.progress", "work had not run"),
         (Twist::ForgetsDroppedQueues, "queue.dropped", "synchronize did not wait for the work of a dropped queue"),
-        (Twist::SettlesLiveQueues, "queue.dropped", "settle did not wait for the work of a dropped queue"),
         (Twist::DroppingQueuesWaits, "queue.dropped", "the drop of a queue waited for the device"),
         (Twist::EventsLeak, "event.leaks", "after all were released: not clean"),
         (Twist::NewQueueIsTheDefault, "queue.own", "the queue Queue"),

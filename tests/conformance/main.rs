@@ -2,17 +2,14 @@
 //! must refuse.
 
 use std::sync::Arc;
-#[cfg(not(miri))]
 use std::sync::{Condvar, Mutex};
 
 use arrow_device::{Device, Devices};
-#[cfg(not(miri))]
 use arrow_device_conformance::Hold;
 use arrow_device_conformance::{Poisoning, Rule, Subject, Verdict, rules, run};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod broken;
-#[cfg(not(miri))]
 mod sample;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod simulated;
@@ -24,14 +21,12 @@ mod wrapped;
 static ALLOCATOR: Poisoning = Poisoning;
 
 /// Something to wait at until it is opened.
-#[cfg(not(miri))]
 #[derive(Default)]
 struct Gate {
     open: Mutex<bool>,
     opened: Condvar,
 }
 
-#[cfg(not(miri))]
 impl Gate {
     fn pass(&self) {
         let open = self.open.lock().unwrap();
@@ -68,9 +63,9 @@ fn memory_that_nobody_has_written_is_noticed() {
 }
 
 #[test]
-fn the_guide_lists_the_rules() {
-    let guide = include_str!("../../docs/guide/backends.md");
-    let (_, listed) = guide
+fn the_readme_lists_the_rules() {
+    let readme = include_str!("../../conformance/README.md");
+    let (_, listed) = readme
         .split_once("| rule | contract |\n| --- | --- |\n")
         .unwrap();
     let rows = rules()
@@ -89,7 +84,6 @@ fn what_does_not_apply_is_skipped() {
 }
 
 /// That without a hold and a balance, no rule is kept that only these show.
-#[cfg(not(miri))]
 fn skips_what_it_cannot_see(report: &arrow_device_conformance::Report) {
     for (rule, missing) in [
         ("queue.never-waits", "no hold"),

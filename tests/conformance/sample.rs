@@ -3,38 +3,37 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 use arrow_device::device::AddressClass::Inaccessible;
+use arrow_device::device::engine::{Engine, Runtime};
 use arrow_device::{Device, DeviceBufferMut, Queue};
 use arrow_device_conformance::{Hold, Subject, run};
 
-use super::{Gate, skips_what_it_cannot_see, wrap};
-use device::SampleDevice;
-use queue::SampleQueue;
+use super::{Gate, skips_what_it_cannot_see};
+use device::{SampleDevice, SampleQueue};
 
 #[path = "../../examples/sample_backend/device.rs"]
 mod device;
-#[path = "../../examples/sample_backend/event.rs"]
-mod event;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 #[path = "../it/support/fork_kit.rs"]
 mod fork_kit;
-#[path = "../../examples/sample_backend/memory.rs"]
-mod memory;
-#[path = "../../examples/sample_backend/queue.rs"]
-mod queue;
 
-fn make(host_readable: bool) -> (Device, Arc<SampleDevice>) {
+fn make(host_readable: bool) -> Device {
     static NEXT: AtomicI64 = AtomicI64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let sample = SampleDevice::new(id, host_readable).unwrap();
-    (wrap(sample.clone()), sample)
+    SampleDevice::open(id, host_readable).unwrap()
+}
+
+fn balance(device: &Device) -> Result<(), String> {
+    match Engine::<SampleDevice>::of(device).unwrap().in_use() {
+        (0, 0, 0) => Ok(()),
+        in_use => Err(format!("in use: {in_use:?}")),
+    }
 }
 
 fn launch(queue: &Queue, kernel: impl FnOnce() -> Result<(), String> + Send + 'static) {
-    let queue: &SampleQueue = queue.raw().downcast_ref().unwrap();
     // SAFETY: the kernels of these tests touch no memory of the device.
-    unsafe { queue.launch(kernel) }.unwrap();
+    unsafe { SampleQueue::of(queue).unwrap().launch(kernel) }.unwrap();
 }
 
 fn hold(queue: &Queue) -> Hold {
@@ -48,11 +47,12 @@ fn hold(queue: &Queue) -> Hold {
 }
 
 fn suite(host_readable: bool) {
-    let (device, sample) = make(host_readable);
+    let device = make(host_readable);
+    let own = device.downgrade();
     let subject = Subject::new(device)
-        .with_another(move || make(host_readable).0)
+        .with_another(move || make(host_readable))
         .with_hold(hold)
-        .with_balance(move || sample.balance())
+        .with_balance(move || own.upgrade().map_or(Ok(()), |device| balance(&device)))
         .strict();
     let report = run(&subject);
     let skipped: Vec<_> = report.skipped().map(|(rule, _)| rule.name()).collect();
@@ -76,24 +76,24 @@ fn memory_that_the_host_reads() {
 
 #[test]
 fn of_which_nothing_is_known() {
-    let report = run(&Subject::new(make(false).0));
+    let report = run(&Subject::new(make(false)));
     skips_what_it_cannot_see(&report);
 }
 
 /// The device is a thread, which a child does not have, and locks, which may be held there.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn a_forked_child_has_no_device() {
     fork_kit::alone("sample::a_forked_child_has_no_device", || {
-        let (device, sample) = make(false);
+        let device = make(false);
         let queue = device.new_queue().unwrap();
         let mut memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
         let event = queue.record().unwrap().unwrap();
         let other = DeviceBufferMut::allocate(&queue, 64).unwrap();
-        let all = (device.clone(), queue.clone(), event.clone(), sample.clone());
+        let all = (device.clone(), queue.clone(), event.clone());
         let mut child = Some((all, other));
         fork_kit::forked(|| {
-            let ((device, queue, event, sample), other) = child.take().unwrap();
+            let ((device, queue, event), other) = child.take().unwrap();
             for e in [
                 device.new_queue().unwrap_err(),
                 device.synchronize().unwrap_err(),
@@ -112,16 +112,16 @@ fn a_forked_child_has_no_device() {
             device.trim();
             let backend = device.backend();
             assert_eq!(backend.classify(memory.address(), 64).class, Inaccessible);
-            backend.settle().unwrap();
+            assert!(backend.is_over());
             let error = device.take_drop_error();
             assert!(error.is_none(), "{error:?}");
-            drop((device, queue, event, sample));
+            drop((device, queue, event));
         });
         memory.fill(1).unwrap();
         drop((memory, event, queue, child));
         device.synchronize().unwrap();
         device.trim();
-        assert_eq!(sample.balance(), Ok(()));
+        assert_eq!(balance(&device), Ok(()));
     });
 }
 
@@ -129,7 +129,7 @@ fn a_forked_child_has_no_device() {
 #[test]
 fn failed_work_stays_failed() {
     for panics in [false, true] {
-        let (device, sample) = make(false);
+        let device = make(false);
         let queue = device.new_queue().unwrap();
         let mut memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
         launch(&queue, move || {
@@ -147,6 +147,43 @@ fn failed_work_stays_failed() {
         drop((memory, queue));
         device.synchronize().unwrap_err();
         device.trim();
-        assert_eq!(sample.balance(), Ok(()));
+        assert_eq!(balance(&device), Ok(()));
     }
+}
+
+/// Memory that was freed while work uses it serves its own queue at once, and others after that work.
+#[test]
+fn memory_waits_for_its_work() {
+    let device = make(false);
+    let (one, two) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+    let allocate = |queue: &Queue| DeviceBufferMut::allocate(queue, 5000).unwrap();
+    let mut held = hold(&one);
+    let used = allocate(&one);
+    let address = used.address();
+    drop(used);
+    let other = allocate(&two);
+    assert_ne!(other.address(), address);
+    let own = allocate(&one);
+    assert_eq!(own.address(), address);
+    drop(own);
+    held.open();
+    device.synchronize().unwrap();
+    assert_eq!(allocate(&two).address(), address);
+    drop((other, one, two));
+    device.trim();
+    assert_eq!(balance(&device), Ok(()));
+}
+
+/// Each call of the runtime fails, in three ways.
+#[test]
+#[cfg(not(miri))]
+fn every_call_fails() {
+    arrow_device_conformance::every_call_fails(
+        || {
+            let device = SampleDevice::new(0, false);
+            let stream = device.new_stream()?;
+            Ok((device, stream))
+        },
+        0,
+    );
 }

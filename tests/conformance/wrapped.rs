@@ -19,7 +19,6 @@ pub(crate) enum Twist {
     NoFlush,
     FlushesWhenQueried,
     ForgetsDroppedQueues,
-    SettlesLiveQueues,
     NewQueueIsTheDefault,
     QueuesShareAStream,
     DroppingQueuesWaits,
@@ -230,13 +229,6 @@ unsafe impl Backend for Wrapped {
         }
         Ok(())
     }
-
-    fn settle(&self) -> Result<()> {
-        match self.twist {
-            Twist::SettlesLiveQueues => self.synchronize_live(),
-            _ => self.synchronize(),
-        }
-    }
 }
 
 impl Drop for WrappedQueue {
@@ -341,9 +333,9 @@ unsafe impl RawQueue for WrappedQueue {
         self.queue.record()
     }
 
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+    unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         if self.twist == Twist::QueueWaitDoesNothing {
-            return Ok(());
+            return Ok(true);
         }
         // SAFETY: the caller guarantees that the event is live and of this device, which is what
         // the simulated device requires.

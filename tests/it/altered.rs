@@ -126,7 +126,7 @@ unsafe impl RawQueue for AlteredQueue {
     fn record(&self) -> Result<EventPtr> {
         self.queue.record()
     }
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+    unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         // SAFETY: as this method's caller guarantees.
         unsafe { self.queue.wait(event) }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::fork_kit::{alone, forked};
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
-use arrow_device::device::parts::Worker;
+use arrow_device::device::engine::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, upload_reader_ahead};
 

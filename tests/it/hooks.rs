@@ -82,33 +82,6 @@ fn an_export_hands_over_what_the_backend_says() {
     }
 }
 
-/// An event is recorded behind a wait for a foreign event only if the queue goes on asking for it.
-#[test]
-fn a_wait_is_recorded_if_the_queue_polls() {
-    for (polls, is_pending) in [(true, true), (true, false), (false, true), (false, false)] {
-        let (device, sim) = hooked_with(|device| device.capabilities.polls_foreign_events = polls);
-        let up = device.upload(&batch()).unwrap();
-        let array = up
-            .export_array(&ExportOptions::new(SyncPolicy::Event))
-            .unwrap();
-        drop(up);
-        let again = import(array, &only(&device)).unwrap();
-        if !is_pending {
-            device.synchronize().unwrap();
-        }
-        let queue = device.new_queue().unwrap();
-        let before = device.stats();
-        let column = again.column(1).unwrap();
-        let loan = column.values_on::<i32>(&queue).unwrap();
-        let cost = device.stats().since(&before);
-        let context = format!("polls: {polls}, pending: {is_pending}");
-        assert_eq!(cost.events, u64::from(polls && is_pending), "{context}");
-        drop(loan);
-        drop((column, again, queue, device));
-        sim.assert_done();
-    }
-}
-
 /// Memory of several owners, each with an event of its own.
 #[test]
 fn many_events_become_none_in_the_order_of_a_queue() {

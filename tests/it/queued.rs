@@ -179,11 +179,11 @@ unsafe impl RawQueue for Queue {
         Ok(EventPtr::new(Arc::into_raw(event).cast_mut().cast()).unwrap())
     }
 
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+    unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         // SAFETY: the caller guarantees a live event.
         let event = unsafe { Event::of(event) };
         self.push(move || event.wait());
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -1,7 +1,8 @@
-// What shim.h declares, over SYCL. A plain C++17 compiler compiles it: there is no device code.
+// The C interface over SYCL that this crate calls. A plain C++17 compiler compiles it: there is no device code.
+//
+// Every function may be called from any thread and lets no exception out. Those that return an int return 0, or the code of the exception,
+// which is never 0; ad_message() then returns its message on the same thread. Nothing here waits for a device, except ad_free and ad_finish.
 #define CL_TARGET_OPENCL_VERSION 300
-#include "shim.h"
-
 #include <sycl/backend/opencl.hpp>
 #include <sycl/sycl.hpp>
 
@@ -9,37 +10,41 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace {
 
-// An error that a queue has reported.
-struct Reported {
-    int code;
-    std::string message;
+// The code of an argument that this crate refuses.
+constexpr int REFUSED = -2;
+
+struct Refused : std::runtime_error {
+    using runtime_error::runtime_error;
 };
 
-// The first error of a queue. Its handler outlives the queue object, so it is shared.
-struct Errors {
+// The first error that SYCL has reported for work of a queue. The queue's handler outlives the queue, so it is shared.
+class Errors {
     std::mutex mutex;
-    std::optional<Reported> first;
-    std::atomic<bool> is_set{false};
+    std::exception_ptr first;
 
-    void keep(int code, const char *message) {
+  public:
+    void keep(std::exception_ptr error) {
         std::lock_guard<std::mutex> lock(mutex);
-        if (!first) first.emplace(Reported{code, message});
-        is_set = true;
+        if (!first) first = error;
+    }
+
+    void check() {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (first) std::rethrow_exception(first);
     }
 };
 
 // Without a destructor, which would run before those of the thread's other values, and they may call this crate.
-thread_local char message[AD_MESSAGE_BYTES];
+thread_local char message[4096];
 
 int fail(int code, const char *what) noexcept {
     auto bytes = std::min(std::strlen(what), sizeof message - 1);
@@ -48,9 +53,12 @@ int fail(int code, const char *what) noexcept {
     return code == 0 ? -1 : code;
 }
 
-template <class Call> int caught(Call call) noexcept {
+template <class Call> int run(Call call) noexcept {
     try {
-        return call();
+        call();
+        return 0;
+    } catch (const Refused &e) {
+        return fail(REFUSED, e.what());
     } catch (const sycl::exception &e) {
         // Even the code is computed by functions that may throw.
         try {
@@ -65,28 +73,15 @@ template <class Call> int caught(Call call) noexcept {
     }
 }
 
-template <class Call> int run(Call call) noexcept {
-    return caught([&] {
-        call();
-        return 0;
-    });
+const sycl::queue &adopted(const sycl::queue *queue) {
+    if (!queue) throw Refused("a queue cannot be adopted: the pointer is null; pass the address of a sycl::queue");
+    if (!queue->is_in_order())
+        throw Refused("a queue cannot be adopted: it is out of order, and arrow-device needs one that runs its work in order; make it with "
+                      "sycl::property::queue::in_order");
+    return *queue;
 }
 
-template <class Object> void drop(Object *object) noexcept {
-    run([&] { delete object; });
-}
-
-const sycl::device &of(const ad_device *device) { return *reinterpret_cast<const sycl::device *>(device); }
-const sycl::context &of(const ad_context *context) { return *reinterpret_cast<const sycl::context *>(context); }
-const sycl::event &of(const ad_event *event) { return *reinterpret_cast<const sycl::event *>(event); }
-const sycl::queue &queue_at(const void *queue) { return *static_cast<const sycl::queue *>(queue); }
-sycl::queue &queue_at(void *queue) { return *static_cast<sycl::queue *>(queue); }
-
-void set(ad_device **to, sycl::device device) { *to = reinterpret_cast<ad_device *>(new sycl::device(std::move(device))); }
-void set(ad_context **to, sycl::context context) { *to = reinterpret_cast<ad_context *>(new sycl::context(std::move(context))); }
-void set(ad_event **to, sycl::event event) { *to = reinterpret_cast<ad_event *>(new sycl::event(std::move(event))); }
-
-bool is_opencl(const sycl::device &device) { return device.get_backend() == sycl::backend::opencl; }
+bool is_opencl(const sycl::queue &queue) { return queue.get_backend() == sycl::backend::opencl; }
 
 void barrier_after(sycl::queue &queue, const sycl::event &event) {
     // `queue::ext_oneapi_submit_barrier(events)` would make this thread wait for an event behind a host task.
@@ -96,34 +91,14 @@ void barrier_after(sycl::queue &queue, const sycl::event &event) {
     });
 }
 
-// The functions of OpenCL that gates and waits need, of the loader that SYCL has loaded.
-struct OpenCl {
-    decltype(&clCreateUserEvent) create_user_event = nullptr;
-    decltype(&clSetUserEventStatus) set_user_event_status = nullptr;
-    decltype(&clReleaseEvent) release_event = nullptr;
-    decltype(&clFinish) finish = nullptr;
-
-    OpenCl() {
-        void *library = nullptr;
-        for (auto name : {"libOpenCL.so.1", "libOpenCL.so"})
-            if (!library) library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
-        if (!library) throw std::runtime_error("SYCL runs on OpenCL, but libOpenCL.so.1 is not loaded");
-        find(library, "clCreateUserEvent", create_user_event);
-        find(library, "clSetUserEventStatus", set_user_event_status);
-        find(library, "clReleaseEvent", release_event);
-        find(library, "clFinish", finish);
-    }
-
-    template <class Function> static void find(void *library, const char *name, Function &function) {
-        function = reinterpret_cast<Function>(dlsym(library, name));
-        if (!function) throw std::runtime_error(std::string("libOpenCL.so.1 lacks ") + name);
-    }
-
-    static const OpenCl &get() {
-        static const OpenCl functions;
-        return functions;
-    }
-};
+// A function of the loader of OpenCL that SYCL has loaded: this library starts without it.
+template <class Function> Function *opencl(Function *, const char *name) {
+    static void *const library = dlopen("libOpenCL.so.1", RTLD_NOW | RTLD_NOLOAD);
+    auto found = library ? dlsym(library, name) : nullptr;
+    if (!found) throw std::runtime_error(std::string("SYCL runs on OpenCL, but libOpenCL.so.1 is not loaded, or lacks ") + name);
+    return reinterpret_cast<Function *>(found);
+}
+#define OPENCL(name) opencl(static_cast<decltype(&name)>(nullptr), #name)
 
 void check(cl_int code, const char *call) {
     if (code != CL_SUCCESS) throw std::runtime_error(std::string(call) + " failed with code " + std::to_string(code));
@@ -131,215 +106,230 @@ void check(cl_int code, const char *call) {
 
 } // namespace
 
+#pragma GCC visibility push(default)
+extern "C" {
+
+// A device, and the context in which it is used.
+struct ad_device {
+    sycl::device device;
+    sycl::context context;
+};
+
+struct ad_properties {
+    size_t index;
+    int32_t is_cpu;
+    // Whether the device allocates memory of each kind, from AD_DEVICE on.
+    int32_t memory[3];
+    char name[256];
+};
+
+// The errors are null where they are the program's to handle: of its own queues, and their events.
 struct ad_queue {
     sycl::queue queue;
-    // Null for a queue of the program's.
     std::shared_ptr<Errors> errors;
 };
 
-// A user event of OpenCL's, with a reference of its own.
+struct ad_event {
+    sycl::event event;
+    std::shared_ptr<Errors> errors;
+};
+
+// What holds up a queue: a user event of OpenCL's, with a reference of its own.
 struct ad_gate {
     cl_event event;
 };
 
-uint64_t ad_version() { return AD_VERSION; }
+enum ad_memory { AD_UNKNOWN, AD_DEVICE, AD_SHARED, AD_HOST };
 
+// The message of the last function that failed on this thread, cut if it is long; valid until the next one fails.
 const char *ad_message() { return message; }
 
+// Devices are numbered as in sycl::device::get_devices().
 int ad_device_count(size_t *count) {
     return run([&] { *count = sycl::device::get_devices().size(); });
 }
 
-int ad_device_new(size_t index, ad_device **device) {
-    return run([&] { set(device, sycl::device::get_devices().at(index)); });
+static void describe(size_t index, sycl::device device, sycl::context context, ad_device **to, ad_properties *properties) {
+    properties->index = index;
+    properties->is_cpu = device.is_cpu();
+    properties->memory[0] = device.has(sycl::aspect::usm_device_allocations);
+    properties->memory[1] = device.has(sycl::aspect::usm_shared_allocations);
+    properties->memory[2] = device.has(sycl::aspect::usm_host_allocations);
+    auto name = device.get_info<sycl::info::device::name>();
+    properties->name[name.copy(properties->name, sizeof properties->name - 1)] = 0;
+    *to = new ad_device{std::move(device), std::move(context)};
 }
 
-int ad_device_of(const void *sycl_queue, ad_device **device, size_t *index) {
+// The default context of the device's platform, which queues of programs have, or with `own` a new one.
+int ad_device_new(size_t index, int own, ad_device **to, ad_properties *properties) {
     return run([&] {
-        auto found = queue_at(sycl_queue).get_device();
-        auto all = sycl::device::get_devices();
-        auto place = std::find(all.begin(), all.end(), found);
-        if (place == all.end()) throw std::runtime_error("the queue's device is none of those that SYCL lists, a sub-device for example");
-        *index = static_cast<size_t>(place - all.begin());
-        set(device, std::move(found));
-    });
-}
-
-int ad_device_properties(const ad_device *device, ad_properties *properties) {
-    return run([&] {
-        auto &asked = of(device);
-        properties->is_cpu = asked.is_cpu();
-        properties->device_memory = asked.has(sycl::aspect::usm_device_allocations);
-        properties->shared_memory = asked.has(sycl::aspect::usm_shared_allocations);
-        properties->host_memory = asked.has(sycl::aspect::usm_host_allocations);
-    });
-}
-
-int ad_device_name(const ad_device *device, void (*take)(void *, const char *, size_t), void *to) {
-    return run([&] {
-        auto name = of(device).get_info<sycl::info::device::name>();
-        take(to, name.data(), name.size());
-    });
-}
-
-void ad_device_delete(ad_device *device) { drop(reinterpret_cast<sycl::device *>(device)); }
-
-int ad_context_new(const ad_device *device, int own, ad_context **context) {
-    return run([&] {
-        auto &owner = of(device);
-        // What it reports belongs to no queue; the operation that failed says so itself. Without a handler the process would end.
+        auto device = sycl::device::get_devices().at(index);
+        // What a context reports belongs to no queue; the operation that failed says so itself. Without a handler the process would end.
         auto ignored = [](sycl::exception_list) {};
-        set(context, own ? sycl::context(owner, ignored) : sycl::queue(owner).get_context());
+        describe(index, device, own ? sycl::context(device, ignored) : sycl::queue(device).get_context(), to, properties);
     });
 }
 
-int ad_context_of(const void *sycl_queue, ad_context **context) {
-    return run([&] { set(context, queue_at(sycl_queue).get_context()); });
+// Those of a program's queue.
+int ad_device_of(const sycl::queue *queue, ad_device **to, ad_properties *properties) {
+    return run([&] {
+        auto &theirs = adopted(queue);
+        auto all = sycl::device::get_devices();
+        auto place = std::find(all.begin(), all.end(), theirs.get_device());
+        if (place == all.end()) throw std::runtime_error("the queue's device is none of those that SYCL lists, a sub-device for example");
+        describe(place - all.begin(), *place, theirs.get_context(), to, properties);
+    });
 }
 
-int ad_context_is(const ad_context *context, const ad_context *other) { return of(context) == of(other); }
+int ad_device_is_beside(const ad_device *device, const ad_device *other) { return device->context == other->context; }
 
-void ad_context_delete(ad_context *context) { drop(reinterpret_cast<sycl::context *>(context)); }
+void ad_device_delete(ad_device *device) {
+    run([&] { delete device; });
+}
 
-int ad_queue_new(const ad_context *context, const ad_device *device, ad_queue **queue) {
+// A new queue, in order, which keeps the first error that SYCL reports. SYCL reports the exceptions of host tasks when a program asks for
+// them.
+int ad_queue_new(const ad_device *device, ad_queue **to) {
     return run([&] {
         auto errors = std::make_shared<Errors>();
         auto handler = [errors](sycl::exception_list list) {
-            for (auto &one : list) {
-                int code = run([&] { std::rethrow_exception(one); });
-                run([&] { errors->keep(code, message); });
-            }
+            for (auto &one : list) errors->keep(one);
         };
-        sycl::queue made(of(context), of(device), handler, sycl::property::queue::in_order());
-        *queue = new ad_queue{std::move(made), std::move(errors)};
+        sycl::queue made(device->context, device->device, handler, sycl::property::queue::in_order());
+        *to = new ad_queue{std::move(made), std::move(errors)};
     });
 }
 
-int ad_queue_adopt(const void *sycl_queue, ad_queue **queue) {
-    return run([&] { *queue = new ad_queue{queue_at(sycl_queue), nullptr}; });
-}
-
-int ad_queue_is_in_order(const void *sycl_queue, int *in_order) {
-    return run([&] { *in_order = queue_at(sycl_queue).is_in_order(); });
-}
-
-void *ad_queue_sycl(ad_queue *queue) { return &queue->queue; }
-
-int ad_queue_check(ad_queue *queue) {
-    return caught([&] {
-        // Not `throw_asynchronous`: that reports the errors of all queues of the device, and ends the process if one of a program's
-        // queues has an error and no handler.
-        if (!queue->errors || !queue->errors->is_set) return 0;
-        std::lock_guard<std::mutex> lock(queue->errors->mutex);
-        auto &first = queue->errors->first;
-        return first ? fail(first->code, first->message.c_str()) : 0;
+// A copy of a program's queue, as C++ copies it.
+int ad_queue_adopt(const ad_device *device, const sycl::queue *queue, ad_queue **to) {
+    return run([&] {
+        auto &theirs = adopted(queue);
+        if (theirs.get_context() != device->context)
+            throw Refused("a queue cannot be adopted: it is of another context than the device; open one with OneApiConfig::adopt");
+        *to = new ad_queue{theirs, nullptr};
     });
 }
 
-int ad_queue_copy(ad_queue *queue, void *to, const void *from, size_t bytes) {
+sycl::queue *ad_queue_sycl(ad_queue *queue) { return &queue->queue; }
+
+void ad_queue_delete(ad_queue *queue) {
+    run([&] { delete queue; });
+}
+
+int ad_copy(ad_queue *queue, void *to, const void *from, size_t bytes) {
     return run([&] { queue->queue.memcpy(to, from, bytes); });
 }
 
-int ad_queue_fill(ad_queue *queue, void *to, int byte, size_t bytes) {
+int ad_fill(ad_queue *queue, void *to, int byte, size_t bytes) {
     return run([&] { queue->queue.memset(to, byte, bytes); });
 }
 
-int ad_queue_record(ad_queue *queue, ad_event **event) {
+// An event after all work so far, which is handed to the device.
+int ad_record(ad_queue *queue, ad_event **to) {
     return run([&] {
         auto recorded = queue->queue.ext_oneapi_submit_barrier();
         queue->queue.ext_oneapi_prod();
-        set(event, std::move(recorded));
+        *to = new ad_event{std::move(recorded), queue->errors};
     });
 }
 
-int ad_queue_finish(ad_queue *queue) {
+// Waits until no work so far runs any more, whether it has failed or not. An error says that this cannot be known.
+int ad_finish(ad_queue *queue) {
     return run([&] {
         // SYCL stops waiting at the first work that has failed, and forgets what it has waited for: that is done twice.
         bool ended = false;
         for (int round = 0; round < 2; round++) ended = run([&] { queue->queue.wait(); }) == 0;
-        if (is_opencl(queue->queue.get_device()))
-            check(OpenCl::get().finish(sycl::get_native<sycl::backend::opencl>(queue->queue)), "clFinish");
+        if (is_opencl(queue->queue))
+            check(OPENCL(clFinish)(sycl::get_native<sycl::backend::opencl>(queue->queue)), "clFinish");
         else if (!ended)
             throw std::runtime_error(message);
     });
 }
 
-void ad_queue_delete(ad_queue *queue) { drop(queue); }
-
-int ad_wait(void *sycl_queue, const ad_event *event) {
-    return run([&] { barrier_after(queue_at(sycl_queue), of(event)); });
+// Makes later work of the queue wait for an event of the same context.
+int ad_wait(ad_queue *queue, const ad_event *event) {
+    return run([&] { barrier_after(queue->queue, event->event); });
 }
 
-int ad_gate_new(void *sycl_queue, ad_gate **gate) {
+// Opens a gate, and deletes it.
+void ad_gate_open(ad_gate *gate) {
+    run([&] {
+        std::unique_ptr<ad_gate> owned(gate);
+        OPENCL(clSetUserEventStatus)(gate->event, CL_COMPLETE);
+        OPENCL(clReleaseEvent)(gate->event);
+    });
+}
+
+// Makes later work of the queue wait until the gate is opened. Sets null, and does nothing, where SYCL has no such thing.
+int ad_gate_new(ad_queue *queue, ad_gate **to) {
     return run([&] {
-        *gate = nullptr;
-        auto &queue = queue_at(sycl_queue);
-        if (!is_opencl(queue.get_device())) return;
-        auto &opencl = OpenCl::get();
-        auto context = queue.get_context();
+        *to = nullptr;
+        if (!is_opencl(queue->queue)) return;
+        auto context = queue->queue.get_context();
         cl_int code = CL_SUCCESS;
-        auto made = std::make_unique<ad_gate>();
-        made->event = opencl.create_user_event(sycl::get_native<sycl::backend::opencl>(context), &code);
+        auto event = OPENCL(clCreateUserEvent)(sycl::get_native<sycl::backend::opencl>(context), &code);
         check(code, "clCreateUserEvent");
+        auto gate = new ad_gate{event};
         try {
-            barrier_after(queue, sycl::make_event<sycl::backend::opencl>(std::vector<cl_event>{made->event}, context));
+            barrier_after(queue->queue, sycl::make_event<sycl::backend::opencl>(std::vector<cl_event>{event}, context));
         } catch (...) {
-            ad_gate_open(made.release());
+            ad_gate_open(gate);
             throw;
         }
-        *gate = made.release();
+        *to = gate;
     });
 }
 
-int ad_gate_open(ad_gate *gate) {
-    return run([&] {
-        std::unique_ptr<ad_gate> owned(gate);
-        auto &opencl = OpenCl::get();
-        auto set = opencl.set_user_event_status(owned->event, CL_COMPLETE);
-        opencl.release_event(owned->event);
-        check(set, "clSetUserEventStatus");
-    });
+// A copy of a program's event.
+int ad_event_copy(const sycl::event *event, ad_event **to) {
+    return run([&] { *to = new ad_event{*event, nullptr}; });
 }
 
-int ad_event_copy(const ad_event *event, ad_event **copy) {
-    return run([&] { set(copy, of(event)); });
-}
+sycl::event *ad_event_sycl(ad_event *event) { return &event->event; }
 
-int ad_event_state(const ad_event *event, int *state) {
+// Whether the work has completed: what it has written is then visible to the host. Fails if work has failed.
+int ad_event_is_complete(ad_event *event, int *is_complete) {
     return run([&] {
         using sycl::info::event_command_status;
-        auto status = of(event).get_info<sycl::info::event::command_execution_status>();
-        if (status == event_command_status::submitted || status == event_command_status::running || static_cast<int>(status) == UR_EVENT_STATUS_QUEUED) {
-            *state = AD_PENDING;
+        auto status = event->event.get_info<sycl::info::event::command_execution_status>();
+        *is_complete = 0;
+        if (status == event_command_status::submitted || status == event_command_status::running || static_cast<int>(status) == UR_EVENT_STATUS_QUEUED)
             return;
-        }
         // It has ended, so this returns at once, or throws what it failed with. Asking for the status orders no memory; this does. Never
         // `wait_and_throw`: without a handler of the program's for the queue that ends the process.
-        sycl::event(of(event)).wait();
+        event->event.wait();
         if (status != event_command_status::complete) throw std::runtime_error("the work has failed");
-        *state = AD_COMPLETE;
+        // Not `throw_asynchronous`: that reports the errors of all queues of the device, and ends the process if one of a program's queues
+        // has an error and no handler.
+        if (event->errors) event->errors->check();
+        *is_complete = 1;
     });
 }
 
-void ad_event_delete(ad_event *event) { drop(reinterpret_cast<sycl::event *>(event)); }
+void ad_event_delete(ad_event *event) {
+    run([&] { delete event; });
+}
 
-int ad_allocate(const ad_context *context, const ad_device *device, int memory, size_t align, size_t bytes, void **base) {
+// Aligned to 64 bytes. Sets null if there is not enough memory.
+int ad_allocate(const ad_device *device, int memory, size_t bytes, void **base) {
     return run([&] {
         switch (memory) {
-        case AD_DEVICE: *base = sycl::aligned_alloc_device(align, bytes, of(device), of(context)); break;
-        case AD_SHARED: *base = sycl::aligned_alloc_shared(align, bytes, of(device), of(context)); break;
-        default: *base = sycl::aligned_alloc_host(align, bytes, of(context)); break;
+        case AD_DEVICE: *base = sycl::aligned_alloc_device(64, bytes, device->device, device->context); break;
+        case AD_SHARED: *base = sycl::aligned_alloc_shared(64, bytes, device->device, device->context); break;
+        default: *base = sycl::aligned_alloc_host(64, bytes, device->context); break;
         }
     });
 }
 
-int ad_free(const ad_context *context, void *base) {
-    return run([&] { sycl::free(base, of(context)); });
+// May wait for the device's work.
+int ad_free(const ad_device *device, void *base) {
+    return run([&] { sycl::free(base, device->context); });
 }
 
-int ad_memory_of(const ad_context *context, const void *address, int *memory) {
+// Of which kind the memory at an address is, AD_UNKNOWN for that of another context too.
+int ad_memory_of(const ad_device *device, const void *address, int *memory) {
     return run([&] {
-        switch (sycl::get_pointer_type(address, of(context))) {
+        switch (sycl::get_pointer_type(address, device->context)) {
         case sycl::usm::alloc::device: *memory = AD_DEVICE; break;
         case sycl::usm::alloc::shared: *memory = AD_SHARED; break;
         case sycl::usm::alloc::host: *memory = AD_HOST; break;
@@ -347,3 +337,6 @@ int ad_memory_of(const ad_context *context, const void *address, int *memory) {
         }
     });
 }
+
+} // extern "C"
+#pragma GCC visibility pop

@@ -1,18 +1,14 @@
 //! oneAPI devices for [`arrow_device`]: Arrow data in SYCL's unified shared memory (USM).
 #![doc = include_str!("../README.md")]
 
-mod config;
-mod device;
-mod event;
+mod handles;
 mod library;
 mod memory;
-mod object;
-mod queue;
-mod shared;
+mod open;
+mod runtime;
 mod sys;
 #[cfg(all(test, sycl))]
 mod tests;
-
 // What unit tests share with the others uses the crate by its name.
 #[cfg(all(test, sycl))]
 extern crate self as arrow_device_oneapi;
@@ -21,13 +17,13 @@ use std::sync::Arc;
 
 #[cfg(doc)]
 use arrow_device::Error;
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr};
+use arrow_device::device::engine::Engine;
+use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
-pub use self::config::OneApiConfig;
-pub use self::device::{OneApiDevice, adopt_queue};
-pub use self::memory::OneApiMemory;
-pub use self::queue::OneApiQueue;
+pub use self::handles::{OneApiDevice, OneApiQueue};
+pub use self::open::OneApiConfig;
+pub use self::sys::OneApiMemory;
 
 /// Returns the number of devices that SYCL lists, those without unified shared memory included.
 ///
@@ -35,9 +31,8 @@ pub use self::queue::OneApiQueue;
 /// Returns [`Error::DeviceNotAvailable`] with the reason if the crate was built without SYCL or its library is missing.
 pub fn device_count() -> Result<usize> {
     let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
-    sys::Sycl::get(id)?
-        .device_count()
-        .map_err(|failed| failed.absent(id))
+    let count = sys::Sycl::get(id)?.device_count();
+    count.map_err(|e| sys::absent_after(id, e))
 }
 
 /// Registers oneAPI devices with a set of devices: `oneapi:N` is the `N`-th device of `sycl::device::get_devices()`, with its own
@@ -59,8 +54,8 @@ pub fn register_with(devices: &Devices, opened: Vec<Device>) {
         if let Some(known) = known.iter().find(|device| device.id() == id) {
             return Ok(known.clone());
         }
-        let wrong = || sys::absent(id, "oneAPI devices are numbered from 0");
-        OneApiConfig::new(usize::try_from(number).map_err(|_| wrong())?).open()
+        let wrong = |_| sys::absent(id, "oneAPI devices are numbered from 0");
+        OneApiConfig::new(usize::try_from(number).map_err(wrong)?).open()
     });
     devices.register_resolver(ArrowDeviceType::ONEAPI, move |id, event, address| {
         resolve(&opened, id, event, address)
@@ -74,25 +69,27 @@ fn resolve(
     event: Option<EventPtr>,
     address: Option<DevicePtr>,
 ) -> Result<Option<Device>> {
-    let fits = |backend: &OneApiDevice| {
-        let class = address.map(|at| backend.classify(at, 1).class);
+    let of_this_id = opened.iter().filter(|device| device.id() == id);
+    let of_this_id = of_this_id.filter_map(|device| Some((device, Engine::of(device).ok()?)));
+    let fits = |device: &Device| {
+        let class = address.map(|at| device.backend().classify(at, 1).class);
         !matches!(class, Some(AddressClass::Host | AddressClass::Inaccessible))
     };
-    let of_this_id = opened.iter().filter(|device| device.id() == id);
-    let of_this_id = of_this_id.filter_map(|device| Some((device, OneApiDevice::of(device)?)));
-    let fitting: Vec<_> = of_this_id
+    let fitting: Vec<(&Device, &Engine<OneApiDevice>)> = of_this_id
         .clone()
-        .filter(|(_, backend)| fits(backend))
+        .filter(|(device, _)| fits(device))
         .collect();
     if let Some(event) = event {
-        let mut fitting = fitting.iter();
-        if let Some((device, _)) = fitting.find(|(_, backend)| backend.has_recorded(event)) {
+        let recorder = fitting
+            .iter()
+            .find(|(_, engine)| engine.has_recorded(event));
+        if let Some((device, _)) = recorder {
             return Ok(Some((*device).clone()));
         }
     }
     if let Some(address) = address {
-        for (device, backend) in &fitting {
-            if backend.owns(address)? {
+        for (device, engine) in &fitting {
+            if engine.runtime().owns(address)? {
                 return Ok(Some((*device).clone()));
             }
         }

@@ -13,29 +13,29 @@ use libloading::Library;
 #[cfg(sycl)]
 pub(crate) fn load() -> Result<Library, String> {
     use std::env;
+    use std::mem::forget;
 
-    let shim = shim()?;
+    use libloading::os::unix::Library as System;
+
+    const SONAME: &str = env!("ARROW_DEVICE_SYCL_SONAME");
     let open = |path: &str, flags| {
         // SAFETY: the constructors of SYCL's library, which these load, rely on nothing of the caller's.
-        unsafe { libloading::os::unix::Library::open(Some(path), flags) }
+        unsafe { System::open(Some(path), flags | libc::RTLD_NOW | libc::RTLD_LOCAL) }
     };
-    let keep = |library: libloading::os::unix::Library| std::mem::forget(library);
-    let now = libc::RTLD_NOW | libc::RTLD_LOCAL;
 
     // A second copy of SYCL in a process has devices and contexts of its own.
-    let loaded = open(SONAME, now | libc::RTLD_NOLOAD);
-    let is_chosen = env::var_os("ARROW_DEVICE_SYCL").is_some();
-    if let Ok(library) = loaded {
-        keep(library);
+    if let Ok(library) = open(SONAME, libc::RTLD_NOLOAD) {
+        forget(library);
     } else {
         let mut why = Vec::new();
+        let is_chosen = env::var_os("ARROW_DEVICE_SYCL").is_some();
         let system = (!is_chosen).then(|| SONAME.to_owned());
-        let beside = roots()
+        let beside = places::roots()
             .into_iter()
             .map(|root| root.join("lib").join(SONAME).display().to_string());
-        let mut places = system.into_iter().chain(beside);
-        let found = places.find_map(|path| open(&path, now).map_err(|e| why.push(text(&e))).ok());
-        keep(found.ok_or_else(|| {
+        let mut paths = system.into_iter().chain(beside);
+        let found = paths.find_map(|path| open(&path, 0).map_err(|e| why.push(text(&e))).ok());
+        forget(found.ok_or_else(|| {
             format!(
                 "SYCL's library {SONAME} cannot be loaded; install intel-sycl-rt or oneAPI, and set LD_LIBRARY_PATH to its folder \
                  or ARROW_DEVICE_SYCL to the installation ({})",
@@ -43,28 +43,17 @@ pub(crate) fn load() -> Result<Library, String> {
             )
         })?);
     }
-    let library = open(&shim, now);
-    let library = library
-        .map(Library::from)
-        .map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))?;
-    check_version(&library).map_err(|found| {
-        format!("the loader has returned another library than this crate's at {shim} (ad_version: {found}); report this")
-    })?;
-    Ok(library)
-}
-
-/// Checks that this is the library that was made together with this crate.
-#[cfg(sycl)]
-fn check_version(library: &Library) -> Result<(), String> {
-    // SAFETY: whichever of this crate's libraries it is, the function has this type, and reads nothing.
-    let version = unsafe {
-        let ask = library.get::<unsafe extern "C" fn() -> u64>(b"ad_version\0");
-        ask.map_err(|e| text(&e))?()
-    };
-    match version.to_string() == env!("ARROW_DEVICE_SYCL_VERSION") {
-        true => Ok(()),
-        false => Err(version.to_string()),
+    let path = in_memory(include_bytes!(concat!(env!("OUT_DIR"), "/shim.so")))?;
+    if let Ok(other) = open(&path, libc::RTLD_NOLOAD) {
+        forget(other);
+        return Err(format!(
+            "the loader takes {path} for another library, whose file was closed; close no files of others"
+        ));
     }
+    let library = open(&path, 0);
+    library
+        .map(Library::from)
+        .map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))
 }
 
 /// Says what is missing.
@@ -81,26 +70,19 @@ pub(crate) fn load() -> Result<Library, String> {
     .into())
 }
 
-#[cfg(sycl)]
-const SONAME: &str = env!("ARROW_DEVICE_SYCL_SONAME");
-
 /// Libloading's own text leaves out the system's.
 #[cfg(sycl)]
 fn text(error: &libloading::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
-    }
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The own library as a file in memory, which stays open: the loader takes a path for one that it has loaded, and no other file may get
-/// the path of this one.
+/// Returns the path of a file in memory, which stays open: the loader takes a path for one that it has loaded, so no other file may get
+/// this one.
 #[cfg(sycl)]
-fn shim() -> Result<String, String> {
+fn in_memory(bytes: &[u8]) -> Result<String, String> {
     use std::io::{Error, Write};
     use std::os::fd::{FromRawFd, IntoRawFd};
 
-    const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
     // SAFETY: the name is a text that ends with NUL.
     let descriptor =
         unsafe { libc::memfd_create(c"arrow-device-oneapi".as_ptr(), libc::MFD_CLOEXEC) };
@@ -109,9 +91,11 @@ fn shim() -> Result<String, String> {
     }
     // SAFETY: the descriptor is new, and nobody else owns it.
     let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-    file.write_all(BYTES)
+    file.write_all(bytes)
         .map_err(|e| format!("a file in memory cannot be written: {e}"))?;
-    Ok(format!("/proc/self/fd/{}", file.into_raw_fd()))
+    // With the number of the process debuggers find the file too: `self` would be theirs.
+    let process = std::process::id();
+    Ok(format!("/proc/{process}/fd/{}", file.into_raw_fd()))
 }
 
 #[cfg(sycl)]
@@ -120,11 +104,4 @@ mod places {
     use std::path::{Path, PathBuf};
 
     include!("places.rs");
-
-    pub(super) fn all() -> Vec<PathBuf> {
-        roots()
-    }
 }
-
-#[cfg(sycl)]
-use places::all as roots;

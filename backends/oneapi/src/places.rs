@@ -13,7 +13,7 @@ const PLACES: [(&str, &str); 6] = [
 
 /// Returns the folders in which SYCL's `include` and `lib` may be, the first choice first. `ARROW_DEVICE_SYCL` is the only one if
 /// it is set; if it is empty there is none.
-fn roots() -> Vec<PathBuf> {
+pub(crate) fn roots() -> Vec<PathBuf> {
     let [(chosen, _), others @ ..] = PLACES;
     match env::var_os(chosen) {
         Some(root) if root.is_empty() => return Vec::new(),

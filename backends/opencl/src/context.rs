@@ -1,10 +1,9 @@
-//! [`Context`]: a device in a context, and what every part of the backend needs of it.
+//! [`Context`]: a device in a context, and its errors.
 
-use std::sync::Arc;
+use std::fmt;
 
-use arrow_device::device::parts::exit::{self, Inside};
-use arrow_device::device::parts::{Failure, Worker};
-use arrow_device::device::{DeviceId, device_error};
+use arrow_device::device::device_error;
+use arrow_device::device::engine::Health;
 use arrow_device::{Error, Result};
 use opencl_sys::*;
 
@@ -14,15 +13,11 @@ use crate::sys::{Answer, Cl, Failed, Object, code_name};
 /// A device in a context.
 pub(crate) struct Context {
     pub(crate) cl: &'static Cl,
-    pub(crate) id: DeviceId,
-    object: Object,
-    device: cl_device_id,
+    pub(crate) health: Health,
+    pub(crate) object: Object,
+    pub(crate) device: cl_device_id,
     pub(crate) kind: Kind,
     pub(crate) info: OpenClDeviceInfo,
-    /// The work that has failed, if some has.
-    pub(crate) failure: Arc<Failure>,
-    /// Polls the events that queues were made to wait for. Its jobs do not block.
-    pub(crate) worker: Worker,
 }
 
 // SAFETY: a device's handle may be used on any thread; the context keeps it alive.
@@ -30,50 +25,15 @@ unsafe impl Send for Context {}
 // SAFETY: the device's handle is only read, and all else here may be used on several threads at once.
 unsafe impl Sync for Context {}
 
-impl Context {
-    /// # Safety
-    /// `device` is one of the context's, and has this kind of memory.
-    pub(crate) unsafe fn new(
-        cl: &'static Cl,
-        id: DeviceId,
-        object: Object,
-        device: cl_device_id,
-        (info, kind): (OpenClDeviceInfo, Kind),
-    ) -> Self {
-        exit::watch();
-        Self {
-            cl,
-            id,
-            object,
-            device,
-            kind,
-            info,
-            failure: Arc::default(),
-            worker: Worker::new("arrow-device opencl"),
-        }
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {:?}", self.health.id(), self.object)
     }
+}
 
+impl Context {
     pub(crate) fn raw(&self) -> cl_context {
         self.object.raw()
-    }
-
-    pub(crate) fn device(&self) -> cl_device_id {
-        self.device
-    }
-
-    /// Lets this thread into the runtime while the result lives. An error if the process ends, or is a child of the one that opened the
-    /// device: nothing there may call the runtime, or take a lock that another thread may have held.
-    pub(crate) fn enter(&self) -> Result<Inside> {
-        // As from a runtime that was not initialised.
-        self.cl.process.check(self.id, CL_INVALID_CONTEXT)?;
-        let ends = "the process is ending";
-        exit::enter().ok_or_else(|| device_error(self.id, "exit", CL_INVALID_CONTEXT, ends))
-    }
-
-    /// As [`enter`](Self::enter); also an error if the device has failed.
-    pub(crate) fn enter_usable(&self) -> Result<Inside> {
-        let inside = self.enter()?;
-        self.failure.check().map(|()| inside)
     }
 
     /// Names the device in an error.
@@ -81,8 +41,8 @@ impl Context {
         answer.map_err(|failed| self.error(failed))
     }
 
-    pub(crate) fn error(&self, failed: Failed) -> Error {
-        device_error(self.id, failed.call, failed.code, code_name(failed.code))
+    pub(crate) fn error(&self, Failed { call, code }: Failed) -> Error {
+        device_error(self.health.id(), call, code, code_name(code))
     }
 
     /// As [`check`](Self::check), of a call that allocates.
@@ -97,7 +57,7 @@ impl Context {
 
     pub(crate) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
         Error::OutOfMemory {
-            device: self.id,
+            device: self.health.id(),
             operation,
             bytes,
         }
@@ -105,7 +65,7 @@ impl Context {
 
     pub(crate) fn not_supported(&self, operation: &'static str, reason: String) -> Error {
         Error::NotSupported {
-            device: self.id,
+            device: self.health.id(),
             operation,
             reason: reason.into(),
         }

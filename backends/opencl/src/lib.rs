@@ -35,7 +35,7 @@
 //! a driver, or a variable such as `OCL_ICD_VENDORS`, may change it. [`devices`] lists names, platforms and kinds of memory.
 //!
 //! A program that has a context and an in-order command queue already passes them to [`OpenClConfig::adopt`];
-//! [`OpenClDevice::adopt_queue`] makes a queue of a further command queue. Memory belongs to a context, which an id does not name:
+//! [`Queue::adopt`](arrow_device::Queue::adopt) makes a queue of a further command queue. Memory belongs to a context, which an id does not name:
 //! [`register`] says how imports find the right one. A device in another context may read wrong values: NVIDIA's driver copies zeros from
 //! the shared virtual memory of another context, without an error.
 //!
@@ -76,17 +76,13 @@
 //! | `sys.rs` | the runtime's functions, loaded at run time; references to its objects |
 //! | `platform.rs` | the devices of all platforms, and what each offers |
 //! | `open.rs`, `registry.rs` | how a device is opened, and how imports find it |
-//! | `context.rs` | a device in a context |
-//! | `event.rs` | the places that `sync_event` points to; what is asked of an event, and how a queue waits for any |
+//! | `context.rs` | a device in a context, and its errors |
+//! | `runtime.rs` | the provider: the device, its queues and events |
 //! | `memory.rs` | allocations, copies and fills |
-//! | `runtime.rs` | what the queues of a device share: the work of all, memory for reuse |
-//! | `backend.rs` | the implementations of the traits |
 //! | `handles.rs` | OpenCL's handles behind devices and queues, and a program's own |
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod backend;
 mod context;
-mod event;
 mod handles;
 mod memory;
 mod open;
@@ -95,11 +91,11 @@ mod registry;
 mod runtime;
 mod sys;
 
-pub use handles::{OpenClDevice, OpenClQueue};
 pub use open::OpenClConfig;
 pub use opencl_sys;
 pub use platform::{OpenClDeviceInfo, OpenClMemory, devices};
 pub use registry::{OpenClDevices, register};
+pub use runtime::{OpenClDevice, OpenClQueue};
 
 /// The programs of the page, which are tested as they stand.
 #[cfg(doctest)]

@@ -1,26 +1,26 @@
-//! The memory of a device: its kinds, allocations, copies and fills.
+//! The memory of a device: its kinds, copies and fills.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 use arrow_device::Result;
-use arrow_device::device::parts::{Ranges, Reserved};
+use arrow_device::device::engine::{Memories, Reserved};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use opencl_sys::*;
 
 use crate::context::Context;
 use crate::platform::Kind;
-use crate::sys::{Answer, BUFFER, Failed, Object};
+use crate::sys::{Answer, BUFFER, Failed, Object, Usm};
 
 /// The alignment in bytes that arrow-device asks for.
 const ALIGNMENT: cl_uint = 64;
 
 /// Memory of the runtime, which its drop frees at once: nothing may use it any more.
-pub(crate) struct Allocation {
+#[derive(Debug)]
+pub struct Allocation {
     context: Arc<Context>,
     pub(crate) base: DevicePtr,
-    pub(crate) bytes: usize,
     /// What the addresses stand for, and what reserves them, if the memory has none of its own.
     mem: Option<(Object, Reserved)>,
 }
@@ -28,10 +28,14 @@ pub(crate) struct Allocation {
 impl Allocation {
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
         let (cl, raw) = (context.cl, context.raw());
+        if bytes > context.info.max_allocation {
+            let what = "a single allocation (the most is CL_DEVICE_MAX_MEM_ALLOC_SIZE; use smaller batches)";
+            return Err(context.out_of_memory(what, bytes));
+        }
         let made = match context.kind {
             // SAFETY: the context is live and the device one of its own.
             Kind::Usm(usm) => unsafe {
-                usm.clDeviceMemAllocINTEL(raw, context.device(), null(), bytes, ALIGNMENT)
+                usm.clDeviceMemAllocINTEL(raw, context.device, null(), bytes, ALIGNMENT)
             },
             Kind::Svm(svm) => {
                 // SAFETY: the context is live; its device supports this kind of memory.
@@ -51,10 +55,20 @@ impl Allocation {
             // SAFETY: the buffer was just made, and nobody else has it.
             return Self::of_handle(context, unsafe { Object::own(cl, BUFFER, made) }, bytes);
         }
+        Self::of_pointer(context, made)
+    }
+
+    /// Allocates memory of the host.
+    pub(crate) fn on_host(context: &Arc<Context>, usm: Usm, bytes: usize) -> Result<Self> {
+        // SAFETY: the context is live.
+        let made = unsafe { usm.clHostMemAllocINTEL(context.raw(), null(), bytes, ALIGNMENT) };
+        Self::of_pointer(context, context.check_allocation(made, bytes)?)
+    }
+
+    fn of_pointer(context: &Arc<Context>, made: NonNull<c_void>) -> Result<Self> {
         let this = Self {
             context: context.clone(),
             base: DevicePtr::new(made.as_ptr()),
-            bytes,
             mem: None,
         };
         if !this.base.address().is_multiple_of(ALIGNMENT as usize) {
@@ -69,11 +83,10 @@ impl Allocation {
 
     /// Makes an address for a buffer.
     pub(crate) fn of_handle(context: &Arc<Context>, mem: Object, bytes: usize) -> Result<Self> {
-        let reserved = Reserved::new(context.id, bytes)?;
+        let reserved = Reserved::new(context.health.id(), bytes)?;
         Ok(Self {
             context: context.clone(),
             base: reserved.base(),
-            bytes,
             mem: Some((mem, reserved)),
         })
     }
@@ -81,9 +94,6 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let Some(_inside) = self.context.cl.enter() else {
-            return;
-        };
         let (raw, base) = (self.context.raw(), self.base.as_ptr());
         // SAFETY: the memory is of this context and used by nothing any more; this is its only owner.
         unsafe {
@@ -97,16 +107,17 @@ impl Drop for Allocation {
     }
 }
 
-/// The live allocations of a device, and what its queues do with them.
+/// The memory of a device that is in use, and what its queues do with it.
+#[derive(Debug)]
 pub(crate) struct Memory {
     context: Arc<Context>,
-    pub(crate) live: Ranges<Arc<Allocation>>,
+    pub(crate) all: Memories<Arc<Allocation>>,
 }
 
 impl Memory {
     pub(crate) fn new(context: Arc<Context>) -> Self {
-        let live = Ranges::new();
-        Self { context, live }
+        let all = Memories::default();
+        Self { context, all }
     }
 
     /// Returns the handle behind an address and the offset in bytes, with what keeps the handle.
@@ -114,10 +125,10 @@ impl Memory {
         &self,
         address: DevicePtr,
     ) -> Answer<(Arc<Allocation>, *mut c_void, usize)> {
-        let found = self.live.find(address);
-        let handle = found.and_then(|found| {
-            let mem = found.value.mem.as_ref()?.0.raw();
-            Some((found.value, mem, found.offset))
+        let found = self.all.find(address, 1);
+        let handle = found.and_then(|(memory, offset)| {
+            let mem = memory.mem.as_ref()?.0.raw();
+            Some((memory, mem, offset))
         });
         handle.ok_or(Failed {
             call: "looking up the cl_mem of an address",

@@ -3,17 +3,17 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use arrow_device::device::engine::{Engine, Health};
 use arrow_device::device::{DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, Device, Result};
 use opencl_sys::*;
 
 use crate::context::Context;
-use crate::handles::{OpenClDevice, check_queue};
 use crate::platform::{
     Kind, Listed, OpenClDeviceInfo, OpenClMemory, absent, absent_after, describe, devices_of,
     loader, platforms_devices,
 };
-use crate::runtime::Shared;
+use crate::runtime::{OpenClDevice, OpenClQueue};
 use crate::sys::{CONTEXT, Cl, Object};
 
 /// How an OpenCL device is opened. `Devices::open("opencl:0")` uses the defaults once the crate is
@@ -81,6 +81,14 @@ impl OpenClConfig {
     /// Returns [`Error::DeviceNotAvailable`](arrow_device::Error::DeviceNotAvailable) with the reason if there is no OpenCL
     /// loader, no driver, no such device, or if the device has no such memory.
     pub fn open(&self) -> Result<Device> {
+        let (device, queue, idle_bytes) = self.parts()?;
+        // SAFETY: the queue was made of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
+    }
+
+    /// What [`open`](Self::open) gives to the engine, for tests that let its calls fail.
+    #[doc(hidden)]
+    pub fn parts(&self) -> Result<(OpenClDevice, Arc<OpenClQueue>, usize)> {
         let id = self.id();
         let (cl, _inside) = loader(id)?;
         let devices = platforms_devices(cl, id)?;
@@ -150,7 +158,10 @@ impl OpenClConfig {
             return Err(absent(id, "the context does not contain the device"));
         }
         // SAFETY: the device is one of the context's, and the caller guarantees the queue.
-        unsafe { self.open_in(cl, context, Listed { platform, device }, queue) }
+        let parts = unsafe { self.open_in(cl, context, Listed { platform, device }, queue) };
+        let (device, queue, idle_bytes) = parts?;
+        // SAFETY: the queue was made of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
     }
 
     pub(crate) fn id(&self) -> DeviceId {
@@ -165,7 +176,7 @@ impl OpenClConfig {
         context: Object,
         listed: Listed,
         queue: Option<cl_command_queue>,
-    ) -> Result<Device> {
+    ) -> Result<(OpenClDevice, Arc<OpenClQueue>, usize)> {
         let id = self.id();
         // SAFETY: the caller guarantees the device, which the context keeps alive.
         let described = unsafe { describe(cl, listed) };
@@ -180,12 +191,20 @@ impl OpenClConfig {
             }
         }
         let kind = self.choose(&info, &kinds)?;
-        // SAFETY: the caller guarantees that the device is one of the context's.
-        let context = unsafe { Context::new(cl, id, context, listed.device, (info, kind)) };
-        let shared = Shared::new(context, self.idle_bytes);
-        // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        let queue = queue.map(|queue| unsafe { check_queue(&shared, queue) });
-        Device::new(Arc::new(OpenClDevice::new(shared, queue.transpose()?)?))
+        let device = OpenClDevice::new(Context {
+            cl,
+            health: Health::new(id),
+            object: context,
+            device: listed.device,
+            kind,
+            info,
+        });
+        let queue = match queue {
+            // SAFETY: the caller guarantees a live queue (see `# Safety`).
+            Some(queue) => unsafe { OpenClQueue::adopt(&device, queue) },
+            None => OpenClQueue::new(&device),
+        };
+        Ok((device, queue?, self.idle_bytes))
     }
 
     fn choose(&self, info: &OpenClDeviceInfo, kinds: &[Kind]) -> Result<Kind> {

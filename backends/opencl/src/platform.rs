@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use arrow_device::device::DeviceId;
-use arrow_device::device::parts::exit::Inside;
+use arrow_device::device::engine::Inside;
 use arrow_device::{ArrowDeviceType, Error, Result};
 use opencl_sys::*;
 
@@ -114,13 +114,7 @@ pub(crate) fn absent_after(device: DeviceId, failed: Failed) -> Error {
 /// Returns the loader, which may be used while the other value lives.
 pub(crate) fn loader(id: DeviceId) -> Result<(&'static Cl, Inside)> {
     let cl = Cl::get().map_err(|why| absent(id, why))?;
-    // As from a runtime that was not initialised.
-    cl.process.check(id, CL_INVALID_CONTEXT)?;
-    let inside = cl.enter();
-    Ok((
-        cl,
-        inside.ok_or_else(|| absent(id, "the process is ending"))?,
-    ))
+    Ok((cl, cl.health.enter()?))
 }
 
 /// A device that the loader lists.

@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
-use opencl_sys::{CL_EVENT_CONTEXT, cl_context};
+use opencl_sys::{CL_EVENT_CONTEXT, cl_context, cl_event};
 
-use crate::event;
-use crate::handles::OpenClDevice;
 use crate::open::OpenClConfig;
 use crate::platform::{absent, absent_after, devices_of, loader, platforms_devices};
+use crate::runtime::OpenClDevice;
 use crate::sys::lock;
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
@@ -65,11 +64,13 @@ impl OpenClDevices {
     /// devices. Unlike [`Devices::add`], which names one device of an id, several may have the same id.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if it is not an OpenCL device.
+    /// Returns [`Error::NotSupported`] if it is not an OpenCL device.
     pub fn add(&self, device: Device) -> Result<()> {
-        let context = &OpenClDevice::of(&device)?.shared.context;
         // In a child of the process another thread may have had the lock.
-        let _inside = context.enter()?;
+        let _inside = OpenClDevice::of(&device)?
+            .context
+            .health
+            .enter_even_if_failed()?;
         let mut known = lock(&self.0);
         if !known.added.contains(&device) {
             known.added.push(device.clone());
@@ -86,7 +87,7 @@ impl OpenClDevices {
         let (cl, _inside) = loader(id)?;
         let event = event.filter(|event| event.as_ptr().cast::<usize>().is_aligned());
         // SAFETY: the caller of the import guarantees a live event of this type (see `register_resolver`), and the pointer is aligned.
-        let raw = event.map(|event| unsafe { event::read(event) });
+        let raw = event.map(|event| unsafe { event.as_ptr().cast::<cl_event>().read() });
         let context: Option<cl_context> = match raw.filter(|raw| !raw.is_null()) {
             None => None,
             Some(raw) => {
@@ -115,10 +116,8 @@ impl OpenClDevices {
             return Ok(Some(found.clone()));
         }
         match context {
-            Some(context) if event.is_some_and(|event| event::owner(event).is_none()) => {
-                self.adopt(id, context, address).map(Some)
-            }
-            _ => Ok(None),
+            Some(context) => self.adopt(id, context, address).map(Some),
+            None => Ok(None),
         }
     }
 

@@ -1,85 +1,181 @@
-//! [`Shared`]: what a device and its queues share, the queues that were dropped included, and the memory that waits for its next use.
+//! [`OpenClDevice`], the provider of the engine: a device in a context, its queues and events.
+//!
+//! Runtimes do not agree about failed events. PoCL 3.1 ends the process if a failed event is waited for by a command. Intel's CPU runtime
+//! reports the status of success for an event whose predecessor failed, and then only `clWaitForEvents` shows the failure. So here both
+//! are asked, and nothing of a failure is passed into the runtime.
 
-use std::ptr::{NonNull, null, null_mut};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::{NonNull, null, null_mut, with_exposed_provenance_mut};
+use std::sync::Arc;
 
-use arrow_device::device::DevicePtr;
-use arrow_device::device::parts::{Block, Pool, Ranges, Worker};
-use arrow_device::{Error, Result};
+use arrow_device::Result;
+use arrow_device::device::engine::{Health, Memories, Runtime, Worker};
+use arrow_device::device::{Capabilities, CopyOp, DevicePtr, EventPtr, ExportSync, Relation};
 use opencl_sys::*;
 
 use crate::context::Context;
-use crate::event::is_done;
 use crate::memory::{Allocation, Memory};
-use crate::sys::{Answer, Cl, EVENT, Failed, Object, lock};
+use crate::platform::Kind;
+use crate::sys::{Answer, Cl, EVENT, Failed, Object, QUEUE};
 
-/// A command queue, of which its device has a clone until its work is done.
-pub(crate) struct Queue {
+/// An OpenCL device in a context: the provider of an arrow-device device.
+///
+/// [`OpenClConfig`](crate::OpenClConfig) opens one.
+pub struct OpenClDevice {
+    pub(crate) context: Arc<Context>,
+    pub(crate) memory: Arc<Memory>,
+}
+
+impl OpenClDevice {
+    pub(crate) fn new(context: Context) -> Self {
+        let context = Arc::new(context);
+        let memory = Arc::new(Memory::new(context.clone()));
+        Self { context, memory }
+    }
+}
+
+impl fmt::Debug for OpenClDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, info, memory) = (self.context.health.id(), self.info(), self.memory());
+        write!(f, "OpenCL({id}: {info}, {memory:?})")
+    }
+}
+
+/// A queue of an OpenCL device: an in-order command queue.
+#[derive(Debug)]
+pub struct OpenClQueue {
+    pub(crate) context: Arc<Context>,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) object: Object,
-    /// An event after the last work of a queue that was dropped, if one could be recorded.
-    pub(crate) last: OnceLock<Object>,
 }
 
-/// The queues of a device, those that were dropped included: their work may still run.
-#[derive(Default)]
-pub(crate) struct Queues(Mutex<Vec<Arc<Queue>>>);
-
-impl Queues {
-    pub(crate) fn add(&self, queue: Arc<Queue>) {
-        lock(&self.0).push(queue);
+impl OpenClQueue {
+    /// Makes a command queue. Without a property it is in order.
+    pub(crate) fn new(device: &OpenClDevice) -> Result<Arc<Self>> {
+        let (context, cl) = (&device.context, device.context.cl);
+        // SAFETY: context and device are live and belong together.
+        let made = unsafe { cl.clCreateCommandQueue(context.raw(), context.device, 0) };
+        // SAFETY: the queue was just made, and nobody else has it.
+        let object = unsafe { Object::own(cl, QUEUE, context.check(made)?) };
+        Ok(Self::with(device, object))
     }
 
-    /// Returns whether all queues were dropped and have ended, and forgets those that have.
-    pub(crate) fn are_done(&self, context: &Context) -> bool {
-        // The runtime is called outside the lock: to ask, and to release the queues.
-        let mut ended = lock(&self.0).clone();
-        ended.retain(|queue| queue.last.get().is_some_and(|last| is_done(context, last)));
-        let mut queues = lock(&self.0);
-        queues.retain(|queue| !ended.iter().any(|ended| Arc::ptr_eq(ended, queue)));
-        queues.is_empty()
+    fn with(device: &OpenClDevice, object: Object) -> Arc<Self> {
+        Arc::new(Self {
+            context: device.context.clone(),
+            memory: device.memory.clone(),
+            object,
+        })
     }
 
-    /// Makes this thread wait for the work of all queues, and forgets those that were dropped before.
-    pub(crate) fn finish(&self, cl: &Cl, patience: Patience) -> Answer {
-        let (queues, mut outcome) = (lock(&self.0).clone(), Ok(()));
-        for queue in queues {
-            let finished = finish(cl, &queue, patience);
-            // Nobody else has one that was dropped.
-            if finished.is_ok() && Arc::strong_count(&queue) == 2 {
-                lock(&self.0).retain(|other| !Arc::ptr_eq(other, &queue));
-            }
-            outcome = outcome.and(finished);
+    /// Takes a reference of a program's command queue, if it can be a queue of the device.
+    ///
+    /// # Safety
+    /// The command queue is live, or null.
+    pub(crate) unsafe fn adopt(
+        device: &OpenClDevice,
+        queue: cl_command_queue,
+    ) -> Result<Arc<Self>> {
+        let (context, cl) = (&device.context, device.context.cl);
+        // SAFETY: the caller guarantees the command queue; each value is asked for as what the specification says it is.
+        let asked = unsafe {
+            Object::retain(cl, QUEUE, queue).and_then(|kept| {
+                let of: cl_context = cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT)?;
+                let of_device: cl_device_id = cl.clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE)?;
+                let properties: cl_bitfield =
+                    cl.clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES)?;
+                Ok((kept, of, of_device, properties))
+            })
+        };
+        let (object, of, of_device, properties) = context.check(asked)?;
+        let reason = if of != context.raw() || of_device != context.device {
+            "the command queue is of another context or device; create it for the device's own"
+        } else if properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE != 0 {
+            "the command queue runs its commands out of order; create one without CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE"
+        } else {
+            return Ok(Self::with(device, object));
+        };
+        Err(context.not_supported("adopting a command queue", reason.into()))
+    }
+
+    /// Makes later work wait for an event of the queue's context.
+    fn barrier(&self, event: cl_event) -> Answer {
+        let (cl, queue) = (self.context.cl, self.object.raw());
+        // SAFETY: queue and event are live and of one context.
+        unsafe { cl.clEnqueueBarrierWithWaitList(queue, 1, &raw const event, null_mut()) }
+    }
+}
+
+/// An event of this crate or of a foreign producer, of which it has a reference.
+#[derive(Debug)]
+pub struct Event {
+    object: Object,
+    is_own: bool,
+}
+
+impl Event {
+    fn status(&self, cl: &Cl) -> Answer<cl_int> {
+        // SAFETY: the event is live; the status is an integer.
+        unsafe { cl.clGetEventInfo(self.object.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) }
+    }
+
+    /// Returns how the event has ended; `None`: it is pending. An error if it cannot be asked about. Never waits.
+    fn outcome(&self, cl: &Cl) -> Answer<Option<Answer>> {
+        let code = self.status(cl)?;
+        let call = "the producer's work before an event";
+        if code != CL_COMPLETE {
+            return Ok((code < CL_COMPLETE).then_some(Err(Failed { call, code })));
         }
-        outcome
-    }
-}
-
-/// When a wait for a queue gives up.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// At the first error.
-    Once,
-    /// Once the queue's work certainly does not run any more, as long as it takes. There is no bound: to give up while the runtime
-    /// answers with other errors, such as `CL_OUT_OF_RESOURCES`, would free memory that work may still use.
-    UntilEnded,
-}
-
-/// Makes this thread wait for the work of a queue.
-pub(crate) fn finish(cl: &Cl, queue: &Queue, patience: Patience) -> Answer {
-    loop {
-        // SAFETY: the queue is live.
-        match unsafe { cl.clFinish(queue.object.raw()) } {
-            Err(failed) if patience == Patience::UntilEnded && !is_gone(failed.code) => {
-                // Such as a lack of memory, which says nothing about the work.
-                std::thread::sleep(Duration::from_millis(10));
+        // Does not wait any more, and reports failures that the status does not show.
+        match self.wait(cl) {
+            Err(failed) if failed.code != CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => {
+                Err(failed)
             }
-            finished => return finished,
+            ended => Ok(Some(ended)),
         }
     }
+
+    fn wait(&self, cl: &Cl) -> Answer {
+        let event = self.object.raw();
+        // SAFETY: the event is live, and is the whole list.
+        unsafe { cl.clWaitForEvents(1, &raw const event) }
+    }
+
+    /// Sees to it that a foreign producer's event makes progress: its queue may not have been flushed. That queue's handle is not used, since
+    /// an event keeps no queue alive, and the producer may release it at any time. A thread that waits for the event flushes the queue
+    /// instead (OpenCL's specification, "Flush and Finish").
+    fn flush(&self, context: &Arc<Context>) -> Answer {
+        let cl = context.cl;
+        if self.is_own || self.status(cl)? != CL_QUEUED as cl_int {
+            return Ok(());
+        }
+        // SAFETY: the event is live.
+        let object = unsafe { Object::retain(cl, EVENT, self.object.raw()) }?;
+        let (kept, context) = (Self { object, ..*self }, context.clone());
+        Worker::new("arrow-device opencl flush").push(move || {
+            if let Some(_inside) = context.health.enter_to_drop() {
+                // The queue that was made to wait asks how it ends.
+                let _: Answer = kept.wait(cl);
+            }
+        });
+        Ok(())
+    }
 }
 
-/// Returns whether a queue for which a wait fails with this code runs nothing any more.
+/// A user event that completes when this is dropped, so that no work waits for it for ever.
+struct Gate(&'static Cl, Object);
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Tried again in case the runtime is short of memory: the queue would hang.
+        // SAFETY: the event is a user event, live and pending.
+        let open = || unsafe { self.0.clSetUserEventStatus(self.1.raw(), CL_COMPLETE) };
+        (0..16).any(|_| open().is_ok());
+    }
+}
+
+/// Whether a queue for which a wait fails with this code runs nothing any more.
 fn is_gone(code: cl_int) -> bool {
     matches!(
         code,
@@ -87,154 +183,244 @@ fn is_gone(code: cl_int) -> bool {
     )
 }
 
-/// How long an allocation waits, while there is no memory left, for work that uses what was freed.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Memory in the pool.
-struct Idle {
-    /// `None` if no event could be recorded: only its own queue may use the memory again, or `trim` waits. So it is if the event
-    /// fails.
-    after: Option<Object>,
-    memory: Arc<Allocation>,
+/// Returns how two waits have ended together. A queue that is gone runs nothing, but one whose wait has failed in another way may.
+fn both(one: Answer, other: Answer) -> Answer {
+    match (one, other) {
+        (Err(one), Err(other)) if is_gone(one.code) => Err(other),
+        (one, other) => one.and(other),
+    }
 }
 
-/// What a device and its queues share.
-pub(crate) struct Shared {
-    pub(crate) context: Arc<Context>,
-    pub(crate) memory: Memory,
-    /// Host memory in use.
-    pub(crate) host: Ranges<()>,
-    pub(crate) queues: Queues,
-    pool: Pool<Idle>,
-}
+// SAFETY:
+// - memory is aligned (`Allocation::new`), and no memory of a device counts as readable by the host; that of `allocate_host` is the host's;
+// - the queues are in order: `new` makes them so, and `adopt` refuses others; a wait is a barrier;
+// - events are markers, which complete after all earlier commands of an in-order queue, which the host then sees;
+// - `synchronize` waits for every queue until its work has finished, or the runtime answers that queue, context or device is gone, whose
+//   work runs no more. Any other error says nothing about the work.
+unsafe impl Runtime for OpenClDevice {
+    type Stream = OpenClQueue;
+    type Event = Event;
+    type Memory = Arc<Allocation>;
 
-impl Shared {
-    pub(crate) fn new(context: Context, idle_bytes: usize) -> Self {
-        let context = Arc::new(context);
-        Self {
-            memory: Memory::new(context.clone()),
-            context,
-            host: Ranges::new(),
-            queues: Queues::default(),
-            pool: Pool::new(idle_bytes),
+    fn health(&self) -> &Health {
+        &self.context.health
+    }
+
+    fn memories(&self) -> &Memories<Arc<Allocation>> {
+        &self.memory.all
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut this = Capabilities::new(self.context.health.id());
+        if matches!(self.context.kind, Kind::Handles) {
+            this.exports = ExportSync::Refused(
+                "its addresses stand for cl_mem buffers, which no other library knows; open the device with other memory (OpenClMemory::Svm), \
+                 or hand over the cl_mem of OpenClDevice::handle",
+            );
+        }
+        this
+    }
+
+    fn new_stream(&self) -> Result<Arc<OpenClQueue>> {
+        OpenClQueue::new(self)
+    }
+
+    unsafe fn adopt_stream(&self, handle: usize) -> Result<Arc<OpenClQueue>> {
+        // SAFETY: the caller guarantees a live command queue (contract of `adopt_stream`).
+        unsafe { OpenClQueue::adopt(self, with_exposed_provenance_mut(handle)) }
+    }
+
+    fn stream_handle(&self, queue: &OpenClQueue) -> Option<usize> {
+        Some(queue.handle().expose_provenance())
+    }
+
+    fn allocate(&self, bytes: usize, _: &OpenClQueue) -> Result<Arc<Allocation>> {
+        Allocation::new(&self.context, bytes).map(Arc::new)
+    }
+
+    /// The runtimes without unified shared memory have no other memory from which they copy faster.
+    fn allocate_host(&self, bytes: usize) -> Result<Option<Arc<Allocation>>> {
+        match self.context.kind {
+            Kind::Usm(usm) if bytes <= self.context.info.max_allocation => {
+                let made = Allocation::on_host(&self.context, usm, bytes)?;
+                Ok(Some(Arc::new(made)))
+            }
+            _ => Ok(None),
         }
     }
 
-    fn is_done(&self, idle: &Idle) -> bool {
-        let after = idle.after.as_ref();
-        after.is_some_and(|event| is_done(&self.context, event))
+    fn base(&self, memory: &Arc<Allocation>) -> DevicePtr {
+        memory.base
     }
 
-    /// Allocates memory for work on the queue of this number.
-    pub(crate) fn allocate(&self, queue: u64, bytes: usize) -> Result<DevicePtr> {
-        let most = self.context.info.max_allocation;
-        let rounded = Pool::<Idle>::rounded(bytes).unwrap_or(usize::MAX);
-        let memory = match self.pool.take(queue, rounded, |idle| self.is_done(idle)) {
-            Some(block) => block.after.memory,
-            None if bytes > most => {
-                let what = "a single allocation (the most is CL_DEVICE_MAX_MEM_ALLOC_SIZE; use smaller batches)";
-                return Err(self.context.out_of_memory(what, bytes));
-            }
-            None => {
-                self.free_idle(false);
-                Arc::new(self.allocate_new(rounded.min(most))?)
-            }
-        };
-        let base = memory.base;
-        self.memory.live.insert(base, bytes, memory);
-        Ok(base)
+    fn max_allocation(&self) -> usize {
+        self.context.info.max_allocation
     }
 
-    /// Asks the runtime for memory. If it has none left, what is in the pool is freed: at once what is done, and the rest once it
-    /// is, for which this waits a while.
-    fn allocate_new(&self, bytes: usize) -> Result<Allocation> {
-        let start = Instant::now();
-        loop {
-            let made = Allocation::new(&self.context, bytes);
-            if !matches!(made, Err(Error::OutOfMemory { .. })) {
-                return made;
-            }
-            while !self.free_idle(true) {
-                if self.pool.is_empty() || start.elapsed() > PATIENCE {
-                    return made;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-    }
-
-    /// Gives memory back after the work of a queue so far, which `after` stands for.
-    pub(crate) fn free(&self, queue: u64, base: DevicePtr, after: Option<Object>) -> Result<()> {
-        let Some((_, memory)) = self.memory.live.remove(base) else {
-            let reason = format!("{base:?} is not the beginning of an allocation of this device");
-            return Err(self.context.not_supported("free", reason));
-        };
-        self.pool.give(Block {
-            base,
-            bytes: memory.bytes,
-            queue,
-            after: Idle { after, memory },
-        });
-        if self.pool.is_over(1) {
-            self.free_idle(false);
+    unsafe fn copy(
+        &self,
+        queue: &OpenClQueue,
+        copies: &[CopyOp],
+        under_way: &mut bool,
+    ) -> Result<()> {
+        for op in copies {
+            // SAFETY: the caller guarantees memory for all bytes until the copies have completed (contract of `copy`); the queue is live.
+            let queued = unsafe { self.memory.copy(queue.handle(), op) };
+            self.context.check(queued)?;
+            *under_way = true;
         }
         Ok(())
     }
 
-    /// Frees memory that nothing uses any more: what is over the limits, or all of it. Returns whether there was any.
-    fn free_idle(&self, all: bool) -> bool {
-        let done = self.pool.take_done(all, |idle| self.is_done(idle));
-        !done.is_empty()
+    unsafe fn fill(
+        &self,
+        queue: &OpenClQueue,
+        dst: DevicePtr,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller guarantees `bytes` bytes until the fill has completed (contract of `fill`); the queue is live.
+        let queued = unsafe { self.memory.fill(queue.handle(), dst, byte, bytes) };
+        self.context.check(queued)
     }
 
-    /// Frees all memory that nothing uses any more.
-    pub(crate) fn trim(&self) {
-        self.free_idle(true);
-        // What has no event, or one that may have failed, is done once all queues are.
-        let is_unknown = |idle: &Idle| idle.after.is_none() || self.context.failure.is_set();
-        let unknown = self.pool.take_done(true, is_unknown);
-        if !unknown.is_empty() && self.queues.finish(self.context.cl, Patience::Once).is_err() {
-            unknown.into_iter().for_each(|block| self.pool.give(block));
+    /// The queue is flushed, or the event might never complete.
+    fn record(&self, queue: &OpenClQueue) -> Result<Event> {
+        let (cl, queue) = (self.context.cl, queue.handle());
+        let (mut event, code): (cl_event, _) = (null_mut(), CL_SUCCESS);
+        // SAFETY: the queue is live, and the place for the event valid. The event is nobody else's.
+        let marked = unsafe {
+            cl.clEnqueueMarkerWithWaitList(queue, 0, null(), &raw mut event)
+                .and_then(|()| {
+                    let call = "clEnqueueMarkerWithWaitList";
+                    let event = NonNull::new(event).ok_or(Failed { call, code })?;
+                    let object = Object::own(cl, EVENT, event);
+                    cl.clFlush(queue).map(|()| object)
+                })
+        };
+        let object = self.context.check(marked)?;
+        let is_own = true;
+        Ok(Event { object, is_own })
+    }
+
+    fn pointer(&self, event: &Event) -> *mut c_void {
+        event.object.place()
+    }
+
+    unsafe fn foreign_event(&self, event: EventPtr) -> Result<Event> {
+        // SAFETY: the caller guarantees the pointer to a live event (contract of `foreign_event`).
+        let kept = unsafe {
+            let event: cl_event = event.as_ptr().cast::<cl_event>().read();
+            Object::retain(self.context.cl, EVENT, event)
+        };
+        let (object, is_own) = (self.context.check(kept)?, false);
+        Ok(Event { object, is_own })
+    }
+
+    /// Work that has failed is the end of the device, and the rest before the event may still run: PoCL fails an event at once if a command
+    /// before it fails. A foreign event that has failed says nothing about this device.
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        let context = &self.context;
+        match context.check(event.outcome(context.cl))? {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(failed)) => {
+                let error = context.error(failed);
+                Err(if event.is_own {
+                    context.health.fail(error)
+                } else {
+                    error
+                })
+            }
         }
     }
 
-    /// Returns an event after the work of a queue so far. The queue is flushed, or the event might never complete.
-    pub(crate) fn marker(&self, queue: &Queue) -> Answer<Object> {
-        let (cl, queue) = (self.context.cl, queue.object.raw());
-        let (mut event, code): (cl_event, _) = (null_mut(), CL_SUCCESS);
-        // SAFETY: the queue is live, and the place for the event valid. The event is nobody else's.
-        unsafe {
-            cl.clEnqueueMarkerWithWaitList(queue, 0, null(), &raw mut event)?;
-            let call = "clEnqueueMarkerWithWaitList";
-            let event = NonNull::new(event).ok_or(Failed { call, code })?;
-            let event = Object::own(cl, EVENT, event);
-            cl.clFlush(queue).map(|()| event)
+    fn wait_host(&self, event: &Event) -> Result<()> {
+        loop {
+            let _inside = self.context.health.enter()?;
+            let waited = event.wait(self.context.cl);
+            // It says more than that some event has failed.
+            if self.is_done(event)? {
+                return Ok(());
+            }
+            self.context.check(waited)?;
+        }
+    }
+
+    /// A queue waits for events of its own context that cannot fail unseen.
+    fn wait(&self, queue: &OpenClQueue, event: &Event, is_own: bool) -> Result<bool> {
+        if self.is_done(event)? {
+            return Ok(true);
+        }
+        let waited = match is_own {
+            true => queue.barrier(event.object.raw()),
+            false => event.flush(&self.context),
+        };
+        self.context.check(waited).map(|()| is_own)
+    }
+
+    /// Events of other contexts cannot be waited for, and foreign ones may fail: one of our own follows such an event, and never fails.
+    fn gate(&self, queue: &OpenClQueue) -> Result<Option<Box<dyn Send>>> {
+        let (cl, context) = (self.context.cl, self.context.raw());
+        // SAFETY: the context is live. The event is nobody else's.
+        let made = unsafe {
+            let made = cl.clCreateUserEvent(context);
+            made.map(|event| Gate(cl, Object::own(cl, EVENT, event)))
+        };
+        let gate = self.context.check(made)?;
+        // If this fails, the gate is open when it is dropped.
+        self.context.check(queue.barrier(gate.1.raw()))?;
+        Ok(Some(Box::new(gate)))
+    }
+
+    fn synchronize(&self, queues: &[Arc<OpenClQueue>]) -> Result<()> {
+        let context = &self.context;
+        let _inside = context.health.enter_even_if_failed()?;
+        let mut outcome = Ok(());
+        for queue in queues {
+            // SAFETY: the queue is live.
+            let finished = unsafe { context.cl.clFinish(queue.handle()) };
+            outcome = both(outcome, finished);
+        }
+        outcome.map_err(|failed| match is_gone(failed.code) {
+            // SAFETY: each queue has finished, or is gone, whose work runs no more (`both`).
+            true => unsafe { context.health.lose(context.error(failed)) },
+            false => context.error(failed),
+        })
+    }
+
+    /// A processor copies from any memory of the host, on threads of the runtime.
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        self.context.info.is_cpu && address.address().checked_add(bytes).is_some()
+    }
+
+    /// Events of other contexts are followed by one of this context.
+    fn relation(&self, _: &Self) -> Relation {
+        Relation {
+            copies: false,
+            waits: true,
         }
     }
 }
 
-impl Drop for Shared {
-    /// Frees the pool, and what was never freed, once the queues, which were dropped, have ended.
-    fn drop(&mut self) {
-        let (context, queues) = (self.context.clone(), std::mem::take(&mut self.queues));
-        let memory = (self.pool.take_all(), std::mem::take(&mut self.memory.live));
-        let Some(_inside) = context.cl.enter() else {
-            return std::mem::forget((memory, queues));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The device would be lost, and its memory freed, while the work of the other queue runs.
+    #[test]
+    fn a_queue_that_is_gone_does_not_hide_one_that_works() {
+        let wait = |code| {
+            Err(Failed {
+                call: "clFinish",
+                code,
+            })
         };
-        let is_none = memory.0.is_empty() && memory.1.is_empty();
-        if is_none || queues.are_done(&context) {
-            return;
-        }
-        // Not the context's worker, whose jobs must not block. Dropping this one does not wait.
-        Worker::new("arrow-device opencl end").push(move || {
-            let Some(_inside) = context.cl.enter() else {
-                return std::mem::forget((memory, queues));
-            };
-            match queues.finish(context.cl, Patience::UntilEnded) {
-                Ok(()) => drop(memory),
-                // Work may still use the memory.
-                Err(_) => std::mem::forget(memory),
-            }
-        });
+        let both = |one, other| both(wait(one), wait(other)).unwrap_err().code;
+        let (gone, works) = (CL_INVALID_COMMAND_QUEUE, CL_OUT_OF_RESOURCES);
+        assert_eq!([both(gone, works), both(works, gone)], [works; 2]);
+        assert_eq!(both(gone, CL_INVALID_CONTEXT), CL_INVALID_CONTEXT);
+        assert!(super::both(wait(gone), Ok(())).is_err());
+        assert!(super::both(Ok(()), wait(gone)).is_err());
     }
 }

@@ -9,8 +9,9 @@ use std::ops::Deref;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use arrow_device::device::parts::Process;
-use arrow_device::device::parts::exit::{self, Inside};
+use arrow_device::ArrowDeviceType;
+use arrow_device::device::DeviceId;
+use arrow_device::device::engine::Health;
 use libloading::Library;
 use opencl_sys::cl_function_types::*;
 use opencl_sys::*;
@@ -274,15 +275,21 @@ impl Object {
         self.raw.as_ptr()
     }
 
-    /// Gives the reference to the caller.
-    pub(crate) fn into_raw(self) -> *mut c_void {
-        std::mem::ManuallyDrop::new(self).raw()
+    /// Returns the address of the handle, as long as this value is not moved.
+    pub(crate) fn place(&self) -> *mut c_void {
+        std::ptr::from_ref(&self.raw).cast_mut().cast()
+    }
+}
+
+impl std::fmt::Debug for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.raw.fmt(f)
     }
 }
 
 impl Drop for Object {
     fn drop(&mut self) {
-        if let Some(_inside) = self.cl.enter() {
+        if let Some(_inside) = self.cl.health.enter_to_drop() {
             // An error has no place to go.
             // SAFETY: this value owns a reference, which keeps the object alive until here.
             let _: Answer = unsafe { self.sort.1(self.cl, self.raw()) };
@@ -295,8 +302,8 @@ pub(crate) struct Cl {
     functions: Functions,
     /// `None` if the loader is older than OpenCL 2.0.
     pub(crate) svm: Option<Svm>,
-    /// Where it was loaded: a child of that process must not call it.
-    pub(crate) process: Process,
+    /// A child of the process in which it was loaded must not call it.
+    pub(crate) health: Health,
 }
 
 impl Deref for Cl {
@@ -320,12 +327,6 @@ impl Cl {
     pub(crate) fn get() -> Result<&'static Self, &'static str> {
         static CL: OnceLock<Result<Cl, String>> = OnceLock::new();
         CL.get_or_init(Self::load).as_ref().map_err(String::as_str)
-    }
-
-    /// Lets this thread into the runtime, unless it ends the process or this is a child of the one that loaded OpenCL: all is then left to
-    /// the system.
-    pub(crate) fn enter(&self) -> Option<Inside> {
-        self.process.is_this().then(exit::enter).flatten()
     }
 
     fn load() -> Result<Self, String> {
@@ -361,7 +362,7 @@ impl Cl {
             functions,
             // SAFETY: the library is OpenCL's loader and stays loaded: a symbol of this name is the function.
             svm: unsafe { Svm::find(find) }.ok(),
-            process: Process::this(),
+            health: Health::new(DeviceId::new(ArrowDeviceType::OPENCL, 0)),
         })
     }
 }

@@ -3,51 +3,48 @@
 use std::sync::Arc;
 
 use arrow_device::device::DevicePtr;
+use arrow_device::device::engine::Engine;
 use arrow_device::{Device, DeviceBuffer, Error, Queue, Result};
 use ash::vk;
 
-use crate::event::events_of;
 use crate::memory::{Buffer, address};
-use crate::runtime::{VulkanDevice, VulkanQueue};
-use crate::shared::Shared;
+use crate::order::VulkanQueue;
+use crate::runtime::VulkanDevice;
 use crate::sys::{SharedQueue, VulkanDeviceInfo};
 
 impl VulkanDevice {
     /// Returns the Vulkan device behind a device.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if it is not a Vulkan device of this crate.
+    /// Returns [`Error::NotSupported`] if it is not a Vulkan device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
-        let found = device.backend().downcast_ref();
-        found.ok_or_else(|| {
-            Error::InvalidArgument(format!("{device} is not a Vulkan device").into())
-        })
+        Engine::of(device).map(Engine::runtime)
     }
 
     /// Returns what Vulkan reports about the physical device.
     pub fn info(&self) -> &VulkanDeviceInfo {
-        &self.shared.context.info
+        &self.context.info
     }
 
     /// Returns the functions of the instance. They may be called as long as this value lives.
     pub fn instance(&self) -> &ash::Instance {
-        &self.shared.context.instance
+        &self.context.instance
     }
 
     /// Returns the physical device.
     pub fn physical_device(&self) -> vk::PhysicalDevice {
-        self.shared.context.physical
+        self.context.physical
     }
 
     /// Returns the functions of the device. They may be called as long as this value lives; what is made with them is destroyed
     /// before.
     pub fn device(&self) -> &ash::Device {
-        &self.shared.context.device
+        &self.context.device
     }
 
     /// Returns the index of the queue family to which the memory belongs, and of which command buffers must be.
     pub fn queue_family(&self) -> u32 {
-        self.shared.context.family
+        self.context.family
     }
 
     /// Returns the VkBuffer in which all of `bytes` bytes at an address lie, and the offset of the address in bytes. The buffer
@@ -56,8 +53,8 @@ impl VulkanDevice {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if they are not in memory that the device knows.
     pub fn resolve(&self, address: DevicePtr, bytes: usize) -> Result<(vk::Buffer, u64)> {
-        let _inside = self.shared.context.enter()?;
-        self.shared.at(address, bytes)
+        let _inside = self.context.health.enter()?;
+        self.at(address, bytes)
     }
 
     /// Wraps a VkBuffer of the program's as a buffer of the device, and keeps `keep` until it is not used any more. Copies nothing
@@ -81,9 +78,8 @@ impl VulkanDevice {
         bytes: usize,
         keep: K,
     ) -> Result<DeviceBuffer> {
-        let this = Self::of(device)?;
-        let context = &this.shared.context;
-        let _inside = context.enter()?;
+        let context = &Self::of(device)?.context;
+        let inside = context.health.enter()?;
         if buffer == vk::Buffer::null() || bytes == 0 {
             return Err(Error::InvalidArgument(
                 "wrap_buffer wants a VkBuffer and its length in bytes, which is more than 0".into(),
@@ -95,27 +91,10 @@ impl VulkanDevice {
             let reason = "the VkBuffer has no address; create it with VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT";
             return Err(context.not_supported("wrap_buffer", reason.into()));
         }
-        let known = Arc::new(Buffer::of_program(buffer, base, bytes));
-        if !this.shared.live.insert_apart(base, bytes, known) {
-            return Err(Error::InvalidArgument(
-                format!("{bytes} bytes at {base:?} overlap a VkBuffer that {device} knows already; wrap it once")
-                    .into(),
-            ));
-        }
-        let owner = Wrapped {
-            shared: this.shared.clone(),
-            base,
-            _keep: keep,
-        };
-        // SAFETY: the addresses are those of the buffer, which `owner` keeps; the caller guarantees that it does not change.
-        Ok(unsafe { DeviceBuffer::from_raw(device, base, bytes, Box::new(owner), None) })
-    }
-
-    /// Returns how many buffers, recorded events, and pieces of host memory are in use, for tests of leaks.
-    #[doc(hidden)]
-    pub fn in_use(&self) -> (usize, usize, usize) {
-        let this = &*self.shared;
-        (this.live.len(), events_of(&this.context), this.host.len())
+        drop(inside);
+        let memory = Arc::new(Buffer::of_program(buffer, base, Some(Box::new(keep))));
+        // SAFETY: the caller guarantees the memory, which lives until `keep` is dropped.
+        unsafe { DeviceBuffer::wrap::<Self>(device, memory, bytes) }
     }
 }
 
@@ -123,20 +102,16 @@ impl VulkanQueue {
     /// Returns the Vulkan queue behind a queue.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the queue is another device's.
+    /// Returns [`Error::NotSupported`] if its device is not a Vulkan device of this crate.
     pub fn of(queue: &Queue) -> Result<&Self> {
-        let found = queue.raw().downcast_ref();
-        found.ok_or_else(|| {
-            let device = queue.device();
-            Error::InvalidArgument(format!("a queue of {device} is not a Vulkan queue").into())
-        })
+        Engine::<VulkanDevice>::stream(queue).map(|queue| &**queue)
     }
 
     /// Returns the VkQueue that the queue submits to, with its lock. [`submit`](Self::submit) submits in the order of the queue; a
     /// program that uses the VkQueue itself calls [`submitted`](Self::submitted) before. Only that makes what a queue has written
     /// visible to the program's commands.
     pub fn shared_queue(&self) -> &Arc<dyn SharedQueue> {
-        &self.order.queue
+        &self.queue
     }
 
     /// Submits command buffers of the program, in the order of the queue: after all work of the queue so far, and after the events
@@ -154,8 +129,9 @@ impl VulkanQueue {
     /// - They read memory of columns only while a loan or its owner is kept, and write to memory of a
     ///   [`DeviceBufferMut`](arrow_device::DeviceBufferMut) only.
     pub unsafe fn submit(&self, commands: &[vk::CommandBuffer]) -> Result<()> {
+        let _inside = self.context.health.enter()?;
         // SAFETY: the caller guarantees the command buffers (see `# Safety`).
-        unsafe { self.order.submit_behind_barrier(commands) }.map(drop)
+        unsafe { self.give_behind_barrier(commands) }.map(drop)
     }
 
     /// Returns a timeline semaphore of this crate and the value that it has once all work of the queue so far has completed, for a
@@ -166,22 +142,8 @@ impl VulkanQueue {
     /// # Errors
     /// Returns the device's own error.
     pub fn submitted(&self) -> Result<(vk::Semaphore, u64)> {
+        let _inside = self.context.health.enter()?;
         // With what the queue was told to wait for, which belongs to the work so far.
-        Ok((self.order.timeline, self.order.mark()?))
-    }
-}
-
-/// Keeps a program's buffer.
-struct Wrapped<K> {
-    shared: Arc<Shared>,
-    base: DevicePtr,
-    _keep: K,
-}
-
-impl<K> Drop for Wrapped<K> {
-    fn drop(&mut self) {
-        if !self.shared.context.is_forked() {
-            drop(self.shared.live.remove(self.base));
-        }
+        Ok((self.timeline, self.barrier()?))
     }
 }

@@ -96,24 +96,23 @@
 //! | `open.rs` | the physical devices, how one is opened, and a program's own adopted |
 //! | `sys.rs` | the loader, errors of calls, a device of Vulkan and its end, the lock of a VkQueue |
 //! | `memory.rs` | buffers with addresses; copies and fills as commands |
-//! | `order.rs`, `event.rs` | the order of a VkQueue's work: what is submitted, and when it is done; the VkEvents that are recorded |
-//! | `runtime.rs`, `shared.rs` | the implementations of the traits; what a device and its queues share, and its end |
+//! | `order.rs` | the order of a VkQueue's work: what is submitted, and when it is done; the VkEvents that are recorded |
+//! | `runtime.rs` | what arrow-device's engine asks of a device, and the end of one |
 //! | `handles.rs` | native handles, and a program's own buffers and commands |
 #![deny(unsafe_op_in_unsafe_fn)]
 
-mod event;
 mod handles;
 mod memory;
 mod open;
 mod order;
 mod runtime;
-mod shared;
 mod sys;
 
 use arrow_device::{ArrowDeviceType, Devices};
 pub use ash;
 pub use open::{VulkanConfig, VulkanParts, devices};
-pub use runtime::{VulkanDevice, VulkanQueue};
+pub use order::VulkanQueue;
+pub use runtime::VulkanDevice;
 pub use sys::{SharedQueue, VulkanDeviceInfo};
 
 /// Registers Vulkan with a set of devices: `Devices::open("vulkan:0")` opens the first physical device, with the defaults of

@@ -1,10 +1,11 @@
 //! Memory: buffers with addresses, from the sub-allocator, and the commands that copy and fill.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
+use arrow_device::Result;
 use arrow_device::device::DevicePtr;
-use arrow_device::device::parts::Ranges;
-use arrow_device::{Error, Result};
 use ash::vk;
 use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme};
 use gpu_allocator::{AllocationError, MemoryLocation};
@@ -15,31 +16,33 @@ use crate::sys::{Context, lock};
 const ALIGNMENT: u64 = 64;
 
 /// A buffer that can be used for storage and copies, and has an address.
-pub(crate) struct Buffer {
+pub struct Buffer {
     pub(crate) raw: vk::Buffer,
     /// Its address: the device's, or for host memory, the host's.
     pub(crate) base: DevicePtr,
-    pub(crate) bytes: usize,
     allocation: Option<Allocation>,
     /// `None` for a program's buffer.
     context: Option<Arc<Context>>,
+    /// What keeps a program's buffer.
+    _keep: Option<Box<dyn Any + Send + Sync>>,
 }
-
-/// The live buffers of a device.
-pub(crate) type Buffers = Ranges<Arc<Buffer>>;
 
 /// A buffer, and an offset in bytes.
 pub(crate) type Place = (vk::Buffer, u64);
 
 impl Buffer {
     /// Describes a program's buffer, which its drop leaves alone.
-    pub(crate) fn of_program(raw: vk::Buffer, base: DevicePtr, bytes: usize) -> Self {
+    pub(crate) fn of_program(
+        raw: vk::Buffer,
+        base: DevicePtr,
+        keep: Option<Box<dyn Any + Send + Sync>>,
+    ) -> Self {
         Self {
             raw,
             base,
-            bytes,
             allocation: None,
             context: None,
+            _keep: keep,
         }
     }
 
@@ -71,9 +74,6 @@ impl Buffer {
     }
 
     fn new(context: &Arc<Context>, bytes: usize, location: MemoryLocation) -> Result<Self> {
-        if bytes == 0 {
-            return Err(Error::InvalidArgument("allocation of 0 bytes".into()));
-        }
         if bytes > context.info.max_allocation {
             let what = "a single allocation (the most is maxMemoryAllocationSize or maxBufferSize; use smaller batches)";
             return Err(context.out_of_memory(what, bytes));
@@ -93,7 +93,7 @@ impl Buffer {
         let raw = unsafe { device.create_buffer(&create, None) };
         let raw = context.check("vkCreateBuffer", raw)?;
         // Destroyed with the buffer's value from now on.
-        let mut buffer = Self::of_program(raw, DevicePtr::NULL, bytes);
+        let mut buffer = Self::of_program(raw, DevicePtr::NULL, None);
         buffer.context = Some(context.clone());
         // SAFETY: the buffer was just made.
         let mut requirements = unsafe { device.get_buffer_memory_requirements(raw) };
@@ -123,17 +123,23 @@ impl Buffer {
     }
 }
 
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:?}", self.raw, self.base)
+    }
+}
+
 impl Drop for Buffer {
     /// Frees the memory at once: nothing may use it any more.
     fn drop(&mut self) {
         let Some(context) = &self.context else { return };
         let allocation = self.allocation.take();
-        let Some(_inside) = context.enter_to_drop() else {
+        let Some(_inside) = context.health.enter_to_drop() else {
             std::mem::forget(allocation);
             return;
         };
         // SAFETY: this value made the buffer and destroys it once. All submitted commands that refer to it have completed
-        // (VUID-vkDestroyBuffer-buffer-00922): whoever drops it has seen that, see `RawQueue::free`, `free_host` and `Flying`.
+        // (VUID-vkDestroyBuffer-buffer-00922): whoever drops it has seen that: the engine, and `Flying`.
         unsafe { context.device.destroy_buffer(self.raw, None) };
         if let Some(allocation) = allocation {
             // Fails only if the sub-allocator's own books are wrong; the memory is then freed with it.
@@ -157,13 +163,6 @@ pub(crate) unsafe fn address(context: &Context, raw: vk::Buffer) -> Result<Devic
     })?;
     // The host does not follow it.
     Ok(DevicePtr::new(std::ptr::without_provenance_mut(address)))
-}
-
-/// Returns where all of `bytes` bytes lie.
-pub(crate) fn find(buffers: &Buffers, address: DevicePtr, bytes: usize) -> Option<Place> {
-    let found = buffers.find(address)?;
-    let is_inside = bytes <= found.bytes - found.offset;
-    is_inside.then_some((found.value.raw, found.offset as u64))
 }
 
 /// Copies, and at most one fill, in any order.
@@ -236,7 +235,7 @@ impl Transfers {
         };
         barrier(Stage::ALL_COMMANDS, Stage::TRANSFER, before);
         // SAFETY: the caller guarantees the command buffer, and ranges that do not overlap (VUID-vkCmdCopyBuffer-pRegions-00117). Each
-        // lies within its buffer (`find`), whose usage allows to copy from and to (-srcBuffer-00118, -dstBuffer-00120), and a fill
+        // lies within its buffer (`VulkanDevice::at`), whose usage allows to copy from and to (-srcBuffer-00118, -dstBuffer-00120), and a fill
         // consists of whole words (VUID-vkCmdFillBuffer-dstOffset-00025, -size-00028).
         unsafe {
             if let Some((buffer, at, size, word)) = self.fill {

@@ -7,16 +7,17 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 
 use arrow_device::device::DeviceId;
-use arrow_device::device::parts::{Failure, Process, exit};
+use arrow_device::device::engine::{Engine, Health};
 use arrow_device::{ArrowDeviceType, Device, Result};
 use ash::prelude::VkResult;
 use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
 
+use crate::order::VulkanQueue;
 use crate::runtime::VulkanDevice;
 use crate::sys::{
-    Context, ENDING, IDLE, SharedQueue, VulkanDeviceInfo, absent, absent_after, instance, lock,
+    Context, IDLE, SharedQueue, VulkanDeviceInfo, absent, absent_after, instance, lock,
 };
 
 /// How many VkQueues [`VulkanConfig::open`] uses at most.
@@ -102,8 +103,17 @@ impl VulkanConfig {
     /// Returns [`Error::DeviceNotAvailable`](arrow_device::Error::DeviceNotAvailable) with the reason if there is no Vulkan loader,
     /// no driver, no such device, or if the device lacks what is needed.
     pub fn open(&self) -> Result<Device> {
+        let (device, queue, idle_bytes) = self.clone().parts()?;
+        // SAFETY: the queue was made of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
+    }
+
+    /// What [`open`](Self::open) gives to the engine, for tests that let its calls fail.
+    #[doc(hidden)]
+    pub fn parts(self) -> Result<(VulkanDevice, Arc<VulkanQueue>, usize)> {
         let id = self.id();
-        let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
+        let health = Health::new(id);
+        let _inside = health.enter()?;
         let (instance, listed) = instance(id)?;
         let physical = *listed.get(self.ordinal).ok_or_else(|| {
             let (number, count) = (self.ordinal, listed.len());
@@ -133,7 +143,7 @@ impl VulkanConfig {
         };
         let queues = (0..count).map(queue).collect();
         let of = (instance.clone(), physical, device, family);
-        self.open_with(queues, of, info, None)
+        self.parts_of(health, queues, of, info, None)
     }
 
     /// Opens a device on the instance, device and queue that the program has. The number of the configuration is not used except as
@@ -152,7 +162,8 @@ impl VulkanConfig {
     ///   without it.
     pub unsafe fn adopt(self, parts: VulkanParts) -> Result<Device> {
         let id = self.id();
-        let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
+        let health = Health::new(id);
+        let _inside = health.enter()?;
         let (instance, device, family) = (parts.instance, parts.device, parts.queue_family);
         let physical = parts.physical_device;
         // A device for an older version has no such functions, nor has its instance those that are used below.
@@ -171,17 +182,21 @@ impl VulkanConfig {
         check(id, &info, given)?;
         let of = (instance, physical, device, family);
         let keep = Some((parts.keep, parts.entry));
-        self.open_with(vec![parts.queue], of, info, keep)
+        let (device, queue, idle_bytes) =
+            self.parts_of(health, vec![parts.queue], of, info, keep)?;
+        // SAFETY: the queue was made of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
     }
 
     /// All is live and belongs together, and lives as long as `keep`. An instance of this crate is never destroyed.
-    fn open_with(
+    fn parts_of(
         &self,
+        health: Health,
         queues: Vec<Arc<dyn SharedQueue>>,
         (instance, physical, device, family): (ash::Instance, vk::PhysicalDevice, ash::Device, u32),
         info: VulkanDeviceInfo,
         keep: Option<(Box<dyn Any + Send + Sync>, ash::Entry)>,
-    ) -> Result<Device> {
+    ) -> Result<(VulkanDevice, Arc<VulkanQueue>, usize)> {
         let allocator = Allocator::new(&AllocatorCreateDesc {
             instance: instance.clone(),
             device: device.clone(),
@@ -192,21 +207,21 @@ impl VulkanConfig {
         });
         let allocator =
             allocator.map_err(|e| absent(self.id(), format!("gpu-allocator failed: {e}")))?;
-        exit::watch();
-        let context = Context {
-            id: self.id(),
-            process: Process::this(),
+        let context = Arc::new(Context {
+            health,
             instance,
             physical,
             device,
             family,
             info,
             allocator: ManuallyDrop::new(Mutex::new(allocator)),
-            failure: Failure::default(),
             keep: ManuallyDrop::new(keep),
-        };
-        let device = VulkanDevice::new(Arc::new(context), queues, self.idle_bytes)?;
-        Device::new(Arc::new(device))
+        });
+        let queues = queues.into_iter();
+        let queues = queues.map(|queue| VulkanQueue::new(&context, queue).map(Arc::new));
+        let queues: Vec<_> = queues.collect::<Result<_>>()?;
+        let first = queues[0].clone();
+        Ok((VulkanDevice::new(context, queues), first, self.idle_bytes))
     }
 }
 
@@ -227,7 +242,7 @@ fn check<F>(id: DeviceId, info: &VulkanDeviceInfo, family: Option<F>) -> Result<
 /// no driver.
 pub fn devices() -> Result<Vec<VulkanDeviceInfo>> {
     let id = DeviceId::new(ArrowDeviceType::VULKAN, 0);
-    let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
+    let _inside = Health::new(id).enter()?;
     let (instance, listed) = instance(id)?;
     // SAFETY: the instance is live and has listed the devices.
     let describe = |physical| unsafe { ask(instance, physical) }.0;

@@ -1,33 +1,33 @@
-//! [`Order`]: the work of one VkQueue in its order, counted by a timeline semaphore.
+//! [`VulkanQueue`]: the work of one VkQueue in its order, counted by a timeline semaphore.
 //!
 //! **A submission waits only for values whose signal was given to a VkQueue before, and it has a command buffer.** So no driver has to
 //! keep a wait whose signal is still to come, no VkQueue waits for one that waits for it, and nothing is ever held back by the host.
-//! Two things make it so: [`Order::submit`] is the only call of `vkQueueSubmit`, and records a command buffer of its own each time; and
-//! what it waits for are the [`Point`]s of events, which are made after their submission has succeeded. (Those of [`Order::next`] stand
-//! for freed memory, and no submission waits for them.)
+//! Two things make it so: [`VulkanQueue::give`] is the only call of `vkQueueSubmit`, and records a command buffer of its own each time;
+//! and what it waits for are the [`Point`]s of recorded events, which are made after their submission has succeeded. (Those of
+//! [`VulkanQueue::next`] stand for freed memory and ended queues, and no submission waits for them.)
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arrow_device::Result;
-use arrow_device::device::EventPtr;
 use ash::vk;
 
 use crate::memory::Buffer;
 use crate::sys::{Context, SharedQueue, lock};
 
 /// How long a thread that waits is in Vulkan at a time, in nanoseconds.
-const TURN: u64 = 20_000_000;
+pub(crate) const TURN: u64 = 20_000_000;
 /// The pause before what has failed for lack of memory, for example, is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The work of one VkQueue. Each submission has a number, from 1 on, to which it sets the timeline semaphore once it and all before it
-/// have completed. It begins with a barrier, after all that the VkQueue was given before.
-pub(crate) struct Order {
-    /// Its handle stands for the VkQueue in the pool of memory: what one use of the VkQueue gives back, the next one may take at once.
+/// The VkQueue behind queues of a Vulkan device, which several may share, and the order of its work.
+pub struct VulkanQueue {
+    /// Each submission has a number, from 1 on, to which it sets this semaphore once it and all before it have completed. It begins with
+    /// a barrier, after all that the VkQueue was given before.
     pub(crate) timeline: vk::Semaphore,
     commands: vk::CommandPool,
     state: Mutex<State>,
@@ -35,10 +35,8 @@ pub(crate) struct Order {
     given: AtomicU64,
     /// The last number that was seen complete.
     done: AtomicU64,
-    /// The number that stands for the last use of memory that was freed: perhaps that of the next submission.
-    owed: AtomicU64,
-    /// Events that were released, each with the number of the submission that sets it.
-    pub(crate) released: Mutex<VecDeque<(EventPtr, u64)>>,
+    /// VkEvents that were released, each with the number of the submission that sets it.
+    released: Mutex<VecDeque<(vk::Event, u64)>>,
     pub(crate) queue: Arc<dyn SharedQueue>,
     /// After the VkQueue, which belongs to what a program's device keeps.
     pub(crate) context: Arc<Context>,
@@ -62,32 +60,44 @@ struct Flying {
     _waits: Vec<Point>,
 }
 
-/// A point in the work of an order: it is reached once the submission of the number has completed.
-#[derive(Clone)]
-pub(crate) struct Point {
-    pub(crate) order: Arc<Order>,
-    pub(crate) number: u64,
+/// A point in the work of a VkQueue: it is reached once the submission of the number has completed.
+#[derive(Clone, Debug)]
+pub struct Point {
+    pub(crate) queue: Arc<VulkanQueue>,
+    number: u64,
 }
 
 impl Point {
-    /// Returns whether this is of the same VkDevice.
-    pub(crate) fn is_of(&self, context: &Context) -> bool {
-        self.order.context.device.handle() == context.device.handle()
-    }
-
-    /// Never waits.
-    pub(crate) fn is_reached(&self) -> Result<bool> {
-        self.order.context.failure.check()?;
-        self.order.is_complete(self.number)
-    }
-
-    /// Makes this thread wait.
-    pub(crate) fn wait(&self) -> Result<()> {
-        self.order.wait(self.number)
+    /// Returns whether it is reached, within so many nanoseconds. Makes the submission of the number, if it has not come.
+    pub(crate) fn is_reached(&self, nanoseconds: u64) -> Result<bool> {
+        let queue = &self.queue;
+        if self.number > queue.given.load(Ordering::Acquire) {
+            queue.barrier()?;
+        }
+        queue.is_complete(self.number, nanoseconds)
     }
 }
 
-impl Order {
+/// An event of the engine's.
+#[derive(Debug)]
+pub enum Event {
+    /// Nobody but the engine asks about it.
+    Mark(Point),
+    /// Commands set the VkEvent at the point. Its submission has been given to the VkQueue.
+    Recorded(Point, vk::Event),
+    /// The VkEvent of another library.
+    Foreign(vk::Event),
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Self::Recorded(point, event) = self {
+            lock(&point.queue.released).push_back((*event, point.number));
+        }
+    }
+}
+
+impl VulkanQueue {
     pub(crate) fn new(context: &Arc<Context>, queue: Arc<dyn SharedQueue>) -> Result<Self> {
         let mut order = Self {
             timeline: vk::Semaphore::null(),
@@ -95,7 +105,6 @@ impl Order {
             state: Mutex::default(),
             given: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            owed: AtomicU64::new(0),
             released: Mutex::default(),
             queue,
             context: context.clone(),
@@ -117,18 +126,26 @@ impl Order {
         Ok(order)
     }
 
-    /// Makes the next submission, and so all later work of the VkQueue, wait.
-    pub(crate) fn wait_for(&self, point: Point) {
+    /// Makes the next submission, and so all later work of the VkQueue, wait for an event. Returns `false`, and does nothing, if it
+    /// cannot.
+    pub(crate) fn wait_for(&self, event: &Event) -> bool {
+        let Event::Recorded(point, _) = event else {
+            return false;
+        };
+        let theirs = &point.queue;
+        if theirs.context.device.handle() != self.context.device.handle() {
+            return false;
+        }
         // Submissions of one order come after each other anyway.
-        if point.order.timeline == self.timeline {
-            return;
+        if theirs.timeline != self.timeline {
+            let mut state = lock(&self.state);
+            let of = |other: &&mut Point| other.queue.timeline == theirs.timeline;
+            match state.waits.iter_mut().find(of) {
+                Some(other) => other.number = other.number.max(point.number),
+                None => state.waits.push(point.clone()),
+            }
         }
-        let mut state = lock(&self.state);
-        let of = |other: &&mut Point| other.order.timeline == point.order.timeline;
-        match state.waits.iter_mut().find(of) {
-            Some(other) => other.number = other.number.max(point.number),
-            None => state.waits.push(point),
-        }
+        true
     }
 
     /// Submits what `record` records, and then a program's command buffers, after all that the VkQueue was given before. `staging`
@@ -137,14 +154,14 @@ impl Order {
     /// # Safety
     /// What the commands do is valid once all that the VkQueue was given before, and what the order waits for, has completed; whatever
     /// they use lives until they have completed. `record` begins with a barrier after all earlier commands.
-    pub(crate) unsafe fn submit(
+    pub(crate) unsafe fn give(
         &self,
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),
         program: &[vk::CommandBuffer],
         staging: Vec<Arc<Buffer>>,
     ) -> Result<u64> {
-        let Context { device, .. } = &*self.context;
-        let _inside = self.context.enter()?;
+        let Context { device, health, .. } = &*self.context;
+        health.check()?;
         // Dropped without the lock.
         let mut ended = Vec::new();
         let mut state = lock(&self.state);
@@ -152,7 +169,7 @@ impl Order {
         let own = self.record(&mut state, record)?;
         let commands = [&[own], program].concat();
         let number = self.given.load(Ordering::Acquire) + 1;
-        let of = |point: &Point| (point.order.timeline, point.number);
+        let of = |point: &Point| (point.queue.timeline, point.number);
         let (semaphores, values): (Vec<_>, Vec<_>) = state.waits.iter().map(of).unzip();
         let stages = vec![vk::PipelineStageFlags::ALL_COMMANDS; semaphores.len()];
         let (signals, signalled) = ([self.timeline], [number]);
@@ -223,7 +240,7 @@ impl Order {
     /// Takes out what has completed.
     fn reap(&self, state: &mut State, ended: &mut Vec<Flying>) {
         while let Some(first) = state.flying.front() {
-            if !matches!(self.is_complete(first.number), Ok(true)) {
+            if !matches!(self.is_complete(first.number, 0), Ok(true)) {
                 break;
             }
             if let Some(first) = state.flying.pop_front() {
@@ -242,61 +259,81 @@ impl Order {
     /// Submits a program's command buffers behind a barrier.
     ///
     /// # Safety
-    /// As [`submit`](Self::submit).
-    pub(crate) unsafe fn submit_behind_barrier(
-        &self,
-        program: &[vk::CommandBuffer],
-    ) -> Result<u64> {
-        // SAFETY: `submit` passes a command buffer that records, of a family that `serves`; the caller guarantees the rest.
+    /// As [`give`](Self::give).
+    pub(crate) unsafe fn give_behind_barrier(&self, program: &[vk::CommandBuffer]) -> Result<u64> {
+        // SAFETY: `give` passes a command buffer that records, of a family that `serves`; the caller guarantees the rest.
         unsafe {
             let barrier = |device: &ash::Device, own| full_barrier(device, own);
-            self.submit(barrier, program, Vec::new())
+            self.give(barrier, program, Vec::new())
         }
     }
 
     /// Submits nothing but a barrier, after all that the VkQueue was given so far, a program's commands included.
-    pub(crate) fn mark(&self) -> Result<u64> {
+    pub(crate) fn barrier(&self) -> Result<u64> {
         // SAFETY: the barrier uses nothing.
-        unsafe { self.submit_behind_barrier(&[]) }
+        unsafe { self.give_behind_barrier(&[]) }
     }
 
-    /// Returns the point after the last use of memory that is freed now: that of the next submission, since a program may have
-    /// submitted commands that use it since the last one.
+    /// Returns the point of the next submission, which comes after all that the VkQueue was given so far, what a program has submitted
+    /// since the last one included.
     pub(crate) fn next(self: &Arc<Self>) -> Point {
         // No submission is under way meanwhile.
         let _state = lock(&self.state);
         let number = self.given.load(Ordering::Acquire) + 1;
-        self.owed.store(number, Ordering::Release);
-        let order = self.clone();
-        Point { order, number }
+        let queue = self.clone();
+        Point { queue, number }
     }
 
-    /// Makes the submission for which memory waits that was freed, unless another one came.
-    pub(crate) fn pay(&self) {
-        if self.owed.load(Ordering::Acquire) > self.given.load(Ordering::Acquire) {
-            // After an error the memory waits longer.
-            let _ = self.mark();
-        }
-    }
-
-    /// Returns whether the submission of this number and all before it have completed. Never waits.
-    pub(crate) fn is_complete(&self, number: u64) -> Result<bool> {
-        self.is_reached_within(0, number)
-    }
-
-    /// Makes this thread wait until the submission of this number has completed.
-    pub(crate) fn wait(&self, number: u64) -> Result<()> {
-        loop {
-            // In turns: threads that wait must not keep the process from ending.
-            let _inside = self.context.enter()?;
-            if self.is_reached_within(TURN, number)? {
-                return Ok(());
+    /// Records an event: submits commands that set it after all work of the order so far.
+    pub(crate) fn record_event(self: &Arc<Self>) -> Result<Event> {
+        let event = self.take_event()?;
+        let set = |device: &ash::Device, own| {
+            let all = vk::PipelineStageFlags::ALL_COMMANDS;
+            // SAFETY: `give` passes a command buffer that records, of a family that `serves` (VUID-vkCmdSetEvent-commandBuffer-cmdpool);
+            // the event is live and of this device. All stages exist (VUID-vkCmdSetEvent-stageMask-parameter), and none is the host's
+            // (-stageMask-01149).
+            unsafe {
+                // To set an event makes nothing available, such as what a program's commands have written.
+                full_barrier(device, own);
+                device.cmd_set_event(own, event, all);
+            }
+        };
+        // SAFETY: the order keeps the event until its commands have completed (`VulkanQueue::drop`); they begin with a barrier.
+        match unsafe { self.give(set, &[], Vec::new()) } {
+            Ok(number) => {
+                let queue = self.clone();
+                Ok(Event::Recorded(Point { queue, number }, event))
+            }
+            Err(e) => {
+                // No commands set it.
+                lock(&self.released).push_front((event, 0));
+                Err(e)
             }
         }
     }
 
-    /// Waits for so many nanoseconds at most.
-    fn is_reached_within(&self, nanoseconds: u64, number: u64) -> Result<bool> {
+    /// Returns a VkEvent that is not set: the first that was released, if its commands have set it, or else a new one.
+    fn take_event(&self) -> Result<vk::Event> {
+        let Context { device, .. } = &*self.context;
+        let mut released = lock(&self.released);
+        if let Some(&(event, number)) = released.front()
+            && matches!(self.is_complete(number, 0), Ok(true))
+        {
+            // SAFETY: the event is one of the order's, live and not for the device only (VUID-vkResetEvent-event-03823); the commands
+            // that set it have completed, and who waited for it has released it (VUID-vkResetEvent-event-03821). Only this thread has it.
+            let reset = unsafe { device.reset_event(event) };
+            self.context.check("vkResetEvent", reset)?;
+            released.pop_front();
+            return Ok(event);
+        }
+        drop(released);
+        // SAFETY: the device is live. Without the flag for the device only, the host may ask for the event.
+        let event = unsafe { device.create_event(&vk::EventCreateInfo::default(), None) };
+        self.context.check("vkCreateEvent", event)
+    }
+
+    /// Returns whether the submission of this number and all before it have completed, within so many nanoseconds. It was made.
+    pub(crate) fn is_complete(&self, number: u64, nanoseconds: u64) -> Result<bool> {
         if self.done.load(Ordering::Acquire) >= number {
             return Ok(true);
         }
@@ -328,45 +365,63 @@ impl Order {
         Ok(true)
     }
 
-    /// Makes this thread wait for all that the VkQueue was given so far, a program's commands included, without its lock.
+    /// Makes this thread wait for all that the VkQueue was given so far, a program's commands included, without its lock. In turns:
+    /// threads that wait must not keep the process from ending.
     pub(crate) fn finish(&self) -> Result<()> {
-        self.mark().and_then(|number| self.wait(number))?;
-        self.forget_ended();
+        let health = &self.context.health;
+        let inside = health.enter()?;
+        let number = self.barrier()?;
+        drop(inside);
+        loop {
+            let _inside = health.enter()?;
+            if self.is_complete(number, TURN)? {
+                self.forget_ended();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the work of a VkQueue whose device is lost.
+    pub(crate) fn end(&self) -> Result<()> {
+        let _inside = self.context.health.enter_even_if_failed()?;
+        let mut idle = Ok(());
+        self.queue.with(&mut |queue| {
+            // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live. A device that is lost
+            // ends its work, or says that it is lost, in finite time.
+            idle = unsafe { self.context.device.queue_wait_idle(queue) };
+        });
+        if idle != Err(vk::Result::ERROR_DEVICE_LOST) {
+            self.context.check("vkQueueWaitIdle", idle)?;
+        }
         Ok(())
     }
 
-    /// As [`finish`](Self::finish), as long as it takes. Afterwards nothing of it runs any more; after an error the device cannot be
-    /// used.
-    pub(crate) fn settle(&self) -> Result<()> {
-        let finished = self.insist(|| self.finish());
-        if finished.is_err() && self.context.enter_to_drop().is_some() {
-            self.queue.with(&mut |queue| {
-                // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live. A device that is lost
-                // ends its work, or says that it is lost, in finite time.
-                let _ = unsafe { self.context.device.queue_wait_idle(queue) };
-            });
-            // What two orders wait for would keep both. Dropped without the lock.
-            let _ended = take(&mut *lock(&self.state));
-        }
-        finished
-    }
-
-    /// Repeats what fails, unless the device cannot be used any more: other errors, such as a lack of memory, say nothing about the work.
-    pub(crate) fn insist(&self, what: impl Fn() -> Result<()>) -> Result<()> {
+    /// Makes this thread wait for the submissions of the order, as long as it takes, and forgets them: what two orders wait for would keep
+    /// both. It submits nothing any more.
+    pub(crate) fn settle(&self) {
+        let health = &self.context.health;
         loop {
-            let done = what();
-            if done.is_ok() || self.context.enter().is_err() {
-                return done;
+            let Some(_inside) = health.enter_to_drop() else {
+                return;
+            };
+            let ended = match health.check() {
+                Ok(()) => self.is_complete(self.given.load(Ordering::Acquire), TURN),
+                Err(_) => self.end().map(|()| true),
+            };
+            match ended {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(_) => std::thread::sleep(PAUSE),
             }
-            std::thread::sleep(PAUSE);
         }
+        // Dropped without the lock.
+        let _ended = take(&mut *lock(&self.state));
     }
+}
 
-    /// Returns whether all has completed that memory was used for. Never waits.
-    pub(crate) fn is_idle(&self) -> bool {
-        let given = self.given.load(Ordering::Acquire);
-        let last = given.max(self.owed.load(Ordering::Acquire));
-        matches!(self.is_complete(last), Ok(true))
+impl fmt::Debug for VulkanQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VulkanQueue({:?})", self.timeline)
     }
 }
 
@@ -384,24 +439,23 @@ pub(crate) unsafe fn full_barrier(device: &ash::Device, commands: vk::CommandBuf
     unsafe { device.cmd_pipeline_barrier(commands, all, all, none, &barrier, &[], &[]) };
 }
 
-impl Drop for Order {
+impl Drop for VulkanQueue {
     fn drop(&mut self) {
-        let Some(_inside) = self.context.enter_to_drop() else {
+        let Some(_inside) = self.context.health.enter_to_drop() else {
             return;
         };
+        // The engine has waited for all work, unless this never became a device's.
+        self.settle();
         let device = &self.context.device;
-        let released = self
-            .released
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (event, _) in released.drain(..) {
-            // SAFETY: `event::record` has made box and event, which nobody uses any more; the commands that set it have completed
-            // (VUID-vkDestroyEvent-event-01145).
-            unsafe { device.destroy_event(*Box::from_raw(event.as_ptr().cast()), None) };
+        let released = self.released.get_mut();
+        for (event, _) in released.unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // SAFETY: the order has made the event, which nobody uses any more: those that somebody has keep the order. The commands
+            // that set it have completed (VUID-vkDestroyEvent-event-01145).
+            unsafe { device.destroy_event(event, None) };
         }
-        // SAFETY: this value made both, if it got that far, and destroys them once; null handles are allowed. `Shared::drop` has waited
-        // for all submissions, so that no command buffer is pending (VUID-vkDestroyCommandPool-commandPool-00041); submissions of
-        // other orders that wait for the semaphore keep this (`Flying`, VUID-vkDestroySemaphore-semaphore-05149), as does who waits.
+        // SAFETY: this value made both, if it got that far, and destroys them once; null handles are allowed. All submissions have
+        // completed, so that no command buffer is pending (VUID-vkDestroyCommandPool-commandPool-00041); submissions of other orders
+        // that wait for the semaphore keep this (`Flying`, VUID-vkDestroySemaphore-semaphore-05149), as does who waits.
         unsafe {
             device.destroy_command_pool(self.commands, None);
             device.destroy_semaphore(self.timeline, None);

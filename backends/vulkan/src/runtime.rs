@@ -1,294 +1,195 @@
-//! The backend: [`VulkanDevice`] and [`VulkanQueue`].
+//! [`VulkanDevice`]: what arrow-device's engine asks of a Vulkan device.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use arrow_device::device::parts::{Block, Pool, Ranges};
-use arrow_device::device::{
-    AddressClass, Backend, Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, PointerInfo,
-    RawQueue, Relation,
-};
+use arrow_device::device::engine::{Health, Memories, Runtime};
+use arrow_device::device::{Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, Relation};
 use arrow_device::{Error, Result};
-use ash::vk::{self, Handle};
+use ash::vk;
 
-use crate::event;
-use crate::memory::{Buffer, Transfers, find};
-use crate::order::Order;
-use crate::shared::{Idle, Shared};
-use crate::sys::{Context, SharedQueue};
+use crate::memory::{Buffer, Place, Transfers};
+use crate::order::{Event, TURN, VulkanQueue};
+use crate::sys::Context;
 
-/// A Vulkan device: the backend of an arrow-device device.
+/// The shortest and the longest pause between two polls of a foreign event by a thread that waits for it.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+
+/// A Vulkan device: the runtime of an arrow-device device.
 ///
 /// [`VulkanConfig`](crate::VulkanConfig) opens one.
 pub struct VulkanDevice {
-    pub(crate) shared: Arc<Shared>,
-    queue: Arc<VulkanQueue>,
+    /// Of each VkQueue, one.
+    orders: Vec<Arc<VulkanQueue>>,
     /// How many queues were made.
     made: AtomicUsize,
-}
-
-/// A queue of a Vulkan device, of which [`Queue::raw`](arrow_device::Queue::raw) is one. Its work runs in the order of one of the
-/// device's VkQueues, which several queues may share.
-pub struct VulkanQueue {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) order: Arc<Order>,
+    memories: Memories<Arc<Buffer>>,
+    pub(crate) context: Arc<Context>,
 }
 
 impl VulkanDevice {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        queues: Vec<Arc<dyn SharedQueue>>,
-        idle_bytes: usize,
-    ) -> Result<Self> {
-        let orders = queues.into_iter();
-        let orders = orders.map(|queue| Order::new(&context, queue).map(Arc::new));
-        let shared = Arc::new(Shared {
-            orders: orders.collect::<Result<_>>()?,
-            live: Ranges::new(),
-            host: Ranges::new(),
-            pool: Pool::new(idle_bytes),
-            context,
-        });
-        let order = shared.orders[0].clone();
-        Ok(Self {
-            queue: Arc::new(VulkanQueue {
-                shared: shared.clone(),
-                order,
-            }),
-            shared,
+    /// The first of the VkQueues, of which there is one at least, is that of the first queue.
+    pub(crate) fn new(context: Arc<Context>, orders: Vec<Arc<VulkanQueue>>) -> Self {
+        Self {
+            orders,
             made: AtomicUsize::new(1),
+            memories: Memories::default(),
+            context,
+        }
+    }
+
+    /// Returns the buffer behind an address of the device, and the offset.
+    pub(crate) fn at(&self, address: DevicePtr, bytes: usize) -> Result<Place> {
+        let found = self.memories.find(address, bytes).map(place);
+        found.ok_or_else(|| {
+            let device = self.context.health.id();
+            Error::InvalidArgument(
+                format!(
+                    "{bytes} bytes at {address:?} are in no VkBuffer that {device} knows; make the producer's VkBuffer known with \
+                     VulkanDevice::wrap_buffer"
+                )
+                .into(),
+            )
         })
+    }
+
+    /// Returns one of the device's VkQueues with a share of it.
+    fn order(&self, stream: &VulkanQueue) -> Result<&Arc<VulkanQueue>> {
+        let found = self
+            .orders
+            .iter()
+            .find(|order| std::ptr::eq(&***order, stream));
+        found.ok_or_else(|| Error::InvalidArgument("a queue of another device".into()))
+    }
+
+    fn is_done_within(&self, event: &Event, nanoseconds: u64) -> Result<bool> {
+        let event = match event {
+            Event::Mark(point) | Event::Recorded(point, _) => return point.is_reached(nanoseconds),
+            Event::Foreign(event) => *event,
+        };
+        // SAFETY: whoever has made the event of a foreign one guarantees that it is live (contract of `Runtime::foreign_event`); it was
+        // not created with VK_EVENT_CREATE_DEVICE_ONLY_BIT (VUID-vkGetEventStatus-event-03940); the call needs no exclusive access.
+        let answer = unsafe { self.context.device.get_event_status(event) };
+        self.context.check("vkGetEventStatus", answer)
+    }
+
+    /// # Safety
+    /// As [`Runtime::copy`].
+    unsafe fn transfer(&self, stream: &VulkanQueue, transfers: &Transfers) -> Result<u64> {
+        // SAFETY: `give` passes a command buffer that records, of a family that `serves`; the caller guarantees the rest.
+        unsafe {
+            let record = |device: &ash::Device, own| transfers.record(device, own);
+            stream.give(record, &[], transfers.staging.clone())
+        }
     }
 }
 
+fn place((buffer, offset): (Arc<Buffer>, usize)) -> Place {
+    (buffer.raw, offset as u64)
+}
+
 // SAFETY:
-// - no memory counts as readable by the host;
-// - `classify` vouches only for live memory of this device, for the whole length; it never answers `Host`;
+// - memory is aligned (`Buffer::aligned`); that of the host is mapped, and none of the device counts as readable by the host;
+// - work is submitted in its order to one VkQueue, where barriers order what it does, after the points that the order waits for;
 // - an event stands for a submission that the timeline says is complete, in which a barrier makes the writes before it visible to
 //   the host; foreign events are vouched for by whoever imports them;
-// - `settle` waits for all VkQueues, until that succeeds or the device is lost;
-// - `allocate_host` returns mapped memory.
-unsafe impl Backend for VulkanDevice {
+// - `synchronize` waits for all VkQueues; once the device is lost, none of them has work that runs (`VulkanQueue::end`).
+unsafe impl Runtime for VulkanDevice {
+    type Stream = VulkanQueue;
+    type Event = Event;
+    type Memory = Arc<Buffer>;
+
+    fn health(&self) -> &Health {
+        &self.context.health
+    }
+
+    fn memories(&self) -> &Memories<Arc<Buffer>> {
+        &self.memories
+    }
+
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(self.shared.context.id)
+        Capabilities::new(self.context.health.id())
     }
 
-    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(self.queue.clone())
-    }
-
-    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        let shared = self.shared.clone();
-        let _inside = shared.context.enter()?;
+    fn new_stream(&self) -> Result<Arc<VulkanQueue>> {
         // The VkQueues are used in turn.
-        let at = self.made.fetch_add(1, Ordering::Relaxed) % shared.orders.len();
-        let order = shared.orders[at].clone();
-        Ok(Arc::new(VulkanQueue { shared, order }))
+        let at = self.made.fetch_add(1, Ordering::Relaxed) % self.orders.len();
+        Ok(self.orders[at].clone())
     }
 
-    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        let context = &self.shared.context;
-        context.check_process()?;
-        let refused = |what: String| Err(Error::InvalidArgument(what.into()));
-        let ptr = event.as_ptr().cast::<vk::Event>();
-        if !ptr.is_aligned() {
-            return refused(format!("{ptr:p} is not the address of a VkEvent"));
-        }
-        if event::recorded(event).is_some_and(|point| !point.is_of(context)) {
-            return refused(format!(
-                "the event is not of {}, but of another Vulkan device; import with a set of devices that has that device",
-                context.id
-            ));
-        }
-        // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
-        match unsafe { event::read(event) } == vk::Event::null() {
-            true => refused("the event is a null handle".into()),
-            false => Ok(()),
-        }
+    fn allocate(&self, bytes: usize, _: &VulkanQueue) -> Result<Arc<Buffer>> {
+        Buffer::on_device(&self.context, bytes).map(Arc::new)
     }
 
-    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        // SAFETY: the caller guarantees a live event (contract of `query_event`).
-        unsafe { self.shared.query_event(event) }
+    fn allocate_host(&self, bytes: usize) -> Result<Option<Arc<Buffer>>> {
+        Buffer::on_host(&self.context, bytes).map(|buffer| Some(Arc::new(buffer)))
     }
 
-    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller guarantees a live event (contract of `wait_event`).
-        unsafe { self.shared.wait_event(event) }
+    fn base(&self, memory: &Arc<Buffer>) -> DevicePtr {
+        memory.base
     }
 
-    unsafe fn release_event(&self, event: EventPtr) {
-        if let Some(_inside) = self.shared.context.enter_to_drop() {
-            event::release(event);
-        }
-    }
-
-    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        let Shared { live, host, .. } = &*self.shared;
-        let other = |class| PointerInfo::new(class, address.range(bytes));
-        if self.shared.context.is_forked() {
-            return other(AddressClass::Inaccessible);
-        }
-        let own = live.classify(address, bytes, AddressClass::Device);
-        let found = own.or_else(|| host.classify(address, bytes, AddressClass::HostAccessible));
-        // Vulkan cannot be asked about addresses.
-        found.unwrap_or_else(|| other(AddressClass::Unknown))
-    }
-
-    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let _inside = self.shared.context.enter()?;
-        if bytes > self.shared.context.info.max_allocation {
-            return Ok(None);
-        }
-        let buffer = Buffer::on_host(&self.shared.context, bytes)?;
-        let base = buffer.base;
-        self.shared.host.insert(base, bytes, Arc::new(buffer));
-        Ok(Some(base))
-    }
-
-    unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
-        if let Some(_inside) = self.shared.context.enter_to_drop() {
-            drop(self.shared.host.remove(address));
-        }
-    }
-
-    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let Shared { context, host, .. } = &*self.shared;
-        !context.is_forked() && find(host, address, bytes).is_some()
-    }
-
-    /// Those of the same VkDevice, of which a program may have made several devices.
-    fn relation(&self, other: &dyn Backend) -> Relation {
-        let other = other.downcast_ref::<Self>();
-        let is_same = |other: &Self| other.device().handle() == self.device().handle();
-        Relation {
-            copies: false,
-            waits: other.is_some_and(is_same),
-        }
+    fn max_allocation(&self) -> usize {
+        self.context.info.max_allocation
     }
 
     fn trim(&self) {
-        if let Some(_inside) = self.shared.context.enter_to_drop() {
-            self.shared.free_idle(true);
-            let orders = self.shared.orders.iter();
-            orders.for_each(|order| order.forget_ended());
-        }
+        self.orders.iter().for_each(|order| order.forget_ended());
     }
 
-    fn synchronize(&self) -> Result<()> {
-        self.shared.finish()
-    }
-
-    fn settle(&self) -> Result<()> {
-        let orders = self.shared.orders.iter();
-        // Each of them, whatever became of the others.
-        let settled: Vec<_> = orders.map(|order| order.settle()).collect();
-        settled.into_iter().collect()
-    }
-}
-
-impl VulkanQueue {
-    /// # Safety
-    /// As [`RawQueue::copy`].
-    unsafe fn transfer(&self, transfers: &Transfers) -> Result<u64> {
-        // SAFETY: `submit` passes a command buffer that records, of a family that `serves`; the caller guarantees the rest.
-        unsafe {
-            let record = |device: &ash::Device, own| transfers.record(device, own);
-            self.order.submit(record, &[], transfers.staging.clone())
-        }
-    }
-}
-
-// SAFETY:
-// - memory of `allocate` is aligned (`Buffer::on_device`), and comes from the pool only to the VkQueue that used it last, or after
-//   that use;
-// - work is submitted in its order to one VkQueue, where barriers order what it does, after the points that the order waits for;
-// - events are set by commands after all earlier ones of the VkQueue, and stand for their submission's number.
-unsafe impl RawQueue for VulkanQueue {
-    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        let Shared {
-            context,
-            pool,
-            live,
-            ..
-        } = &*self.shared;
-        let _inside = context.enter()?;
-        let rounded = Pool::<Idle>::rounded(bytes).unwrap_or(usize::MAX);
-        let buffer = match pool.take(self.order.timeline.as_raw(), rounded, Idle::is_done) {
-            Some(block) => block.after.buffer,
-            None => {
-                self.shared.free_idle(false);
-                let least = bytes.max(context.info.max_allocation);
-                Arc::new(self.shared.allocate(rounded.min(least))?)
-            }
-        };
-        let base = buffer.base;
-        live.insert(base, bytes, buffer);
-        Ok(base)
-    }
-
-    unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
-        let Shared { pool, live, .. } = &*self.shared;
-        let Some(_inside) = self.shared.context.enter_to_drop() else {
-            return Ok(());
-        };
-        let Some((_, buffer)) = live.remove(base) else {
-            let reason = format!("{base:?} is not the beginning of an allocation of this device");
-            return Err(self.shared.context.not_supported("free", reason));
-        };
-        let after = self.order.next();
-        pool.give(Block {
-            base,
-            bytes: buffer.bytes,
-            queue: self.order.timeline.as_raw(),
-            after: Idle { after, buffer },
-        });
-        if pool.is_over(1) {
-            self.shared.free_idle(false);
-        }
-        Ok(())
-    }
-
-    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        let Shared { context, host, .. } = &*self.shared;
-        let inside = context.enter()?;
+    unsafe fn copy(
+        &self,
+        stream: &VulkanQueue,
+        copies: &[CopyOp],
+        under_way: &mut bool,
+    ) -> Result<()> {
         let (mut transfers, mut down) = (Transfers::default(), Vec::new());
         for op in copies {
             // Ordinary memory is copied by way of staging memory.
             let mut stage = || -> Result<_> {
-                let buffer = Arc::new(Buffer::on_host(context, op.bytes)?);
+                let buffer = Arc::new(Buffer::on_host(&self.context, op.bytes)?);
                 transfers.staging.push(buffer.clone());
                 Ok((buffer.base.as_ptr().cast::<u8>(), (buffer.raw, 0)))
             };
-            let src = match (op.kind, find(host, op.src, op.bytes)) {
-                (_, Some(place)) => place,
-                (CopyKind::HostToDevice, None) => {
-                    let (staged, place) = stage()?;
-                    // SAFETY: the caller guarantees the source, which may be read now (contract of `RawQueue::copy`). Nothing else uses
-                    // the staging memory yet.
-                    unsafe { staged.copy_from_nonoverlapping(op.src.as_ptr().cast(), op.bytes) };
-                    place
+            let on_host = |address| self.memories.find_host(address, op.bytes).map(place);
+            let (mut src, mut dst) = (None, None);
+            match op.kind {
+                CopyKind::HostToDevice => {
+                    src = on_host(op.src);
+                    if src.is_none() {
+                        let (staged, place) = stage()?;
+                        // SAFETY: the caller guarantees the source, which may be read now (contract of `RawQueue::copy`). Nothing else
+                        // uses the staging memory yet.
+                        unsafe {
+                            staged.copy_from_nonoverlapping(op.src.as_ptr().cast(), op.bytes)
+                        };
+                        src = Some(place);
+                    }
                 }
-                _ => self.shared.at(op.src, op.bytes)?,
-            };
-            let dst = match (op.kind, find(host, op.dst, op.bytes)) {
-                (_, Some(place)) => place,
-                (CopyKind::DeviceToHost, None) => {
-                    let (staged, place) = stage()?;
-                    down.push((staged, op));
-                    place
+                CopyKind::DeviceToHost => {
+                    dst = on_host(op.dst);
+                    if dst.is_none() {
+                        let (staged, place) = stage()?;
+                        down.push((staged, op));
+                        dst = Some(place);
+                    }
                 }
-                _ => self.shared.at(op.dst, op.bytes)?,
+                _ => {}
+            }
+            let or_here = |found: Option<Place>, address| {
+                found.map_or_else(|| self.at(address, op.bytes), Ok)
             };
-            transfers.copy(src, dst, op.bytes);
+            transfers.copy(or_here(src, op.src)?, or_here(dst, op.dst)?, op.bytes);
         }
         // SAFETY: the caller guarantees the memory, without overlaps, until the copies have completed (contract of `RawQueue::copy`).
-        let number = unsafe { self.transfer(&transfers) }?;
-        drop(inside);
+        let number = unsafe { self.transfer(stream, &transfers) }?;
+        *under_way = true;
         if !down.is_empty() {
-            // Only direct callers of a queue copy to ordinary memory.
-            self.order.insist(|| self.order.wait(number))?;
+            // Only direct callers of a queue copy to ordinary memory, and downloads that get no staging memory.
+            while !stream.is_complete(number, TURN)? {}
         }
         for (staged, op) in down {
             // SAFETY: the caller guarantees the destination. The staging memory, which `transfers` keeps, was written by the copies,
@@ -298,41 +199,99 @@ unsafe impl RawQueue for VulkanQueue {
         Ok(())
     }
 
-    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        let Shared { context, .. } = &*self.shared;
-        let _inside = context.enter()?;
-        let transfers = Transfers::fill(context, self.shared.at(dst, bytes)?, byte, bytes)?;
+    unsafe fn fill(
+        &self,
+        stream: &VulkanQueue,
+        dst: DevicePtr,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let transfers = Transfers::fill(&self.context, self.at(dst, bytes)?, byte, bytes)?;
         // SAFETY: the caller guarantees the memory until the fill has completed (contract of `RawQueue::fill`).
-        unsafe { self.transfer(&transfers) }.map(drop)
+        unsafe { self.transfer(stream, &transfers) }.map(drop)
     }
 
-    fn record(&self) -> Result<EventPtr> {
-        event::record(&self.order)
+    fn record(&self, stream: &VulkanQueue) -> Result<Event> {
+        self.order(stream)?.record_event()
     }
 
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
-        self.shared.context.check_process()?;
-        match event::recorded(event) {
-            Some(point) if point.is_of(&self.shared.context) => {
-                self.order.wait_for(point);
-                Ok(())
+    fn mark(&self, stream: &VulkanQueue) -> Result<Event> {
+        Ok(Event::Mark(self.order(stream)?.next()))
+    }
+
+    fn pointer(&self, event: &Event) -> *mut c_void {
+        match event {
+            Event::Recorded(_, event) | Event::Foreign(event) => {
+                std::ptr::from_ref(event).cast_mut().cast()
             }
-            // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`).
-            _ => unsafe { self.shared.wait_event(event) },
+            Event::Mark(_) => std::ptr::null_mut(),
         }
+    }
+
+    unsafe fn foreign_event(&self, event: EventPtr) -> Result<Event> {
+        // SAFETY: the caller guarantees a live event, to whose handle this points.
+        Ok(Event::Foreign(unsafe {
+            event.as_ptr().cast::<vk::Event>().read()
+        }))
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        self.is_done_within(event, 0)
+    }
+
+    fn wait_host(&self, event: &Event) -> Result<()> {
+        let mut pause = PAUSE.0;
+        loop {
+            // In turns: threads that wait must not keep the process from ending.
+            let inside = self.context.health.enter()?;
+            if self.is_done_within(event, TURN)? {
+                return Ok(());
+            }
+            drop(inside);
+            if let Event::Foreign(_) = event {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE.1);
+            }
+        }
+    }
+
+    fn wait(&self, stream: &VulkanQueue, event: &Event, _is_own: bool) -> Result<bool> {
+        Ok(stream.wait_for(event))
+    }
+
+    fn synchronize(&self, _streams: &[Arc<VulkanQueue>]) -> Result<()> {
+        let all = self.orders.iter();
+        // Each of them, whatever becomes of the others.
+        let finished: Vec<_> = all.map(|order| order.finish()).collect();
+        match self.context.health.check() {
+            Ok(()) => finished.into_iter().collect(),
+            Err(_) => self.orders.iter().try_for_each(|order| order.end()),
+        }
+    }
+
+    fn accepts_events_of(&self, other: &Self) -> bool {
+        self.relation(other).waits
+    }
+
+    /// Those of the same VkDevice, of which a program may have made several devices.
+    fn relation(&self, other: &Self) -> Relation {
+        Relation {
+            copies: false,
+            waits: other.device().handle() == self.device().handle(),
+        }
+    }
+}
+
+impl Drop for VulkanDevice {
+    /// Two VkQueues that have waited for each other keep each other until they forget it. The engine has waited for all work.
+    fn drop(&mut self) {
+        self.orders.iter().for_each(|order| order.settle());
     }
 }
 
 impl fmt::Debug for VulkanDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Context { id, info, .. } = &*self.shared.context;
-        write!(f, "Vulkan({id}: {info})")
-    }
-}
-
-impl fmt::Debug for VulkanQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (id, number) = (self.shared.context.id, self.order.timeline.as_raw());
-        write!(f, "Queue({id} {number})")
+        let Context { health, info, .. } = &*self.context;
+        write!(f, "Vulkan({}: {info})", health.id())
     }
 }

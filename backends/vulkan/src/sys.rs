@@ -5,15 +5,12 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use arrow_device::device::parts::exit::{self, Inside};
-use arrow_device::device::parts::{Failure, Process};
+use arrow_device::device::engine::Health;
 use arrow_device::device::{DeviceId, device_error};
-use arrow_device::{Error, Result};
+use arrow_device::{ArrowDeviceType, Error, Result};
 use ash::prelude::VkResult;
 use ash::vk;
 use gpu_allocator::vulkan::Allocator;
-
-pub(crate) const ENDING: &str = "the process is ending";
 
 /// Returns [`Error::DeviceNotAvailable`].
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
@@ -36,17 +33,18 @@ pub(crate) fn absent_after(device: DeviceId, call: &str, code: vk::Result) -> Er
 /// error, the next call tries again. The instance is never destroyed: with its last one the loader unloads drivers, some of which then
 /// crash at the end of a thread that has called them.
 pub(crate) fn instance(id: DeviceId) -> Result<(&'static ash::Instance, Vec<vk::PhysicalDevice>)> {
-    // With what keeps the loader.
-    static MADE: OnceLock<(Process, ash::Entry, ash::Instance)> = OnceLock::new();
-    let (process, _, instance) = match MADE.get() {
+    // With what keeps the loader, and what says whether this is the process that has made the instance.
+    static MADE: OnceLock<(Health, ash::Entry, ash::Instance)> = OnceLock::new();
+    let (health, _, instance) = match MADE.get() {
         Some(made) => made,
         None => {
             // A second one of two threads stays, unused.
             let (entry, instance) = make_instance(id)?;
-            MADE.get_or_init(|| (Process::this(), entry, instance))
+            let health = Health::new(DeviceId::new(ArrowDeviceType::VULKAN, 0));
+            MADE.get_or_init(|| (health, entry, instance))
         }
     };
-    process.check(id, vk::Result::ERROR_INITIALIZATION_FAILED.as_raw())?;
+    drop(health.enter()?);
     // SAFETY: the instance is live.
     match unsafe { instance.enumerate_physical_devices() } {
         Ok(none) if none.is_empty() => Err(absent(id, NO_DRIVER)),
@@ -127,8 +125,7 @@ impl fmt::Display for VulkanDeviceInfo {
 
 /// A device of Vulkan. Instance and device are live and belong to the physical device, and the device has queues of the family.
 pub(crate) struct Context {
-    pub(crate) id: DeviceId,
-    pub(crate) process: Process,
+    pub(crate) health: Health,
     pub(crate) instance: ash::Instance,
     pub(crate) physical: vk::PhysicalDevice,
     pub(crate) device: ash::Device,
@@ -136,56 +133,26 @@ pub(crate) struct Context {
     pub(crate) info: VulkanDeviceInfo,
     /// Takes memory from the driver in large pieces.
     pub(crate) allocator: ManuallyDrop<Mutex<Allocator>>,
-    /// The loss of the device, if it is lost.
-    pub(crate) failure: Failure,
     /// What keeps a program's device, and the loader; `None` for a device of this crate.
     pub(crate) keep: ManuallyDrop<Option<(Box<dyn Any + Send + Sync>, ash::Entry)>>,
 }
 
 impl Context {
-    /// Lets this thread call Vulkan while the result lives, or returns an error if the device cannot be used: it is lost, the process
-    /// ends, or is a child of the one that opened the device.
-    pub(crate) fn enter(&self) -> Result<Inside> {
-        self.check_process()?;
-        let code = vk::Result::ERROR_INITIALIZATION_FAILED.as_raw();
-        let ending = || device_error(self.id, "exit", code, ENDING);
-        let inside = exit::enter().ok_or_else(ending)?;
-        self.failure.check()?;
-        Ok(inside)
-    }
-
-    pub(crate) fn check_process(&self) -> Result<()> {
-        // As from a device that was not initialised.
-        let code = vk::Result::ERROR_INITIALIZATION_FAILED.as_raw();
-        self.process.check(self.id, code)
-    }
-
-    /// Lets this thread destroy what it owns, if it may.
-    pub(crate) fn enter_to_drop(&self) -> Option<Inside> {
-        (!self.is_forked()).then(exit::enter).flatten()
-    }
-
-    /// Returns whether this is a child of the process that opened the device. Nothing there may call Vulkan, or take a lock that
-    /// another thread may have held.
-    pub(crate) fn is_forked(&self) -> bool {
-        !self.process.is_this()
-    }
-
-    /// Makes the answer of a call an error that names the device. One that is lost has failed for good.
+    /// Makes the answer of a call an error that names the device. One that is lost has failed; its work may not have ended yet.
     pub(crate) fn check<T>(&self, call: &'static str, answer: VkResult<T>) -> Result<T> {
         answer.map_err(|code| {
-            let error = device_error(self.id, call, code.as_raw(), format!("VK_{code:?}"));
-            if code != vk::Result::ERROR_DEVICE_LOST {
-                return error;
+            let id = self.health.id();
+            let error = device_error(id, call, code.as_raw(), format!("VK_{code:?}"));
+            match code {
+                vk::Result::ERROR_DEVICE_LOST => self.health.fail(error),
+                _ => error,
             }
-            self.failure.set(error.clone());
-            self.failure.check().err().unwrap_or(error)
         })
     }
 
     pub(crate) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
         Error::OutOfMemory {
-            device: self.id,
+            device: self.health.id(),
             operation,
             bytes,
         }
@@ -193,7 +160,7 @@ impl Context {
 
     pub(crate) fn not_supported(&self, operation: &'static str, reason: String) -> Error {
         Error::NotSupported {
-            device: self.id,
+            device: self.health.id(),
             operation,
             reason: reason.into(),
         }
@@ -202,17 +169,17 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let Some(_inside) = self.enter_to_drop() else {
+        let Some(_inside) = self.health.enter_to_drop() else {
             return;
         };
-        // All that was made of the device holds this context and was destroyed before, after its work (`Shared::drop`).
+        // All that was made of the device holds this context and was destroyed before, after its work (`VulkanQueue::drop`).
         // SAFETY: the values are not used again. No buffer is left, so that this frees all memory.
         let keep = unsafe {
             ManuallyDrop::drop(&mut self.allocator);
             ManuallyDrop::take(&mut self.keep)
         };
         match keep {
-            None if !self.failure.is_set() => {
+            None if self.health.check().is_ok() => {
                 lock(&IDLE).push((self.physical, self.device.clone()));
             }
             // A lost device is of no use to anybody, and not destroyed either. A program's objects may go now, and then the library.

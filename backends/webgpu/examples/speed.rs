@@ -59,7 +59,7 @@ const fn case(
 }
 
 fn main() -> Result<()> {
-    let device = WgpuConfig::new().open()?;
+    let device = WgpuConfig::best().open()?;
     let rounds = std::env::args()
         .nth(1)
         .map(|rounds| rounds.parse())

@@ -12,10 +12,9 @@ use arrow_device::{Error, Result};
 use wgpu::{BufferSize, BufferUsages, BufferViewMut};
 
 use crate::bytes::{Job, What};
-use crate::landing::{Landing, Part};
-use crate::memory::Located;
-use crate::shared::Shared;
-use crate::staging::Shelf;
+use crate::landing::{Down, Landing, Part};
+use crate::memory::{Allocation, Place};
+use crate::runtime::WgpuDevice;
 
 /// The bytes of a word, which WebGPU copies.
 const WORD: u64 = 4;
@@ -51,7 +50,7 @@ struct Move {
 
 /// Copies for the next submission.
 pub(crate) struct Batch<'a> {
-    shared: &'a Shared,
+    device: &'a WgpuDevice,
     clears: Vec<(wgpu::Buffer, Range<u64>)>,
     moves: Vec<Move>,
     /// Bytes that are still to be staged, for each direction.
@@ -75,81 +74,61 @@ struct Up {
     used: usize,
 }
 
-/// A staging buffer that downloads are copied to.
-struct Down {
-    buffer: wgpu::Buffer,
-    home: Arc<Shelf>,
-    used: usize,
-    parts: Vec<Part>,
+/// A copy, with the memory of both sides on the device and where it begins there; `None` for the host's.
+struct Copy<'a> {
+    op: &'a CopyOp,
+    src: Option<(Arc<Allocation>, usize)>,
+    dst: Option<(Arc<Allocation>, usize)>,
 }
 
-impl Shared {
-    /// Finds an address that work uses.
-    fn find(&self, address: DevicePtr) -> Result<Located> {
-        let found = self.memory.find(address);
-        found.ok_or_else(|| self.not_there(address))
-    }
-
-    /// Returns an error unless all bytes lie in one allocation.
-    fn check_range(&self, address: DevicePtr, bytes: usize) -> Result<()> {
-        let found = self.memory.allocation(address);
-        let left = found.map_or(0, |found| found.bytes - found.offset);
-        match bytes <= left {
-            true => Ok(()),
-            false => Err(self.not_there(address.offset(left))),
-        }
-    }
-
-    fn not_there(&self, address: DevicePtr) -> Error {
-        let id = self.gpu.id;
-        Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into())
+impl WgpuDevice {
+    /// Finds memory that work uses, all of which lies in one allocation.
+    fn find(&self, address: DevicePtr, bytes: usize) -> Result<(Arc<Allocation>, usize)> {
+        self.memories.find(address, bytes).ok_or_else(|| {
+            let id = self.gpu.id();
+            Error::InvalidArgument(
+                format!("{bytes} bytes at {address:?}: that is not in memory of {id}").into(),
+            )
+        })
     }
 
     /// Submits copies. The sources in host memory have been read when this returns.
     ///
     /// # Safety
-    /// As [`RawQueue::copy`](arrow_device::device::RawQueue::copy).
-    pub(crate) unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        self.gpu.check()?;
+    /// As [`Runtime::copy`](arrow_device::device::engine::Runtime::copy).
+    pub(crate) unsafe fn copy_all(&self, copies: &[CopyOp], under_way: &mut bool) -> Result<()> {
         // Before the first submission: none of the copies runs if this fails.
-        for op in copies {
-            if op.kind != CopyKind::HostToDevice {
-                self.check_range(op.src, op.bytes)?;
-            }
-            if op.kind != CopyKind::DeviceToHost {
-                self.check_range(op.dst, op.bytes)?;
-            }
-        }
-        let up = copies.iter().filter(|op| op.kind == CopyKind::HostToDevice);
-        let sources: Vec<_> = up
-            .map(|op| op.src.address()..op.src.address() + op.bytes)
-            .collect();
-        if !sources.is_empty() {
-            self.timeline.finish_writes(&sources)?;
-        }
+        let found: Vec<_> = copies
+            .iter()
+            .map(|op| {
+                let find = |is_host, address| match is_host {
+                    true => Ok(None),
+                    false => self.find(address, op.bytes).map(Some),
+                };
+                Ok(Copy {
+                    op,
+                    src: find(op.kind == CopyKind::HostToDevice, op.src)?,
+                    dst: find(op.kind == CopyKind::DeviceToHost, op.dst)?,
+                })
+            })
+            .collect::<Result<_>>()?;
         let mut batch = Batch::new(self, copies);
         // SAFETY: the caller guarantees the memory.
-        let queued = copies.iter().try_for_each(|op| unsafe { batch.add(op) });
+        let queued = found.iter().try_for_each(|copy| unsafe { batch.add(copy) });
         let queued = queued.and_then(|()| batch.submit());
-        if queued.is_err() && (batch.is_submitted || batch.has_written) {
-            // None may be under way after an error, nor land: not if the device has failed either.
-            let _ = self.timeline.settle();
-        }
+        *under_way = batch.is_submitted || batch.has_written;
         queued
     }
 
     /// Submits a fill.
-    pub(crate) fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        self.gpu.check()?;
+    pub(crate) fn fill_all(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        let (memory, first) = self.find(dst, bytes)?;
         let mut batch = Batch::new(self, &[]);
         let mut done = 0;
         while done < bytes {
-            let Located {
-                buffer,
-                offset,
-                left,
-            } = self.find(dst.offset(done))?;
-            let part = left.min((bytes - done) as u64);
+            let place = memory.locate(first + done);
+            let (buffer, offset) = (place.buffer, place.offset);
+            let part = place.bytes.min((bytes - done) as u64);
             let fill = |range: Range<u64>| Job {
                 buffer: buffer.clone(),
                 offset: range.start,
@@ -162,12 +141,8 @@ impl Shared {
                     if !whole.is_empty() {
                         batch.clears.push((buffer.clone(), whole));
                     }
-                    batch.jobs.extend(
-                        [head, tail]
-                            .into_iter()
-                            .filter(|range| !range.is_empty())
-                            .map(fill),
-                    );
+                    let edges = [head, tail].into_iter().filter(|range| !range.is_empty());
+                    batch.jobs.extend(edges.map(fill));
                 }
                 _ => batch.jobs.push(fill(offset..offset + part)),
             }
@@ -178,7 +153,7 @@ impl Shared {
 }
 
 impl<'a> Batch<'a> {
-    fn new(shared: &'a Shared, copies: &[CopyOp]) -> Self {
+    fn new(device: &'a WgpuDevice, copies: &[CopyOp]) -> Self {
         // Edges need a few bytes more or less, for which there is another staging buffer.
         let total = |kind| {
             let bytes = copies
@@ -189,7 +164,7 @@ impl<'a> Batch<'a> {
         };
         let left_up = total(CopyKind::HostToDevice);
         Self {
-            shared,
+            device,
             clears: Vec::new(),
             moves: Vec::new(),
             left_up,
@@ -206,33 +181,29 @@ impl<'a> Batch<'a> {
     /// Adds a copy, part by part.
     ///
     /// # Safety
-    /// As [`Shared::copy`].
-    unsafe fn add(&mut self, op: &CopyOp) -> Result<()> {
+    /// As [`WgpuDevice::copy_all`].
+    unsafe fn add(&mut self, copy: &Copy<'_>) -> Result<()> {
         let mut done = 0;
-        while done < op.bytes {
-            let (src, dst) = (op.src.offset(done), op.dst.offset(done));
-            let left = (op.bytes - done) as u64;
-            let part = match op.kind {
-                CopyKind::HostToDevice => {
-                    let dst = self.shared.find(dst)?;
-                    let part = left.min(dst.left);
-                    // SAFETY: the caller guarantees the source.
-                    unsafe { self.upload(src.as_ptr().cast(), &dst, part) }?;
-                    part
-                }
-                CopyKind::DeviceToHost => {
-                    let src = self.shared.find(src)?;
-                    let part = left.min(src.left);
-                    self.download(&src, dst.as_ptr().cast(), part)?;
-                    part
-                }
-                _ => {
-                    let (src, dst) = (self.shared.find(src)?, self.shared.find(dst)?);
-                    let part = left.min(src.left).min(dst.left);
-                    self.across(src, &dst, part)?;
-                    part
-                }
+        while done < copy.op.bytes {
+            let locate = |found: &Option<(Arc<Allocation>, usize)>| {
+                let (memory, first) = found.as_ref()?;
+                Some(memory.locate(first + done))
             };
+            let (src, dst) = (locate(&copy.src), locate(&copy.dst));
+            let left = |found: &Option<Place>| found.as_ref().map_or(u64::MAX, |at| at.bytes);
+            let part = left(&src)
+                .min(left(&dst))
+                .min((copy.op.bytes - done) as u64);
+            let (host_src, host_dst) = (copy.op.src.offset(done), copy.op.dst.offset(done));
+            match (src, dst) {
+                // SAFETY: the caller guarantees the source.
+                (None, Some(dst)) => unsafe {
+                    self.upload(host_src.as_ptr().cast(), &dst, part)?;
+                },
+                (Some(src), None) => self.download(&src, host_dst.as_ptr().cast(), part)?,
+                (Some(src), Some(dst)) => self.across(src, &dst, part)?,
+                (None, None) => {}
+            }
             done += part as usize;
         }
         Ok(())
@@ -242,7 +213,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Safety
     /// `src` is valid for reads of `bytes` bytes.
-    unsafe fn upload(&mut self, src: *const u8, dst: &Located, bytes: u64) -> Result<()> {
+    unsafe fn upload(&mut self, src: *const u8, dst: &Place, bytes: u64) -> Result<()> {
         let [head, whole, tail] = words(dst.offset, bytes);
         for edge in [head, tail].into_iter().filter(|range| !range.is_empty()) {
             let mut word = [0; WORD as usize];
@@ -311,7 +282,7 @@ impl<'a> Batch<'a> {
         let Some(size) = BufferSize::new(words.end - words.start) else {
             return Ok(());
         };
-        let gpu = &self.shared.gpu;
+        let gpu = &self.device.gpu;
         self.has_written = true;
         let written = gpu.call("write_buffer_with", |_, queue| {
             let mut view = queue.write_buffer_with(to, words.start, size)?;
@@ -324,21 +295,14 @@ impl<'a> Batch<'a> {
             };
             Some(())
         })?;
-        written.ok_or_else(|| {
-            gpu.check_alive()
-                .err()
-                .unwrap_or_else(|| gpu.error("write_buffer_with", "nothing was written"))
-        })
+        written.ok_or_else(|| gpu.refused("write_buffer_with", "nothing was written"))
     }
 
     fn open_up(&self) -> Result<Up> {
-        let gpu = &self.shared.gpu;
-        let buffer = self.shared.staging.up(gpu, self.left_up)?;
+        let gpu = &self.device.gpu;
+        let buffer = self.device.staging.up(gpu, self.left_up)?;
         let view = gpu.caught("get_mapped_range_mut", || buffer.get_mapped_range_mut(..))?;
-        let view = view.map_err(|e| {
-            let mapping = gpu.error("get_mapped_range_mut", e.to_string());
-            gpu.check_alive().err().unwrap_or(mapping)
-        })?;
+        let view = view.map_err(|e| gpu.refused("get_mapped_range_mut", e.to_string()))?;
         Ok(Up {
             buffer,
             view,
@@ -346,24 +310,32 @@ impl<'a> Batch<'a> {
         })
     }
 
+    fn open_down(&self) -> Result<Down> {
+        let WgpuDevice {
+            gpu,
+            staging,
+            order,
+            ..
+        } = self.device;
+        // What has arrived gives its buffers back: a large download, or one after the other, needs few more than are under way.
+        let land = || order.advance(gpu, usize::MAX);
+        let (buffer, home) = staging.down(gpu, self.left_down, land)?;
+        Ok(Down {
+            buffer,
+            home,
+            used: 0,
+            parts: Vec::new(),
+        })
+    }
+
     /// Adds a download from one buffer. Whole words are copied to the staging buffer, and the bytes of them to the host.
-    fn download(&mut self, src: &Located, dst: *mut u8, bytes: u64) -> Result<()> {
+    fn download(&mut self, src: &Place, dst: *mut u8, bytes: u64) -> Result<()> {
         let end = (src.offset + bytes).next_multiple_of(WORD);
         let mut at = round_down(src.offset);
         while at < end {
             let mut down = match self.down.take() {
                 Some(down) => down,
-                None => {
-                    let (buffer, home) =
-                        self.shared.staging.down(&self.shared.gpu, self.left_down)?;
-                    let (used, parts) = (0, Vec::new());
-                    Down {
-                        buffer,
-                        home,
-                        used,
-                        parts,
-                    }
-                }
+                None => self.open_down()?,
             };
             let room = down.buffer.size() as usize - down.used;
             let part = room.min((end - at) as usize);
@@ -394,14 +366,14 @@ impl<'a> Batch<'a> {
     }
 
     /// Adds a copy from one buffer to one buffer.
-    fn across(&mut self, mut src: Located, dst: &Located, bytes: u64) -> Result<()> {
+    fn across(&mut self, mut src: Place, dst: &Place, bytes: u64) -> Result<()> {
         if src.buffer == dst.buffer {
             // WebGPU neither copies within a buffer nor reads and writes it in one dispatch.
             let start = round_down(src.offset);
             let size = (src.offset + bytes).next_multiple_of(WORD) - start;
             let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
             let buffer = self
-                .shared
+                .device
                 .gpu
                 .create_buffer("copy", size as usize, usage, false)?;
             self.moves.push(Move {
@@ -412,10 +384,10 @@ impl<'a> Batch<'a> {
                 bytes: size,
             });
             let offset = src.offset - start;
-            src = Located {
+            src = Place {
                 buffer,
                 offset,
-                left: size - offset,
+                bytes: size - offset,
             };
         }
         if is_whole(&[src.offset, dst.offset, bytes]) {
@@ -439,7 +411,7 @@ impl<'a> Batch<'a> {
 
     /// Submits all so far.
     fn submit(&mut self) -> Result<()> {
-        let shared = self.shared;
+        let this = self.device;
         let (up, down) = (self.up.take(), self.down.take());
         let (clears, moves, jobs) = (
             take(&mut self.clears),
@@ -452,10 +424,10 @@ impl<'a> Batch<'a> {
         }
         let bytes = match jobs.is_empty() {
             true => None,
-            false => Some(shared.bytes()?),
+            false => Some(this.bytes()?),
         };
         self.is_submitted = true;
-        let submission = shared.gpu.call("submit", |device, queue| {
+        let submission = this.gpu.call("submit", |device, queue| {
             let commands = has_commands.then(|| {
                 let mut encoder = device.create_command_encoder(&Default::default());
                 for (buffer, words) in &clears {
@@ -483,21 +455,15 @@ impl<'a> Batch<'a> {
             });
             let submission = queue.submit(commands);
             if let Some(buffer) = up {
-                shared.staging.reuse(buffer);
+                this.staging.reuse(buffer);
             }
             submission
         })?;
-        shared.timeline.submitted(submission.clone());
+        this.order.submitted(submission.clone());
         match down {
             // Only of what was accepted.
-            Some(Down {
-                buffer,
-                home,
-                parts,
-                ..
-            }) => shared.gpu.call("map_async", |_, _| {
-                let timeline = &shared.timeline;
-                timeline.arrives(|told| Landing::new(buffer, home, parts, submission, told));
+            Some(down) => this.gpu.call("map_async", |_, _| {
+                this.order.arrives(Landing::new(down, submission));
             }),
             None => Ok(()),
         }

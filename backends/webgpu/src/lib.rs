@@ -24,9 +24,9 @@
 //!
 //! # Devices
 //!
-//! [`open`] opens the best adapter, and `webgpu:N` is adapter `N` ([`register`]). A program that has a `wgpu::Device` already, as those of
-//! bevy, cubecl, burn and egui have, passes it with its queue to [`adopt`]; the same one is adopted once. The crate
-//! is for one major version of wgpu, which it re-exports: [`wgpu`].
+//! `webgpu:N` is adapter `N` of [`devices`] ([`register`]), and [`WgpuConfig::best`] is the best one. A program that has a `wgpu::Device`
+//! already, as those of bevy, cubecl, burn and egui have, passes it with its queue to [`WgpuConfig::adopt`]; the same one is adopted once.
+//! The crate is for one major version of wgpu, which it re-exports: [`wgpu`].
 //!
 //! # Kernels
 //!
@@ -35,12 +35,12 @@
 //!
 //! - A binding begins at a multiple of the device's alignment (32 to 256 bytes), so the column begins within it: the shader skips
 //!   [`Binding::skip`] bytes, or [`Binding::first`] elements, or [`Binding::first_bit`] bits of a bitmap.
-//! - A binding ends at most `max_storage_buffer_binding_size` after its start (by default 128 MiB; [`open`] asks for what the adapter has), and
+//! - A binding ends at most `max_storage_buffer_binding_size` after its start (by default 128 MiB; [`WgpuConfig::open`] asks for what the adapter has), and
 //!   memory that is larger than `max_buffer_size` is in several `wgpu::Buffer`s. [`WgpuDevice::resolve_parts`] returns the parts. Batches
 //!   that are uploaded in pieces of some million rows need none of this.
 //! - A shader binds 8 storage buffers on every device, and more on many. Values and bitmap are two; a query of several columns is
 //!   several dispatches, as in the example `column_math`.
-//! - `f16`, `i64` and `f64` are beyond WebGPU. Devices of [`open`] have them where the adapter does (`wgpu::Features::SHADER_INT64` and
+//! - `f16`, `i64` and `f64` are beyond WebGPU. Devices of [`WgpuConfig::open`] have them where the adapter does (`wgpu::Features::SHADER_INT64` and
 //!   others); shaders for all devices use the functions.
 //! - In one dispatch a `wgpu::Buffer` is either read or written. The columns of a batch that was uploaded share one; each
 //!   `DeviceBufferMut` has its own.
@@ -78,7 +78,8 @@
 //! ([`QueueOrder`](arrow_device::device::ExportSync::QueueOrder)); the specification has no event type for WebGPU. Who wants the bytes on the
 //! host downloads them.
 //!
-//! Somebody has to poll a `wgpu::Device` so that work is seen to have ended: [`Polling`] says who.
+//! Somebody has to poll a `wgpu::Device` so that work is seen to have ended: a thread that waits does ([`Polling`] says how), and so does
+//! each question whether an event has completed. What nobody waits for or asks about is not polled for, though it runs.
 //!
 //! # Failures
 //!
@@ -98,15 +99,13 @@
 //!
 //! | file | contents |
 //! | --- | --- |
+//! | `open.rs` | how devices are opened, adopted and found by imports |
 //! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
+//! | `runtime.rs` | the provider of the engine |
 //! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
-//! | `callback.rs` | what wgpu calls when work has ended |
-//! | `landing.rs`, `state.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; the events of a device; who waits and who wakes; the thread's alarm |
-//! | `bytes.rs`, `bytes.wgsl` | copies and fills of any bytes |
-//! | `shared.rs`, `copy.rs` | what the queues of a device share; copies and fills |
-//! | `access.rs`, `wgsl.rs`, `arrow.wgsl` | columns as bindings, buffers in and out; functions for shaders |
-//! | `queue.rs`, `device.rs` | the implementations of the traits |
-//! | `config.rs`, `registry.rs` | how devices are opened, adopted and found by imports |
+//! | `copy.rs`, `bytes.rs`, `bytes.wgsl` | copies and fills: whole words, and any bytes |
+//! | `order.rs`, `landing.rs` | the events of a device, and who waits; downloads on their way to the host |
+//! | `handles.rs`, `bind.rs`, `wgsl.rs`, `arrow.wgsl` | wgpu's objects, and buffers in and out; columns as bindings; functions for shaders |
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_family = "wasm")]
@@ -115,39 +114,26 @@ compile_error!(
      addresses that stand for buffers cannot be reserved"
 );
 
-mod access;
-mod bell;
+mod bind;
 mod bytes;
-mod callback;
-mod config;
 mod copy;
-mod device;
-mod event;
+mod handles;
 mod landing;
 mod memory;
-mod queue;
-mod registry;
-mod shared;
+mod open;
+mod order;
+mod runtime;
 mod staging;
-mod state;
 mod sys;
 mod wgsl;
 
-pub use access::{Bindable, Binding, Place};
-pub use config::{WgpuConfig, adopt};
-pub use device::WgpuDevice;
-pub use event::Polling;
-pub use registry::register;
+pub use bind::{Bindable, Binding};
+pub use memory::Place;
+pub use open::{WgpuConfig, devices, register};
+pub use order::Polling;
+pub use runtime::WgpuDevice;
 pub use wgpu;
 pub use wgsl::{ARROW_NO_BITMAP, ARROW_WGSL};
-
-/// Opens the best adapter: [`WgpuConfig::new`]`().open()`.
-///
-/// # Errors
-/// As [`WgpuConfig::open`].
-pub fn open() -> arrow_device::Result<arrow_device::Device> {
-    WgpuConfig::new().open()
-}
 
 /// The programs of the page, which are tested as they stand.
 #[cfg(doctest)]

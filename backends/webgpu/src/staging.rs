@@ -94,11 +94,21 @@ impl Staging {
         });
     }
 
-    /// Returns a buffer for a download of `left` bytes, or of a part of them, and where it is to be given back.
-    pub(crate) fn down(&self, gpu: &Gpu, left: usize) -> Result<(wgpu::Buffer, Arc<Shelf>)> {
+    /// Returns a buffer for a download of `left` bytes, or of a part of them, and where it is to be given back. `make_room` is called
+    /// before a new one is made.
+    pub(crate) fn down(
+        &self,
+        gpu: &Gpu,
+        left: usize,
+        make_room: impl FnOnce() -> Result<()>,
+    ) -> Result<(wgpu::Buffer, Arc<Shelf>)> {
         let size = self.size(left);
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-        let idle = self.down.take(size);
+        let mut idle = self.down.take(size);
+        if idle.is_none() {
+            make_room()?;
+            idle = self.down.take(size);
+        }
         let buffer = idle.map_or_else(|| gpu.create_buffer("stage", size, usage, false), Ok)?;
         Ok((buffer, self.down.clone()))
     }

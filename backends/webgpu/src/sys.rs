@@ -4,13 +4,12 @@
 //! fails. So each call goes through [`Gpu::call`], in error scopes (which wgpu keeps for each thread) and where a panic is caught.
 //! A lost device is not reported at all: [`Gpu::check_alive`] finds out.
 
-use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use arrow_device::device::parts::{Failure, Process, exit};
+use arrow_device::device::engine::Health;
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
 use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, PollError, PollType, SubmissionIndex};
@@ -18,60 +17,39 @@ use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, PollError, PollType, Sub
 /// The code of errors: wgpu has messages, and no numbers.
 const CODE: i32 = -1;
 
-/// A wgpu device with its queue. While the process ends it is neither called nor dropped.
+/// A wgpu device with its queue.
 pub(crate) struct Gpu {
-    pub(crate) id: DeviceId,
-    pub(crate) device: ManuallyDrop<wgpu::Device>,
-    pub(crate) queue: ManuallyDrop<wgpu::Queue>,
+    pub(crate) health: Health,
+    pub(crate) device: wgpu::Device,
+    pub(crate) queue: Arc<wgpu::Queue>,
     pub(crate) info: wgpu::AdapterInfo,
     pub(crate) limits: wgpu::Limits,
-    /// What ended the device.
-    pub(crate) failure: Failure,
-    process: Process,
 }
 
 impl Gpu {
     pub(crate) fn new(id: DeviceId, device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Self> {
         let gpu = Self {
-            id,
-            device: ManuallyDrop::new(device.clone()),
-            queue: ManuallyDrop::new(queue.clone()),
+            health: Health::new(id),
+            device: device.clone(),
+            queue: Arc::new(queue.clone()),
             info: device.adapter_info(),
             limits: device.limits(),
-            failure: Failure::default(),
-            process: Process::this(),
         };
-        exit::watch();
         gpu.check_alive()?;
         // wgpu has no other way to ask whether a queue is the device's.
         let tried = gpu.call("adopt", |device, queue| {
             let encoder = device.create_command_encoder(&Default::default());
             queue.submit([encoder.finish()]);
         });
-        match tried {
-            Ok(()) => Ok(gpu),
-            Err(e) => Err(gpu.not_supported(
-                "adopt",
-                format!(
-                    "the queue takes no work of the device; pass both as `request_device` returned them ({e})"
-                ),
-            )),
-        }
+        tried.map_err(|e| {
+            let text = "the queue takes no work of the device; pass both as `request_device` returned them";
+            gpu.not_supported("adopt", format!("{text} ({e})"))
+        })?;
+        Ok(gpu)
     }
 
-    /// Returns an error if the device has failed, or this is a child of the process that opened it.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.check_process()?;
-        self.failure.check()
-    }
-
-    pub(crate) fn check_process(&self) -> Result<()> {
-        self.process.check(self.id, CODE)
-    }
-
-    /// Returns whether this is a child of the process that opened the device: nothing there may call wgpu, or take a lock.
-    pub(crate) fn is_forked(&self) -> bool {
-        !self.process.is_this()
+    pub(crate) fn id(&self) -> DeviceId {
+        self.health.id()
     }
 
     /// Calls wgpu. Errors that it reports on this thread meanwhile are returned. A panic is the end of the device, because nobody
@@ -98,32 +76,34 @@ impl Gpu {
             (_, Some(error)) => {
                 // What a lost device has made is invalid.
                 self.check_alive()?;
-                Err(self.error(operation, error.to_string()))
+                Err(match error {
+                    wgpu::Error::OutOfMemory { .. } => self.out_of_memory(operation, 0),
+                    error => self.error(operation, error.to_string()),
+                })
             }
         }
     }
 
     /// Makes a panic an error, and the device's failure. For calls that report no errors.
     pub(crate) fn caught<T>(&self, operation: &'static str, work: impl FnOnce() -> T) -> Result<T> {
-        let Some(_inside) = exit::enter() else {
-            return Err(self.error(operation, "the process is ending"));
-        };
+        let _inside = self.health.enter_even_if_failed()?;
         catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             let text = text.unwrap_or("no message").trim();
-            self.failed(self.error(operation, format!("wgpu panicked: {text}")))
+            self.health
+                .fail(self.error(operation, format!("wgpu panicked: {text}")))
         })
     }
 
-    /// Remembers the end of the device. Returns the error for it.
-    pub(crate) fn failed(&self, error: Error) -> Error {
-        self.failure.set(error.clone());
-        self.failure.check().err().unwrap_or(error)
+    pub(crate) fn error(&self, operation: &'static str, message: impl Into<String>) -> Error {
+        device_error(self.id(), operation, CODE, message.into())
     }
 
-    pub(crate) fn error(&self, operation: &'static str, message: impl Into<String>) -> Error {
-        device_error(self.id, operation, CODE, message.into())
+    /// Returns the error for a call that a device only refuses if it is lost, or for a reason that wgpu does not tell.
+    pub(crate) fn refused(&self, operation: &'static str, message: impl Into<String>) -> Error {
+        let alive = self.check_alive().err();
+        alive.unwrap_or_else(|| self.error(operation, message))
     }
 
     pub(crate) fn not_supported(
@@ -132,7 +112,7 @@ impl Gpu {
         reason: impl Into<String>,
     ) -> Error {
         Error::NotSupported {
-            device: self.id,
+            device: self.id(),
             operation,
             reason: reason.into().into(),
         }
@@ -140,7 +120,7 @@ impl Gpu {
 
     pub(crate) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
         Error::OutOfMemory {
-            device: self.id,
+            device: self.id(),
             operation,
             bytes,
         }
@@ -152,16 +132,10 @@ impl Gpu {
     /// wgpu says nothing of calls of a lost device: they return objects that do nothing. The one way to be told that leaves the
     /// program its callback (`set_device_lost_callback`) is a call that must fail if the device is *not* lost.
     pub(crate) fn check_alive(&self) -> Result<()> {
-        self.check()?;
+        self.health.check()?;
         let is_alive = self.caught("create_buffer", || {
             let scope = self.device.push_error_scope(ErrorFilter::Validation);
-            let (label, size, usage) = (None, 4, BufferUsages::empty());
-            let _invalid = self.device.create_buffer(&BufferDescriptor {
-                label,
-                size,
-                usage,
-                mapped_at_creation: false,
-            });
+            fail(&self.device);
             now(scope.pop()).flatten().is_some()
         })?;
         match is_alive {
@@ -173,7 +147,7 @@ impl Gpu {
     /// Remembers that the device is lost. Returns the error for it.
     pub(crate) fn lost(&self) -> Error {
         let text = "the wgpu device was lost or destroyed; open or adopt another one";
-        self.failed(self.error("wgpu", text))
+        self.health.fail(self.error("wgpu", text))
     }
 
     /// Makes a buffer; `mapped` for writing if the usage says that it can be.
@@ -189,21 +163,18 @@ impl Gpu {
         if size > self.limits.max_buffer_size {
             return Err(out_of_memory());
         }
-        let (buffer, is_out) = self.call(operation, |device, _| {
-            let scope = device.push_error_scope(ErrorFilter::OutOfMemory);
-            let label = Some("arrow-device");
-            let buffer = device.create_buffer(&BufferDescriptor {
-                label,
+        let made = self.call(operation, |device, _| {
+            device.create_buffer(&BufferDescriptor {
+                label: Some("arrow-device"),
                 size,
                 usage,
                 mapped_at_creation,
-            });
-            (buffer, now(scope.pop()).flatten().is_some())
-        })?;
-        match is_out {
-            true => Err(out_of_memory()),
-            false => Ok(buffer),
-        }
+            })
+        });
+        made.map_err(|e| match e {
+            Error::OutOfMemory { .. } => out_of_memory(),
+            e => e,
+        })
     }
 
     /// Makes this thread wait until a submission has ended, or all that were made before this call. Callbacks of whatever has ended
@@ -219,7 +190,7 @@ impl Gpu {
             Ok(_) => Ok(()),
             // The submission was not accepted.
             Err(PollError::WrongSubmissionIndex(..)) => Err(self.lost()),
-            Err(e) => Err(self.failed(self.error("poll", e.to_string()))),
+            Err(e) => Err(self.health.fail(self.error("poll", e.to_string()))),
         }
     }
 
@@ -227,19 +198,7 @@ impl Gpu {
     pub(crate) fn poll(&self) -> Result<bool> {
         match self.caught("poll", || self.device.poll(PollType::Poll))? {
             Ok(status) => Ok(status.is_queue_empty()),
-            Err(e) => Err(self.failed(self.error("poll", e.to_string()))),
-        }
-    }
-}
-
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        if let Some(_inside) = exit::enter() {
-            // SAFETY: neither is used after its drop, which is here only (the obligation of `ManuallyDrop::drop`).
-            unsafe {
-                ManuallyDrop::drop(&mut self.queue);
-                ManuallyDrop::drop(&mut self.device);
-            }
+            Err(e) => Err(self.health.fail(self.error("poll", e.to_string()))),
         }
     }
 }
@@ -250,17 +209,22 @@ pub(crate) fn is_same(one: &wgpu::Device, other: &wgpu::Device) -> bool {
         // An error of one is seen by the scope that was opened last on that device.
         let outer = other.push_error_scope(ErrorFilter::Validation);
         let inner = one.push_error_scope(ErrorFilter::Validation);
-        let _invalid = other.create_buffer(&BufferDescriptor {
-            label: None,
-            size: 4,
-            usage: BufferUsages::empty(),
-            mapped_at_creation: false,
-        });
+        fail(other);
         let is_seen = now(inner.pop()).flatten().is_some();
         drop(outer);
         is_seen
     };
     one == other && catch_unwind(AssertUnwindSafe(compare)).unwrap_or(false)
+}
+
+/// Makes a call that is an error of validation, unless the device is lost.
+fn fail(device: &wgpu::Device) {
+    let _invalid = device.create_buffer(&BufferDescriptor {
+        label: None,
+        size: 4,
+        usage: BufferUsages::empty(),
+        mapped_at_creation: false,
+    });
 }
 
 /// Returns the value of a future of wgpu. Outside of browsers all are ready at once.

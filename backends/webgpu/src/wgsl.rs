@@ -40,7 +40,7 @@
 ///         source: wgpu::ShaderSource::Wgsl([ARROW_WGSL, SUMS].concat().into()),
 ///     })
 /// }
-/// # if let Ok(device) = arrow_device_wgpu::open() {
+/// # if let Ok(device) = arrow_device_wgpu::WgpuConfig::best().open() {
 /// #     shader(arrow_device_wgpu::WgpuDevice::of(&device).unwrap().device());
 /// # }
 /// ```

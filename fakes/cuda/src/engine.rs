@@ -361,7 +361,8 @@ impl Recorded {
     pub(crate) fn order(&self, queue: &Queue) -> Outcome {
         // SAFETY: the event is live until `Drop`; the wait stays after that.
         let done = unsafe { queue.wait(self.event) };
-        done.map_err(|error| self.engine.code_of(&error))
+        done.map(|waits| assert!(waits, "queues of one engine wait for each other's events"))
+            .map_err(|error| self.engine.code_of(&error))
     }
 }
 

@@ -17,6 +17,7 @@ use arrow_device::{
 };
 use cudarc::driver::{CudaStream, sys};
 
+use crate::block::Block;
 use crate::fake::{LAZY, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
 use crate::rig::{hold, soon};
 use crate::support::assert_same;
@@ -471,11 +472,12 @@ fn failures_on_the_way() {
         let column = world.upload();
         let queue = world.rig.new_queue().unwrap();
         let device = DLDevice::of(world.rig.id()).unwrap();
-        let address = column.buffer(1).unwrap().address().address();
-        let (tensor, alive) = produce(address, device, None);
+        // Not of the device, which knows its own memory.
+        let block = Block::device(world.rig.group.first, ROWS * 8);
+        let (tensor, alive) = produce(block.ptr.addr(), device, None);
         world.rig.group.fail(name, 1, 999);
         let failed = match inward {
-            // SAFETY: the tensor is valid: the column keeps its memory, which nobody writes.
+            // SAFETY: the tensor is valid: the block is its memory, which nobody writes.
             true => unsafe { DeviceArray::import_dlpack(tensor, &queue) }.map(drop),
             false => {
                 // SAFETY: the test is the tensor's only owner, and deletes it once.
@@ -488,7 +490,7 @@ fn failures_on_the_way() {
         assert!(failed.is_err(), "{name}");
         assert_eq!(alive.strong_count(), 0, "{name}: not deleted");
         drop(Held::export(&column, &numbered(Some(world.handle()))));
-        drop((column, queue));
+        drop((column, queue, block));
         world.end();
     }
 }

@@ -171,18 +171,20 @@ fn a_slice_given_away_on_another_stream() {
     }
 }
 
+/// Does something while a stream is captured.
+fn captured(raw: sys::CUstream, work: impl FnOnce()) {
+    let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
+    assert_eq!(code, 0);
+    work();
+    let mut graph: *mut () = ptr::null_mut();
+    let code =
+        fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
+    assert_eq!(code, 0);
+}
+
 /// Work that would only be captured would run when its memory is gone.
 #[test]
 fn a_stream_that_is_captured_is_refused() {
-    fn captured(raw: sys::CUstream, work: impl FnOnce()) {
-        let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
-        assert_eq!(code, 0);
-        work();
-        let mut graph: *mut () = ptr::null_mut();
-        let code =
-            fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
-        assert_eq!(code, 0);
-    }
     fn refused<T>(result: Result<T, Error>) {
         let e = result.err().unwrap();
         assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
@@ -215,6 +217,28 @@ fn a_stream_that_is_captured_is_refused() {
             );
             rig.synchronize().unwrap();
         }
+        world.end();
+    }
+}
+
+/// A program's stream may go with its queue, also if the end of its work could not be marked.
+#[test]
+fn a_stream_that_goes_with_its_queue() {
+    for mode in MODES {
+        let world = world(mode);
+        let (rig, stream) = (&world.rig, world.context.new_stream().unwrap());
+        let raw = stream.cu_stream();
+        // SAFETY: the stream lives longer than the queue.
+        let queue = unsafe { Queue::adopt(&rig.device, raw.expose_provenance()) }.unwrap();
+        drop(
+            rig.upload_array_on(&Int64Array::from(longs(500)), &queue)
+                .unwrap(),
+        );
+        rig.synchronize().unwrap();
+        captured(raw, || drop(queue));
+        drop(stream);
+        // Looks for streams whose work has ended.
+        drop(rig.new_queue().unwrap());
         world.end();
     }
 }

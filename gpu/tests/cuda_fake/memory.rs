@@ -87,14 +87,15 @@ fn page_locked_sources() {
         let buffer = unsafe { Buffer::from_custom_allocation(ptr, bytes, Arc::new(theirs)) };
         let theirs = Int64Array::new(buffer.into(), None);
 
-        for column in [&ours, &theirs] {
+        // The device knows its own.
+        for (column, questions) in [(&ours, 0), (&theirs, 2)] {
             let before = rig.stats();
             let mut up = None;
             let [asked] = calls(rig.group, ["cuPointerGetAttributes"], || {
                 up = Some(rig.upload_array(column).unwrap());
             });
             let cost = rig.stats().since(&before);
-            assert!((1..=2).contains(&asked), "{asked} questions");
+            assert!(asked <= questions, "{asked} questions");
             // All but what does not fill a block.
             assert!(cost.host_copied_bytes <= 64, "{cost:?}");
             assert_eq!(
@@ -196,9 +197,11 @@ fn memory_that_is_kept_makes_room() {
         rig.synchronize().unwrap();
         // Too large to reuse the block, too large to stand beside it.
         let large = DeviceBufferMut::allocate(&queue, 6 << 20).unwrap();
-        let e = DeviceBufferMut::allocate(&queue, 6 << 20).unwrap_err();
+        // The error names what was asked for, which the pool rounds up.
+        let asked = (6 << 20) + 64;
+        let e = DeviceBufferMut::allocate(&queue, asked).unwrap_err();
         assert!(
-            matches!(e, arrow_device::Error::OutOfMemory { bytes, .. } if bytes == 6 << 20),
+            matches!(e, arrow_device::Error::OutOfMemory { bytes, .. } if bytes == asked),
             "{e}"
         );
         assert!(e.to_string().contains("cuMemAlloc"), "{e}");

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use arrow_device::{Error, Queue, Result};
 
-use super::rig::Rig;
+use super::rig::{Rig, soon};
 use crate::support::in_part;
 use crate::vendor::{CALLS, error_text};
 
@@ -26,6 +26,7 @@ pub(crate) fn keep(queue: Queue) {
 pub(crate) fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
     // In part each call fails with one of the codes.
     let rounds = if in_part() { 1 } else { CODES.len() };
+    let streams = rig.group.live("streams");
     for round in 0..rounds {
         let mut failed = 0;
         for n in 1.. {
@@ -67,6 +68,12 @@ pub(crate) fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<(
             let _ = rig.take_drop_error();
             rig.assert_clean(format_args!("{name}, call {n}, code {code}"));
             let _ = rig.take_drop_error();
+            // The release thread may drop a queue last.
+            let destroyed = soon(|| {
+                let _ = rig.synchronize();
+                rig.group.live("streams") <= streams
+            });
+            assert!(destroyed, "{name}, call {n}, code {code}: streams are left");
             if fired == 0 {
                 break;
             }

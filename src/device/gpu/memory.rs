@@ -1,204 +1,142 @@
-//! Memory that a library allocates in no stream's order, and where memory is freed: where the device
-//! is waited for.
+//! Memory of each kind, whose memory an address is, and lists of copies.
 
 use std::ffi::c_uint;
-use std::mem::take;
-use std::ops::{Range, RangeInclusive};
-use std::time::{Duration, Instant};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::api::{Answer, Code};
+use super::api::{Answer, RawStream, code};
 use super::context::{Context, Current};
-use super::kept::{After, Staging};
-use super::runtime::{Found, Library, Memory, PointerKind, Runtime, to_ptr};
-use crate::device::backend::DevicePtr;
-use crate::device::lock;
-use crate::device::parts::Pool;
+use super::vendor::{Kind, Library, PointerKind, Vendor, to_ptr};
+use crate::device::backend::{AddressClass, CopyKind, CopyOp, DevicePtr, PointerInfo};
 use crate::error::{Error, Result};
 
-/// Most bytes of page-locked memory that a device takes for staging and for downloads.
-const STAGING_LIMIT: usize = 2 << 30;
-/// A context whose calls fail for this long is taken for lost.
-const LOST: Duration = Duration::from_secs(5);
-/// What calls answer that a stream capture forbids.
-const CAPTURE: RangeInclusive<Code> = 900..=908;
-/// From this multiple of the pool's limits on, a new block is allocated only after a wait for the
-/// device.
-const FAR: usize = 4;
+/// From this many copies on, the library is given the list in one call. On an H200, 100 copies of 4 KiB to page-locked memory take 57 us
+/// so, and 176 us one by one.
+const LIST: usize = 8;
+/// A copy of this many bytes goes by itself: next to its own time that of a call is nothing.
+const LARGE: usize = 1 << 20;
 
-impl<R: Runtime> Context<R> {
-    /// Allocates page-locked memory for staging. Returns `None` beyond the limit, or if the library
-    /// refuses it, which drivers do for many reasons that are none of the device's: ordinary memory
-    /// serves then, which is slower.
-    pub(super) fn allocate_staging(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let current = self.enter()?;
-        let is_full = |staging: &Staging| staging.bytes.saturating_add(bytes) > STAGING_LIMIT;
-        let mut staging = lock(&self.heap.staging);
-        if let Some(i) = staging.idle.iter().position(|(_, idle)| *idle == bytes) {
-            return Ok(Some(staging.idle.swap_remove(i).0));
-        }
-        if is_full(&staging) && !staging.idle.is_empty() {
-            drop(staging);
-            // It frees what is idle. After an error there is no more than before.
-            let _ = self.synchronize();
-            staging = lock(&self.heap.staging);
-        }
-        if is_full(&staging) {
-            return Ok(None);
-        }
-        staging.bytes += bytes;
-        drop(staging);
-        let base = self.check(current.allocate(Memory::Host, bytes));
-        if base.is_err() {
-            lock(&self.heap.staging).bytes -= bytes;
-        }
-        match base {
-            Err(e) if self.has_failed() => Err(e),
-            base => Ok(base.ok()),
-        }
+/// Memory that the drop frees, unless that is done already. The drop may wait for the device: on an H200 `cuMemFreeHost` waits for all
+/// queued work of the context; such a free may also hold a lock of the library meanwhile, so that a host function that waits for another
+/// thread's call of the library never returns (reported for `cuMemFree` and `cuMemFreeHost`).
+pub(crate) struct Block<V: Vendor> {
+    context: Arc<Context<V>>,
+    kind: Kind,
+    pub(super) address: usize,
+    is_freed: AtomicBool,
+}
+
+impl<V: Vendor> Block<V> {
+    fn new(context: &Arc<Context<V>>, kind: Kind, address: usize) -> Arc<Self> {
+        Arc::new(Self {
+            context: context.clone(),
+            kind,
+            address,
+            is_freed: AtomicBool::new(false),
+        })
     }
 
-    /// Makes this thread wait for all work of the context, even if it has failed, and frees what
-    /// nothing uses any more and is not kept for reuse.
-    pub(super) fn synchronize(&self) -> Result<()> {
-        let current = self.enter_even_if_failed()?;
-        let given_up = take(&mut *lock(&self.heap.given_up));
-        // SAFETY: the call has no arguments, and the context is current.
-        let done = self.check(unsafe { self.calls().synchronize() });
-        let done = done.and_then(|()| self.failure.check());
-        if done.is_err() && !self.has_failed() {
-            lock(&self.heap.given_up).extend(given_up);
-            return done;
-        }
-        for base in given_up {
-            // SAFETY: the memory is of the device's kind, its owner has given it up, and all work
-            // that could use it has ended since.
-            unsafe { current.free(self.memory, base) };
-        }
-        current.free_idle(false);
-        self.sweep(false);
-        done
-    }
-
-    /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is
-    /// lost: then nothing of it runs any more.
-    pub(super) fn settle(&self) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            let done = self.synchronize();
-            if done.is_ok() || self.is_gone() {
-                return Ok(());
+    /// Allocates memory: the device's own in a stream's order if there is a pool, and otherwise in no order. Host memory serves all devices.
+    ///
+    /// # Safety
+    /// The stream is live, or stands for a default stream.
+    pub(super) unsafe fn allocate(
+        context: &Arc<Context<V>>,
+        current: Current<'_, V>,
+        kind: Kind,
+        bytes: usize,
+        stream: RawStream,
+    ) -> Result<Arc<Self>> {
+        const ATTACH_GLOBAL: c_uint = 1;
+        let (calls, mut address) = (current.calls(), 0);
+        let at = &raw mut address;
+        // SAFETY: `at` is valid for the write of an address; the context has the pool, and the caller guarantees the stream.
+        let made = unsafe {
+            match (kind, context.pool) {
+                (Kind::Device, Some(pool)) => calls.allocate_in_order(at, bytes, pool, stream),
+                (Kind::Device, None) => calls.allocate_device(at, bytes),
+                (Kind::Host, _) => calls.allocate_host(at, bytes, V::Library::HOST_FLAGS),
+                (Kind::Managed, _) => calls.allocate_managed(at, bytes, ATTACH_GLOBAL),
             }
-            let e = match done {
-                Err(e) if !self.has_failed() => e,
-                done => return done,
-            };
-            // What another library's stream capture forbids now can be done later. That a context is
-            // lost whose calls fail otherwise for so long is an assumption: no library says so.
-            let is_forbidden = matches!(&e, Error::Device { code, .. } if CAPTURE.contains(code));
-            if !is_forbidden && start.elapsed() > LOST {
-                return Err(self.fail(e));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Waits for all work, and frees all memory that is idle.
-    pub(super) fn trim(&self) {
-        // Memory whose event has completed can be freed all the same.
-        let _ = self.synchronize();
-        let Ok(current) = self.enter_even_if_failed() else {
-            return;
         };
-        current.free_idle(true);
-        if let Some(pool) = self.pool {
-            // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
-            let _ = self.check(unsafe { self.calls().trim(pool, 0) });
-        }
+        // HIP 5.2 reports success for a pool that is full.
+        let made = made.and_then(|()| match address {
+            0 => calls.allocate_in_order.check(code::OUT_OF_MEMORY),
+            _ => Ok(()),
+        });
+        context.check_memory(made, bytes)?;
+        Ok(Self::new(context, kind, address))
+    }
+
+    /// Adopts memory of the device itself.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn adopt(context: &Arc<Context<V>>, address: usize) -> Arc<Self> {
+        Self::new(context, Kind::Device, address)
+    }
+
+    /// Somebody else frees the memory, or has.
+    pub(crate) fn let_go(&self) {
+        self.is_freed.store(true, Ordering::Relaxed);
     }
 }
 
-impl<R: Runtime> Current<'_, R> {
-    /// Returns memory of the device's of at least `bytes` bytes, for work on `queue` from now on.
-    pub(super) fn allocate_block(&self, queue: u64, bytes: usize) -> Result<DevicePtr> {
-        let (context, heap) = (self.context, &self.context.heap);
-        let rounded = Pool::<After>::rounded(bytes);
-        let rounded = rounded.ok_or_else(|| context.out_of_memory("allocate", bytes))?;
-        let is_done = |after: &After| context.has_completed(after);
-        if let Some(block) = heap.idle.take(queue, rounded, is_done) {
-            heap.live.insert(block.base, block.bytes, ());
-            context.recycle(block.after);
-            return Ok(block.base);
+impl<V: Vendor> Drop for Block<V> {
+    fn drop(&mut self) {
+        if *self.is_freed.get_mut() {
+            return;
         }
-        if heap.idle.is_over(FAR) {
-            // An error, as while another library captures, frees nothing; there may be enough all the same.
-            let _ = context.synchronize();
-        }
-        let base = context.check_memory(self.allocate(context.memory, rounded), bytes)?;
-        heap.live.insert(base, rounded, ());
-        Ok(base)
-    }
-
-    /// Frees staging memory that nobody uses, and idle memory whose last use has completed: the
-    /// oldest, until the rest is within the pool's limits; or all.
-    pub(super) fn free_idle(&self, all: bool) {
-        let (context, heap) = (self.context, &self.context.heap);
-        // Of a failed device nothing runs any more.
-        let failed = context.has_failed();
-        let is_done = |after: &After| failed || context.has_completed(after);
-        for block in heap.idle.take_done(all, is_done) {
-            // SAFETY: the block is of the device's memory, was taken out of the pool, and its event
-            // has completed.
-            unsafe { self.free(context.memory, block.base) };
-            context.recycle(block.after);
-        }
-        let idle = take(&mut lock(&heap.staging).idle);
-        let bytes: usize = idle.iter().map(|(_, bytes)| bytes).sum();
-        for (base, _) in idle {
-            // SAFETY: the memory is page-locked, and its owner has given it back.
-            unsafe { self.free(Memory::Host, base) };
-        }
-        lock(&heap.staging).bytes -= bytes;
-    }
-
-    /// Allocates memory, in no stream's order. Host memory serves all devices.
-    fn allocate(&self, memory: Memory, bytes: usize) -> Answer<DevicePtr> {
-        const ATTACH_GLOBAL: c_uint = 1;
-        let (calls, mut address) = (self.calls(), 0);
-        let at = &raw mut address;
-        // SAFETY: `at` is valid for the write of an address.
-        unsafe {
-            match memory {
-                Memory::Device => calls.allocate_device(at, bytes),
-                Memory::Host => calls.allocate_host(at, bytes, R::Library::HOST_FLAGS),
-                Memory::Managed => calls.allocate_managed(at, bytes, ATTACH_GLOBAL),
+        let ptr = to_ptr(self.address).as_ptr();
+        // An error has no place to go: a failed device keeps its memory until its context is released.
+        // SAFETY: the memory is of this kind and is freed once; nothing uses it any more (contract of `Runtime::Memory`).
+        let _ = self.context.call(|calls| unsafe {
+            match self.kind {
+                Kind::Host => calls.free_host(ptr),
+                Kind::Device | Kind::Managed => calls.free_device(ptr),
             }
-        }?;
-        Ok(to_ptr(address))
+        });
     }
+}
 
-    /// Frees memory; may wait for the device. An error has no place to go: a failed device keeps its
-    /// memory until its context is released.
-    ///
-    /// # Safety
-    /// The memory is of this kind, allocated here or by others, is used no more, and is freed once.
-    pub(super) unsafe fn free(&self, memory: Memory, ptr: DevicePtr) {
-        // SAFETY: the caller guarantees memory of this kind that nothing uses any more, freed once
-        // (see `# Safety`).
-        let _ = unsafe {
-            match memory {
-                Memory::Host => self.calls().free_host(ptr.as_ptr()),
-                Memory::Device | Memory::Managed => self.calls().free_device(ptr.as_ptr()),
-            }
+impl<V: Vendor> Context<V> {
+    /// Returns whose memory an address is.
+    pub(super) fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
+        // Memory that the library cannot identify must not be touched.
+        let unknown = || PointerInfo::new(AddressClass::Inaccessible, address.range(bytes));
+        let known = || {
+            let current = self.enter()?;
+            let found = self.check(current.allocation_of(address, bytes))?;
+            Ok::<_, Error>(found.map(|(kind, range)| current.judge(kind, range)))
         };
+        match known() {
+            Ok(known) => known.unwrap_or_else(unknown),
+            Err(e) => unknown().with_reason(e.to_string()),
+        }
     }
 
-    /// Returns what `bytes` bytes at `address` are, and the addresses of that kind: those of the
-    /// allocation, or only those of the bytes, of which the first and the last one were asked about.
-    /// `None` if these are not the same, or there is no such range.
+    /// Whether a copy from host memory needs no staging by this crate. A wrong answer costs only time: the library stages what is not
+    /// page-locked by itself.
+    pub(super) fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        // The library itself copies to page-locked memory with the host.
+        if self.kind == Kind::Host {
+            return true;
+        }
+        let current = self.enter().ok();
+        let found = current.and_then(|current| current.look_up(address.address()).ok());
+        let fits = |range: Range<usize>| address.range(bytes).end <= range.end;
+        found.is_some_and(|(kind, range)| {
+            matches!(kind, PointerKind::Host { .. }) && range.is_none_or(fits)
+        })
+    }
+}
+
+impl<V: Vendor> Current<'_, V> {
+    /// Returns what `bytes` bytes at `address` are, and the addresses of that kind: those of the allocation, or only those of the bytes, of
+    /// which the first and the last one were asked about. `None` if these are not the same, or there is no such range.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
-    pub(super) fn allocation_of(
+    fn allocation_of(
         &self,
         address: DevicePtr,
         bytes: usize,
@@ -208,12 +146,97 @@ impl<R: Runtime> Current<'_, R> {
         let Some(last) = last.filter(|_| first != 0) else {
             return Ok(None);
         };
-        let Found { kind, range } = self.look_up(first)?;
+        let (kind, range) = self.look_up(first)?;
         // A range that does not hold all bytes says nothing.
         let whole = range.filter(|range| range.contains(&first) && range.contains(&last));
-        if whole.is_none() && bytes > 1 && kind != self.look_up(last)?.kind {
+        if whole.is_none() && bytes > 1 && kind != self.look_up(last)?.0 {
             return Ok(None);
         }
         Ok(Some((kind, whole.unwrap_or(address.range(bytes)))))
+    }
+
+    /// Returns the class of memory, and why it is not accepted.
+    fn judge(&self, kind: PointerKind, range: Range<usize>) -> PointerInfo {
+        use AddressClass as A;
+        use PointerKind as P;
+        let (own, vendor, advice) = (self.context.kind, V::Library::VENDOR, V::Library::ADVICE);
+        let of_class = |class| PointerInfo::new(class, range.clone());
+        let unknown = "the driver does not know it: it is ordinary host memory, or none";
+        let why = match kind {
+            P::Unknown => return of_class(A::Host).with_reason(unknown),
+            P::Managed if own == Kind::Host && !self.context.reads_managed => {
+                "it is managed memory, which the host must not read while the device works".into()
+            }
+            P::Host { mapped: false } if own != Kind::Host => {
+                let why = "the device does not reach it at this address";
+                return of_class(A::Host).with_reason(why);
+            }
+            P::Managed | P::Host { .. } => return of_class(A::HostAccessible),
+            P::Device(of, _) if own != Kind::Device => {
+                format!("it is memory of {vendor} device {of}, which the host cannot read")
+            }
+            P::Device(of, _) if of != self.ordinal() => {
+                format!("it is memory of {vendor} device {of}")
+            }
+            P::Device(..) if self.peer_of(kind) == Ok(None) => return of_class(A::Device),
+            // Kernels of this context cannot reach the memory.
+            P::Device(..) => format!("it is memory of another context{advice}"),
+        };
+        of_class(A::Inaccessible).with_reason(why)
+    }
+
+    /// Looks up the source of each copy between devices: imported arrays may mix kinds of memory, so another context of this device must
+    /// be named, and so must another device, since the library does not find memory of its pools by the address.
+    fn peers(&self, copies: &[CopyOp]) -> Result<Vec<Option<usize>>> {
+        let context = self.context;
+        // Most sources lie in one allocation.
+        let mut last: Option<(PointerKind, Range<usize>)> = None;
+        let peer = |copy: &CopyOp| {
+            if copy.kind != CopyKind::DeviceToDevice || context.kind != Kind::Device {
+                return Ok(None);
+            }
+            let src = copy.src.address();
+            if !last.as_ref().is_some_and(|(_, range)| range.contains(&src)) {
+                last = context.check(self.allocation_of(copy.src, 1))?;
+            }
+            match &last {
+                Some((kind, _)) => context.check(self.peer_of(*kind)),
+                None => Ok(None),
+            }
+        };
+        copies.iter().map(peer).collect()
+    }
+
+    /// Queues a copy, or a list of them.
+    ///
+    /// # Safety
+    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, or stands for a default stream.
+    pub(super) unsafe fn copy_all(
+        &self,
+        copies: &[CopyOp],
+        stream: RawStream,
+        under_way: &mut bool,
+    ) -> Result<()> {
+        let peers = self.peers(copies)?;
+        let fits = |(copy, peer): &(&CopyOp, Option<usize>)| copy.bytes < LARGE && peer.is_none();
+        let (mut small, mut alone): (Vec<_>, Vec<_>) = copies.iter().zip(peers).partition(fits);
+        if small.len() >= LIST && !stream.is_default() {
+            let list: Vec<&CopyOp> = small.iter().map(|(copy, _)| *copy).collect();
+            // SAFETY: the caller guarantees memory and stream (see `# Safety`), which is no default stream.
+            let taken = unsafe { self.copy_list(&list, stream) };
+            *under_way = taken.is_some();
+            if taken == Some(Ok(())) {
+                small.clear();
+            }
+        }
+        // A list that the library does not take goes one by one. To queue a copy again changes nothing.
+        alone.append(&mut small);
+        alone.into_iter().try_for_each(|(copy, from)| {
+            // SAFETY: the caller guarantees memory and stream (see `# Safety`); `from` is what `peer_of` returned for the source.
+            let queued = unsafe { self.copy(copy, from, stream) };
+            self.context.check(queued)?;
+            *under_way = true;
+            Ok(())
+        })
     }
 }

@@ -1,267 +1,377 @@
-//! What a vendor provides, and its library, loaded at run time.
+//! [`Gpu`], the provider of a device, with its streams.
 
-use std::error::Error as _;
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::c_void;
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use super::api::{Answer, Calls, Code, Failed, RawStream, code};
-use crate::abi::ArrowDeviceType;
-use crate::device::backend::{CopyOp, DevicePtr};
-use crate::device::{Device, DeviceId, FORKED, Process, absent};
+use super::api::{Answer, Calls, NOT_CAPTURED, RawEvent, RawStream, is_done};
+use super::context::{Context, Current, Event, Origin};
+use super::memory::Block;
+use super::vendor::{Kind, Library, Vendor, to_ptr};
+use crate::device::backend::{Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation};
+use crate::device::engine::{Engine, Health, Memories, Runtime};
+use crate::device::{Device, DeviceId, Queue};
 use crate::error::{Error, Result};
 
-/// Which memory a device has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Memory {
-    Device,
-    /// Page-locked host memory.
-    Host,
-    Managed,
+/// Most bytes of freed memory that a device without a pool keeps.
+const IDLE_BYTES: usize = 256 << 20;
+
+/// A GPU, driven through its vendor's library.
+pub(crate) struct Gpu<V: Vendor> {
+    pub(crate) context: Arc<Context<V>>,
+    memories: Memories<Arc<Block<V>>>,
 }
 
-impl Memory {
-    /// The memory of a vendor's device of this type.
-    pub(super) fn of(device_type: ArrowDeviceType) -> Self {
-        match device_type {
-            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST => Self::Host,
-            ArrowDeviceType::CUDA_MANAGED => Self::Managed,
-            _ => Self::Device,
+/// A stream.
+pub(crate) struct Stream<V: Vendor> {
+    context: Arc<Context<V>>,
+    raw: RawStream,
+    /// Whether the stream is our own, and not one that was given.
+    is_own: bool,
+    /// What keeps a stream that was given, or by what others use our own.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // it only lives there
+    given: OnceLock<V::Given>,
+    /// Whether others have the stream, and may capture it into a graph.
+    lent: AtomicBool,
+}
+
+impl<V: Vendor> Stream<V> {
+    /// Makes a stream, which does not wait for the legacy default stream.
+    fn new(context: &Arc<Context<V>>) -> Result<Arc<Self>> {
+        const NON_BLOCKING: u32 = 1;
+        let mut raw = RawStream::LEGACY;
+        // SAFETY: `raw` is valid for the write of a handle.
+        context.call(|calls| unsafe { calls.create_stream(&raw mut raw, NON_BLOCKING) })?;
+        Ok(Self::with(context, raw, true, OnceLock::new()))
+    }
+
+    fn with(
+        context: &Arc<Context<V>>,
+        raw: RawStream,
+        is_own: bool,
+        given: OnceLock<V::Given>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            context: context.clone(),
+            raw,
+            is_own,
+            given,
+            lent: AtomicBool::new(!is_own),
+        })
+    }
+
+    /// Adopts a stream that was given, which `given` keeps alive.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] for a stream of another context, for a per-thread default stream, and for one that is being
+    /// captured. The legacy default stream is not checked.
+    ///
+    /// # Safety
+    /// The stream is live, or stands for a default stream, for as long as `given` lives.
+    pub(crate) unsafe fn given(
+        context: &Arc<Context<V>>,
+        raw: RawStream,
+        given: V::Given,
+    ) -> Result<Arc<Self>> {
+        let _inside = context.health.enter()?;
+        if raw.is_per_thread() {
+            let why =
+                "a per-thread default stream is another one on each thread; use an ordinary stream";
+            return Err(Error::argument(format!("{}: {why}", context.health.id())));
+        }
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
+        unsafe { context.check_stream(raw) }?;
+        let stream = Self::with(context, raw, false, OnceLock::from(given));
+        stream.enter()?;
+        Ok(stream)
+    }
+
+    /// Returns the stream, which others may capture from now on.
+    pub(crate) fn lend(&self) -> RawStream {
+        self.lent.store(true, Ordering::Relaxed);
+        self.raw
+    }
+
+    /// Returns what keeps a stream that was given, or else what the first call has made for our own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn given_or(
+        &self,
+        make: impl FnOnce(RawStream) -> Result<V::Given>,
+    ) -> Result<&V::Given> {
+        if let Some(given) = self.given.get() {
+            return Ok(given);
+        }
+        let made = make(self.lend())?;
+        Ok(self.given.get_or_init(|| made))
+    }
+
+    /// Makes the context current, to give work to the stream. Refuses that while the stream is being captured.
+    fn enter(&self) -> Result<Current<'_, V>> {
+        self.context.health.check()?;
+        let current = self.context.enter()?;
+        let mut status = NOT_CAPTURED;
+        if self.lent.load(Ordering::Relaxed) && !self.raw.is_default() {
+            // SAFETY: the stream is live while this is, and no default stream; `status` is valid for the write of an int.
+            let asked = unsafe { current.calls().is_capturing(self.raw, &raw mut status) };
+            self.context.check(asked)?;
+        }
+        match status {
+            NOT_CAPTURED => Ok(current),
+            _ => Err(Error::argument(format!(
+                "{}: the stream is being captured into a graph, which would run the work later, when its memory may be gone; end the \
+                 capture first",
+                self.context.health.id()
+            ))),
+        }
+    }
+
+    /// Makes a call that gives work to the stream.
+    fn call(&self, call: impl FnOnce(&Calls) -> Answer) -> Result<()> {
+        let current = self.enter()?;
+        self.context.check(call(current.calls()))
+    }
+}
+
+impl<V: Vendor> Drop for Stream<V> {
+    fn drop(&mut self) {
+        if self.is_own {
+            let raw = self.raw;
+            // SAFETY: created in `new`; nothing uses it any more.
+            let _ = self
+                .context
+                .call(|calls| unsafe { calls.destroy_stream(raw) });
         }
     }
 }
 
-/// What kind of memory an address lies in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PointerKind {
-    /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a
-    /// pool does not, and HIP has none).
-    Device(c_int, Option<usize>),
-    /// Page-locked host memory; whether a device reaches it under this very address.
-    Host { mapped: bool },
-    /// Managed memory.
-    Managed,
-    /// Nothing that the library knows: ordinary host memory, or no memory at all.
-    Unknown,
-}
+impl<V: Vendor> Gpu<V> {
+    /// Opens a device, with pools or without, whose managed memory the host may read while it works or may not.
+    pub(crate) fn open(
+        id: DeviceId,
+        vendor: V,
+        pools: bool,
+        reads_managed: bool,
+    ) -> Result<Device> {
+        let context = Arc::new(Context::new(id, vendor, pools, reads_managed)?);
+        let stream = Stream::new(&context)?;
+        let memories = Memories::default();
+        // SAFETY: the stream was made of this context.
+        unsafe { Engine::open(Self { context, memories }, stream, IDLE_BYTES) }
+    }
 
-/// What the library reports about an address.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
-    pub(crate) kind: PointerKind,
-    /// The range of the allocation, all of which is memory; `None` if the library does not tell.
-    pub(crate) range: Option<Range<usize>>,
-}
+    /// Returns the engine of a device of this vendor's.
+    pub(crate) fn of(device: &Device) -> Result<&Engine<Self>> {
+        Engine::of(device).map_err(|_| not_ours::<V>(device))
+    }
 
-/// A vendor's library, which stays loaded.
-pub(crate) trait Library: 'static {
-    const VENDOR: &'static str;
-    /// What a user can do about streams and memory of another context.
-    const ADVICE: &'static str;
-    /// The flags of events without timing.
-    const EVENT_FLAGS: c_uint;
-    /// The flags of page-locked memory that serves all devices, and is not write-combined, since
-    /// the host reads it.
-    const HOST_FLAGS: c_uint;
-
-    /// Returns the library, loaded at the first call, or why it cannot be used.
-    fn get() -> Result<&'static Self, &'static str>;
-    fn calls(&self) -> &Calls;
-    /// Returns where the library was initialised. A child of that process must not call it.
-    fn process(&self) -> Process;
-    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable
-    /// device is detected".
-    fn text(&self, code: Code) -> String;
-    /// Whether a code means that a context, this one or another that the call named, is lost.
-    fn is_lost(code: Code) -> bool;
-
-    /// Makes calls without a current device, which leave no trace on the thread.
-    fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
-        calls()
+    /// Returns the stream of a queue of a device of this vendor's.
+    pub(crate) fn stream(queue: &Queue) -> Result<&Stream<V>> {
+        let stream = Engine::<Self>::stream(queue).map(Arc::as_ref);
+        stream.map_err(|_| not_ours::<V>(queue.device()))
     }
 }
 
-/// One device of a vendor's library, in one context where there are such.
-///
-/// # Safety
-/// The methods do what they say, and the library's functions are those that [`Calls`] names. Memory
-/// that the library allocates is aligned to 64 bytes, and nothing else uses it. `look_up` returns
-/// what the library reports. The methods after `leave` are called between `enter` and `leave` only:
-/// [`Current`](super::context::Current) sees to it.
-pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
-    type Library: Library;
-    /// What a thread had before the device became current.
-    type Before: Copy;
-    /// What keeps a stream that was given.
-    type Given: Send + Sync + 'static;
-
-    fn library(&self) -> &'static Self::Library;
-    /// Returns the device's number in the library.
-    fn ordinal(&self) -> c_int;
-    /// Whether the device has memory pools.
-    fn has_pools(&self) -> bool;
-    /// Whether the host may read managed memory while the device works.
-    fn reads_managed(&self) -> bool;
-    /// Whether kernels of the device reach memory of a context of the same device.
-    fn reaches_context(&self, context: usize) -> bool;
-    /// Makes the device current on this thread.
-    fn enter(&self) -> Answer<Self::Before>;
-    /// Makes current again what was before.
-    fn leave(&self, before: Self::Before);
-
-    /// Returns why a stream that is no default stream is not one of this context; `None` if it is.
-    ///
-    /// # Safety
-    /// The stream is live.
-    unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
-    /// Returns what lies at an address, which is looked up and not followed.
-    fn look_up(&self, address: usize) -> Answer<Found>;
-    /// Returns what the library must be told to copy out of such memory (a context's address, or a
-    /// device's number); `None` if it finds it by the address.
-    fn peer_of(&self, kind: PointerKind) -> Answer<Option<usize>>;
-    /// Queues a copy.
-    ///
-    /// # Safety
-    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
-    /// the source; the stream is live, or stands for a default stream.
-    unsafe fn copy(&self, copy: &CopyOp, from: Option<usize>, stream: RawStream) -> Answer;
-    /// Queues a list of copies, whose sources are read in the stream's order, in one call; `None` if
-    /// the library has no such call. After an error some of them may have been queued.
-    ///
-    /// # Safety
-    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, and no default
-    /// stream.
-    unsafe fn copy_list(&self, copies: &[&CopyOp], stream: RawStream) -> Option<Answer> {
-        let _ = (copies, stream);
-        None
-    }
-}
-
-/// The error for a device, or a queue of one, that is not of this vendor's.
-pub(super) fn not_ours<L: Library>(device: &Device) -> Error {
+fn not_ours<V: Vendor>(device: &Device) -> Error {
+    let vendor = V::Library::VENDOR;
     Error::NotSupported {
         device: device.id(),
-        operation: L::VENDOR,
-        reason: format!("it is not a {} device of this crate", L::VENDOR).into(),
+        operation: vendor,
+        reason: format!("it is not a {vendor} device of this crate").into(),
     }
 }
 
-/// Whether a code says that the library has shut down and taken everything back: a device was opened
-/// before, so it was initialised.
-pub(super) fn is_shut_down(code: Code) -> bool {
-    matches!(code, code::DEINITIALIZED | code::NOT_INITIALIZED)
-}
+// SAFETY:
+// - the library aligns allocations to 64 bytes and more, and gives them to nobody else (contract of `Vendor`); page-locked memory is host
+//   memory, and so is managed memory where the host and the device may use it at once. Neither is written when it is allocated: both
+//   vendors' systems hand pages out zeroed;
+// - a stream runs its work in order, waits included, and an event completes after all work before it, which is visible to the host then;
+// - a wait for the context waits for all of its streams, and a lost context runs nothing more;
+// - the library vouches for the first and the last byte of what `classify` accepts, or for the range that it returns; memory that it does
+//   not know is `Host`, which the caller of an import guarantees; where the library cannot tell, it is `Inaccessible`.
+unsafe impl<V: Vendor> Runtime for Gpu<V> {
+    type Stream = Stream<V>;
+    type Event = Event<V>;
+    type Memory = Arc<Block<V>>;
 
-/// Makes an address of a library's memory, which is no Rust allocation.
-pub(crate) fn to_ptr(address: usize) -> DevicePtr {
-    DevicePtr::new(std::ptr::with_exposed_provenance_mut(address))
-}
-
-/// Returns a vendor's library, and how many devices it has.
-fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
-    let library = L::get().map_err(|why| absent(id, why))?;
-    if !library.process().is_this() {
-        return Err(absent(id, FORKED));
+    fn health(&self) -> &Health {
+        &self.context.health
     }
-    let mut count = 0;
-    // SAFETY: `count` is valid for the write of an int.
-    let counted = library.quietly(|| unsafe { library.calls().count_devices(&raw mut count) });
-    counted.map_err(|Failed { call, code }| {
-        let text = library.text(code);
-        absent(id, format!("{call} failed: {text} (code {code})"))
-    })?;
-    Ok((library, count))
-}
 
-/// Returns the number of a vendor's devices, of which `device_type` is one type.
-pub(crate) fn device_count<L: Library>(device_type: ArrowDeviceType) -> Result<usize> {
-    let (_, count) = counted::<L>(DeviceId::new(device_type, 0))?;
-    Ok(usize::try_from(count).unwrap_or(0))
-}
-
-/// Returns a vendor's library, and the number that the device has there.
-pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
-    let (library, count) = counted::<L>(id)?;
-    let ordinal = c_int::try_from(id.id).ok();
-    if let Some(ordinal) = ordinal.filter(|n| (0..count).contains(n)) {
-        return Ok((library, ordinal));
+    fn memories(&self) -> &Memories<Self::Memory> {
+        &self.memories
     }
-    let vendor = L::VENDOR;
-    let reason = match count {
-        0 => format!("there is no {vendor} device"),
-        1 => format!("there is one {vendor} device, 0"),
-        n => format!("there are {n} {vendor} devices, 0 to {}", n - 1),
-    };
-    Err(absent(id, reason))
-}
 
-/// Joins a library's name and text for a code, which are null if it does not know the code.
-///
-/// # Safety
-/// Each pointer is null or points to a text that ends with NUL and stays as it is during the call.
-pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
-    let read = |text: *const c_char| {
-        // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see
-        // `# Safety`).
-        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
-    };
-    match (read(name), read(text)) {
-        // HIP 5 has no texts and repeats the name.
-        (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
-        (Some(name), _) => name.into_owned(),
-        _ => "a code that the library does not name".into(),
+    fn capabilities(&self) -> Capabilities {
+        let (context, health) = (&self.context, &self.context.health);
+        let mut this = Capabilities::new(health.id());
+        // Where managed memory is not concurrent, the host must not touch any of it while the device works.
+        this.host_readable = match context.kind {
+            Kind::Managed => context.reads_managed,
+            kind => kind == Kind::Host,
+        };
+        this
     }
-}
 
-/// Returns the first of these libraries that the process has loaded already, under this name or
-/// with this SONAME.
-fn loaded(names: &[&str]) -> Option<libloading::Library> {
-    #[cfg(all(unix, not(target_os = "aix")))]
-    for name in names {
-        use libloading::os::unix::{Library, RTLD_LAZY};
-        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
-        if let Ok(library) = unsafe { Library::open(Some(*name), RTLD_LAZY | libc::RTLD_NOLOAD) } {
-            return Some(library.into());
+    fn new_stream(&self) -> Result<Arc<Self::Stream>> {
+        Stream::new(&self.context)
+    }
+
+    unsafe fn adopt_stream(&self, handle: usize) -> Result<Arc<Self::Stream>> {
+        let raw = RawStream(handle);
+        // SAFETY: the caller guarantees that the stream is live, or a default stream (contract of `adopt_stream`).
+        unsafe { self.context.check_stream(raw) }?;
+        Ok(Stream::with(&self.context, raw, false, OnceLock::new()))
+    }
+
+    fn stream_handle(&self, stream: &Self::Stream) -> Option<usize> {
+        Some(stream.raw.0)
+    }
+
+    fn allocate(&self, bytes: usize, stream: &Self::Stream) -> Result<Self::Memory> {
+        // SAFETY: the stream is live while it is borrowed.
+        unsafe {
+            Block::allocate(
+                &self.context,
+                stream.enter()?,
+                self.context.kind,
+                bytes,
+                stream.raw,
+            )
         }
     }
-    let _ = names;
-    None
-}
 
-/// Returns the library that the process has loaded already, or else the first that can be opened
-/// and passes the check. Beside one that is loaded no other is tried: it would not know the
-/// memory, streams and events that the process has from the first.
-///
-/// All that are opened stay loaded, even if they are refused: they may have started threads. An
-/// error is the reason of the last one that could be opened and did not, or `advice` and why the
-/// first one could not be opened.
-pub(crate) fn load<T>(
-    names: &[&str],
-    advice: &str,
-    check: impl Fn(&libloading::Library) -> Result<T, String>,
-) -> Result<T, String> {
-    let check = |library| check(&ManuallyDrop::new(library));
-    if let Some(library) = loaded(names) {
-        return check(library);
+    fn allocate_host(&self, bytes: usize) -> Result<Option<Self::Memory>> {
+        // Page-locked memory needs no staging.
+        if self.context.kind == Kind::Host || isize::try_from(bytes).is_err() {
+            return Ok(None);
+        }
+        let (current, stream) = (self.context.enter()?, RawStream::LEGACY);
+        // SAFETY: the legacy default stream always exists.
+        unsafe { Block::allocate(&self.context, current, Kind::Host, bytes, stream) }.map(Some)
     }
-    let mut why = None;
-    for name in names {
-        // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any
-        // thread.
-        match unsafe { libloading::Library::new(*name) }.map(check) {
-            Ok(Ok(loaded)) => return Ok(loaded),
-            // A library that is there says more than one that is not.
-            Ok(Err(text)) => why = Some(text),
-            Err(e) if why.is_none() => {
-                // The system's own text is the source of the library's.
-                let text = e
-                    .source()
-                    .map_or_else(|| e.to_string(), ToString::to_string);
-                why = Some(format!("{advice} ({text})"));
-            }
-            Err(_) => {}
+
+    fn base(&self, memory: &Self::Memory) -> DevicePtr {
+        to_ptr(memory.address)
+    }
+
+    unsafe fn free_in_order(&self, memory: &Self::Memory, stream: &Self::Stream) -> Result<bool> {
+        if self.context.pool.is_none() {
+            return Ok(false);
+        }
+        let ptr = to_ptr(memory.address).as_ptr();
+        // SAFETY: the memory is the device's own, which the library frees in any stream's order; it is freed once, since the drop does
+        // nothing after `let_go`. The stream is live while it is borrowed.
+        stream.call(|calls| unsafe { calls.free_in_order(ptr, stream.raw) })?;
+        memory.let_go();
+        Ok(true)
+    }
+
+    fn frees_wait(&self) -> bool {
+        true
+    }
+
+    fn trim(&self) {
+        if let Some(pool) = self.context.pool {
+            // SAFETY: the context has the pool.
+            let _ = self.context.call(|calls| unsafe { calls.trim(pool, 0) });
         }
     }
-    Err(why.unwrap_or_default())
+
+    unsafe fn copy(
+        &self,
+        stream: &Self::Stream,
+        copies: &[CopyOp],
+        under_way: &mut bool,
+    ) -> Result<()> {
+        let current = stream.enter()?;
+        // SAFETY: the caller guarantees what `RawQueue::copy` asks for; the stream is live while it is borrowed.
+        unsafe { current.copy_all(copies, stream.raw, under_way) }
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &Self::Stream,
+        dst: DevicePtr,
+        byte: u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let dst = dst.as_ptr();
+        // SAFETY: the caller guarantees that `bytes` bytes at `dst` are valid until the fill has completed (contract of `RawQueue::fill`);
+        // the stream is live while it is borrowed.
+        stream.call(|calls| unsafe { calls.fill(dst, byte, bytes, stream.raw) })
+    }
+
+    fn record(&self, stream: &Self::Stream) -> Result<Self::Event> {
+        let event = Event::own(&self.context)?;
+        // SAFETY: event and stream are live, and of this context.
+        stream.call(|calls| unsafe { calls.record(event.raw, stream.raw) })?;
+        Ok(event)
+    }
+
+    fn pointer(&self, event: &Self::Event) -> *mut c_void {
+        std::ptr::from_ref(&event.raw).cast_mut().cast()
+    }
+
+    unsafe fn foreign_event(&self, event: EventPtr) -> Result<Self::Event> {
+        // SAFETY: the caller guarantees that the pointer is that of an event's handle, which is a number here.
+        let raw = unsafe { event.as_ptr().cast::<RawEvent>().read() };
+        Ok(Event::new(&self.context, raw, Origin::Kept(Box::new(()))))
+    }
+
+    fn is_done(&self, event: &Self::Event) -> Result<bool> {
+        let (context, raw) = (&self.context, event.raw);
+        // SAFETY: the event is live while it is borrowed.
+        context.call(|calls| is_done(unsafe { calls.query_event(raw) }))
+    }
+
+    /// Asks again and again, which returns soonest.
+    fn wait_host(&self, event: &Self::Event) -> Result<()> {
+        let _inside = self.context.health.enter()?;
+        let (context, raw) = (&self.context, event.raw);
+        // SAFETY: the event is live while it is borrowed.
+        context.call(|calls| unsafe { calls.wait_event(raw) })
+    }
+
+    /// A stream can wait for events of any device and context of the library.
+    fn wait(&self, stream: &Self::Stream, event: &Self::Event, _is_own: bool) -> Result<bool> {
+        // SAFETY: stream and event are live while they are borrowed.
+        stream.call(|calls| unsafe { calls.wait(stream.raw, event.raw, 0) })?;
+        Ok(true)
+    }
+
+    fn synchronize(&self, _streams: &[Arc<Self::Stream>]) -> Result<()> {
+        let _inside = self.context.health.enter_even_if_failed()?;
+        self.context.synchronize()
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
+        self.context.classify(address, bytes)
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        self.context.copies_directly_from(address, bytes)
+    }
+
+    /// The library knows events of all its devices and contexts.
+    fn accepts_events_of(&self, _: &Self) -> bool {
+        true
+    }
+
+    fn relation(&self, other: &Self) -> Relation {
+        let is_same = other.context.vendor.ordinal() == self.context.vendor.ordinal();
+        Relation {
+            // Devices of one library copy from each other without the host. Host memory takes copies only from its own device: no call
+            // there names another's context.
+            copies: self.context.kind == Kind::Device || is_same,
+            waits: true,
+        }
+    }
+}
+
+impl<V: Vendor> fmt::Debug for Gpu<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Context { vendor, health, .. } = &*self.context;
+        write!(f, "{}({} {vendor:?})", V::Library::VENDOR, health.id())
+    }
 }

@@ -65,8 +65,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
+use crate::device::engine::Reserved;
 use crate::device::handle::RELEASES;
-use crate::device::parts::Reserved;
 use crate::device::{
     AddressClass, Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, RawQueue,
     Relation, absent, lock,
@@ -342,13 +342,5 @@ unsafe impl Backend for SimDevice {
         points
             .into_iter()
             .try_for_each(|point| core.wait(point, "synchronize"))
-    }
-
-    fn settle(&self) -> Result<()> {
-        match self.core.check_process() {
-            // The work is the parent's.
-            Err(_) => Ok(()),
-            Ok(()) => self.synchronize(),
-        }
     }
 }

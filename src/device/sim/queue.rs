@@ -225,13 +225,13 @@ unsafe impl RawQueue for SimQueue {
         event.ok_or_else(|| core.error("record", MISUSE, "null event"))
     }
 
-    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+    unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         let core = &self.core;
         let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "queue wait")?;
         core.count(FaultOp::QueueWait, "queue wait", 0)?;
         core.enqueue(state, self.id, Op::Wait(point))?;
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::Instant;
 use super::memory::{Allocator, Memory};
 use super::{FaultOp, Faults, INVALID_ACCESS, MISUSE, SimConfig};
 use crate::abi::guard;
-use crate::device::parts::{Ranges, Reserved, Worker};
+use crate::device::engine::ranges::Ranges;
+use crate::device::engine::{Reserved, Worker};
 use crate::device::{DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
 use crate::error::{Error, Result};
 

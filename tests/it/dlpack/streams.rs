@@ -79,11 +79,16 @@ unsafe impl Backend for Stub {
         self.queue.complete.store(1, SeqCst);
         Ok(())
     }
-    unsafe fn stream_wait(&self, stream: usize, _: EventPtr) -> Result<bool> {
-        if self.streams {
-            self.waited.lock().unwrap().push(stream);
+    unsafe fn adopt_queue(&self, handle: usize) -> Result<Arc<dyn RawQueue>> {
+        if !self.streams {
+            return Err(Error::NotSupported {
+                device: self.id,
+                operation: "adopt a queue",
+                reason: "there is no stream with a handle".into(),
+            });
         }
-        Ok(self.streams)
+        self.waited.lock().unwrap().push(handle);
+        Ok(self.queue.clone())
     }
     fn synchronize(&self) -> Result<()> {
         self.settled.fetch_add(1, SeqCst);
@@ -116,8 +121,8 @@ unsafe impl RawQueue for StubQueue {
         let event = EventPtr::new((&raw const EVENT).cast_mut().cast());
         event.ok_or_else(|| Error::Released("the event"))
     }
-    unsafe fn wait(&self, _: EventPtr) -> Result<()> {
-        Ok(())
+    unsafe fn wait(&self, _: EventPtr) -> Result<bool> {
+        Ok(true)
     }
     fn stream_handle(&self) -> Option<usize> {
         self.handle

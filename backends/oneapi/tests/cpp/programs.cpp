@@ -73,19 +73,31 @@ int hold_by_host_task(sycl::queue *queue, Gate *gate, int fails) {
     });
 }
 
-// Work of OpenCL's own that ends when the event that this returns is set.
-cl_event hold_by_event(sycl::queue *queue) {
-    cl_event held = nullptr;
+// An event that ends when `end_event` is called with what `*held` is set to.
+sycl::event *event_held(sycl::queue *queue, cl_event *held) {
+    sycl::event *event = nullptr;
     run([&] {
         auto context = queue->get_context();
         cl_int code = 0;
-        held = OPENCL(clCreateUserEvent)(sycl::get_native<sycl::backend::opencl>(context), &code);
-        auto event = sycl::make_event<sycl::backend::opencl>(std::vector<cl_event>{held}, context);
+        *held = OPENCL(clCreateUserEvent)(sycl::get_native<sycl::backend::opencl>(context), &code);
+        event = new sycl::event(sycl::make_event<sycl::backend::opencl>(std::vector<cl_event>{*held}, context));
+    });
+    return event;
+}
+
+void event_delete(sycl::event *event) { delete event; }
+
+// Work of OpenCL's own that ends when the event that this returns is set.
+cl_event hold_by_event(sycl::queue *queue) {
+    cl_event held = nullptr;
+    auto event = event_held(queue, &held);
+    run([&] {
         queue->submit([&](sycl::handler &handler) {
-            handler.depends_on(event);
+            handler.depends_on(*event);
             handler.ext_oneapi_barrier();
         });
     });
+    event_delete(event);
     return held;
 }
 
@@ -106,7 +118,7 @@ void end_event(cl_event held, int status) {
 }
 
 
-// How a producer makes its array.
+// How a queue is made, and what a producer does there.
 enum {
     OWN_CONTEXT = 1,     // in a context of its own
     OUT_OF_ORDER = 2,    // on a queue out of order
@@ -115,6 +127,14 @@ enum {
     EVENT_OF_HOST = 16,  // with the event of a host task
     NO_HANDLER = 32,     // on a queue without a handler of errors
 };
+
+static sycl::queue make_queue(int64_t number, int how) {
+    auto device = sycl::device::get_devices().at(number);
+    auto order = how & OUT_OF_ORDER ? sycl::property_list{} : sycl::property_list{sycl::property::queue::in_order()};
+    auto ignore = [](sycl::exception_list) {};
+    auto context = how & OWN_CONTEXT ? sycl::context(device) : sycl::queue(device).get_context();
+    return how & NO_HANDLER ? sycl::queue(context, device, order) : sycl::queue(context, device, ignore, order);
+}
 
 struct Produced {
     sycl::queue queue;
@@ -141,11 +161,7 @@ static void release(ArrowArray *array) {
 // An array of int64, 3 * i, whose event is pending until the gate is open.
 int produce(ArrowDeviceArray *out, int64_t number, int64_t rows, int how, Gate *gate) {
     return run([&] {
-        auto device = sycl::device::get_devices().at(number);
-        auto order = how & OUT_OF_ORDER ? sycl::property_list{} : sycl::property_list{sycl::property::queue::in_order()};
-        auto ignore = [](sycl::exception_list) {};
-        auto context = how & OWN_CONTEXT ? sycl::context(device) : sycl::queue(device).get_context();
-        auto queue = how & NO_HANDLER ? sycl::queue(context, device, order) : sycl::queue(context, device, ignore, order);
+        auto queue = make_queue(number, how);
         auto bytes = rows * sizeof(int64_t);
         auto produced = new Produced{queue};
         for (int64_t i = 0; i < rows; i++) produced->values.push_back(3 * i);
@@ -213,37 +229,15 @@ int consumed_is(Consumed *consumed, int64_t factor) {
     return right;
 }
 
-// Queues of a program: in order or not, in the default context or its own.
 sycl::queue *queue_new(int64_t number, int how) {
     sycl::queue *queue = nullptr;
-    run([&] {
-        auto device = sycl::device::get_devices().at(number);
-        auto order = how & OUT_OF_ORDER ? sycl::property_list{} : sycl::property_list{sycl::property::queue::in_order()};
-        auto ignore = [](sycl::exception_list) {};
-        auto context = how & OWN_CONTEXT ? sycl::context(device) : sycl::queue(device).get_context();
-        queue = new sycl::queue(context, device, ignore, order);
-    });
+    run([&] { queue = new sycl::queue(make_queue(number, how)); });
     return queue;
 }
 
 void queue_delete(sycl::queue *queue) {
     queue->wait();
     delete queue;
-}
-
-void *queue_malloc(sycl::queue *queue, size_t bytes) { return sycl::malloc_device(bytes, *queue); }
-void queue_free(sycl::queue *queue, void *memory) { sycl::free(memory, *queue); }
-
-// An event that ends when `end_event` is called with what `*held` is set to.
-sycl::event *event_held(sycl::queue *queue, cl_event *held) {
-    sycl::event *event = nullptr;
-    run([&] {
-        auto context = queue->get_context();
-        cl_int code = 0;
-        *held = OPENCL(clCreateUserEvent)(sycl::get_native<sycl::backend::opencl>(context), &code);
-        event = new sycl::event(sycl::make_event<sycl::backend::opencl>(std::vector<cl_event>{*held}, context));
-    });
-    return event;
 }
 
 // Writes `values[i] = factor * i` after the work of the queue so far, in a host task.
@@ -261,13 +255,5 @@ int scale_by_host_task(sycl::queue *queue, int64_t *values, int64_t rows, int64_
 int ask_for_exceptions(sycl::queue *queue) {
     return run([&] { queue->throw_asynchronous(); });
 }
-
-sycl::event *queue_fill(sycl::queue *queue, void *memory, size_t bytes) { return new sycl::event(queue->memset(memory, 1, bytes)); }
-
-int event_is_complete(sycl::event *event) {
-    return event->get_info<sycl::info::event::command_execution_status>() == sycl::info::event_command_status::complete;
-}
-
-void event_delete(sycl::event *event) { delete event; }
 
 } // extern "C"

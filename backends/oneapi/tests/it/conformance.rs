@@ -1,16 +1,15 @@
 //! The conformance suite on the three kinds of memory, with two ways to hold a queue.
 
 use arrow_device::device::Queue;
-use arrow_device_conformance::Hold;
+use arrow_device_conformance::{Hold, every_call_fails};
 use arrow_device_oneapi::OneApiMemory;
 
-use crate::gate::hold_by_host_task;
-use crate::rigs::{hold, open};
+use crate::kit::{config, hold_by_host_task};
+use crate::rigs::{hold, open, with};
 use crate::suite::conforms;
 
 fn by_host_task(queue: &Queue) -> Hold {
-    let gate = hold_by_host_task(queue, false);
-    Hold::new(move || gate.open())
+    hold_by_host_task(queue, false)
 }
 
 #[test]
@@ -27,4 +26,14 @@ fn shared_memory() {
 #[test]
 fn host_memory() {
     conforms(|| open(OneApiMemory::Host), by_host_task);
+}
+
+#[test]
+fn calls_fail() {
+    let Some(_) = config() else { return };
+    let parts = || {
+        let (device, queue, _) = with(OneApiMemory::Device).unwrap().parts()?;
+        Ok((device, queue))
+    };
+    every_call_fails(parts, 30);
 }

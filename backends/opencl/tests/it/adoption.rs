@@ -119,7 +119,7 @@ fn a_programs_context_and_queue() {
         // SAFETY: context and device are live and belong together.
         let other = unsafe { create_command_queue(program.context, program.device, 0) }.unwrap();
         // SAFETY: the queue is live.
-        let queue = unsafe { OpenClDevice::adopt_queue(&device, other) }.unwrap();
+        let queue = unsafe { Queue::adopt(&device, other.expose_provenance()) }.unwrap();
         assert_eq!(
             device
                 .upload_on(&batch(), &queue)
@@ -157,7 +157,7 @@ fn queues_that_do_not_fit_are_refused() {
     let program = Program::new(IN_ORDER);
     let device = program.adopt(OpenClMemory::Svm).unwrap();
     // SAFETY: the queue is live.
-    let refused = unsafe { OpenClDevice::adopt_queue(&device, unordered.queue) };
+    let refused = unsafe { Queue::adopt(&device, unordered.queue.expose_provenance()) };
     assert_error(refused, "is of another context or device");
     // A device of another context.
     let config = OpenClConfig::new(0);
@@ -167,11 +167,11 @@ fn queues_that_do_not_fit_are_refused() {
     // Queues and devices of another kind.
     assert_error(
         OpenClDevice::of(&Devices::cpu()),
-        "cpu is not an OpenCL device",
+        "on cpu: it is no OpenClDevice",
     );
     assert_error(
         OpenClQueue::of(&Devices::cpu().default_queue()),
-        "a queue of cpu is not an OpenCL queue",
+        "on cpu: it is no OpenClDevice",
     );
 }
 
@@ -376,7 +376,7 @@ fn devices_by_name() {
         set.get(format!("opencl:{}", i64::MIN).parse().unwrap()),
         "numbered from 0",
     );
-    assert_error(opencl.add(Devices::cpu()), "cpu is not an OpenCL device");
+    assert_error(opencl.add(Devices::cpu()), "on cpu: it is no OpenClDevice");
 
     // A program's device is found by its memory and its events.
     let program = Program::new(IN_ORDER);

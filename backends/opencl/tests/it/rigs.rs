@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::device_error;
+use arrow_device::device::engine::Engine;
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices};
@@ -71,7 +72,7 @@ pub(crate) fn open(memory: OpenClMemory) -> Device {
 /// Returns what of a device is in use, if anything is.
 pub(crate) fn unclean(device: &Device) -> Option<String> {
     device.trim();
-    let (memory, events, host) = OpenClDevice::of(device).unwrap().in_use();
+    let (memory, events, host) = Engine::<OpenClDevice>::of(device).unwrap().in_use();
     let clean = memory == 0 && events == 0 && host == 0;
     (!clean).then(|| {
         format!("{device}: {memory} allocations, {events} events, {host} pieces of host memory")

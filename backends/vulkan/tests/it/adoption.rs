@@ -1,7 +1,7 @@
 //! What a program has already: instance, device, queue, buffers and events.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
@@ -247,9 +247,9 @@ fn what_cannot_be_adopted_is_refused() {
     assert_error(old.try_adopt(), reason);
     assert_error(VulkanConfig::new(999).open(), "there is no device 999");
     let cpu = Devices::cpu();
-    assert_error(VulkanDevice::of(&cpu).map(|_| ()), "is not a Vulkan device");
+    assert_error(VulkanDevice::of(&cpu).map(drop), "it is no VulkanDevice");
     let queue = cpu.default_queue();
-    assert_error(VulkanQueue::of(&queue).map(|_| ()), "is not a Vulkan queue");
+    assert_error(VulkanQueue::of(&queue).map(drop), "it is no VulkanDevice");
 }
 
 /// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.
@@ -261,32 +261,12 @@ fn the_end_of_all_work_is_waited_for_without_the_lock() {
     let program = Program::new();
     let device = program.adopt();
     let timeline = Timeline::new(&device);
-    let (semaphores, values) = ([timeline.semaphore], [1]);
-    let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
-    let mut waits = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-    let submit = [vk::SubmitInfo::default()
-        .wait_semaphores(&semaphores)
-        .wait_dst_stage_mask(&stages)
-        .push_next(&mut waits)];
-    let queue = program.queue.lock().unwrap();
-    // SAFETY: this thread has the queue; the semaphore lives until the host has signalled it and all work has ended.
-    unsafe {
-        program
-            .device
-            .queue_submit(*queue, &submit, vk::Fence::null())
-    }
-    .unwrap();
-    drop(queue);
+    timeline.block(&device.default_queue());
     std::thread::scope(|scope| {
-        let settled = scope.spawn(|| device.backend().settle());
+        let settled = scope.spawn(|| device.synchronize());
         std::thread::sleep(Duration::from_millis(100));
         assert!(!settled.is_finished(), "the program's work has not ended");
-        let start = Instant::now();
-        let mut is_free = false;
-        while !is_free && start.elapsed() < Duration::from_secs(20) {
-            is_free = program.queue.try_lock().is_ok();
-            std::thread::yield_now();
-        }
+        let is_free = soon(|| program.queue.try_lock().is_ok());
         timeline.signal(1);
         settled.join().unwrap().unwrap();
         assert!(is_free, "the lock is held meanwhile");
@@ -307,7 +287,7 @@ fn what_is_unknown_is_refused() {
     let event = two.default_queue().record().unwrap().unwrap();
     // SAFETY: the event is live.
     let refused = unsafe { one.backend().check_event(event.as_ptr()) };
-    assert_error(refused, "but of another Vulkan device");
+    assert_error(refused, "but of another device");
     let mut none = vk::Event::null();
     let pointer = arrow_device::device::EventPtr::new((&raw mut none).cast()).unwrap();
     // SAFETY: the bytes can be read.

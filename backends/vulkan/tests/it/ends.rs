@@ -1,15 +1,16 @@
-//! Devices that are dropped while work is pending, and requests that cannot be met.
+//! Devices that are dropped while work is pending, used again, and not found.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::{ArrowDeviceType, DeviceBufferMut, DeviceId, Devices, SyncPolicy};
+use arrow_device::{ArrowDeviceType, DeviceId, Devices, SyncPolicy};
 use arrow_device_vulkan::{VulkanDevice, devices, register};
 
 use crate::program::Program;
 use crate::rigs::{Timeline, is_there, open};
-use crate::suite::{assert_clean, assert_error, soon};
+use crate::suite::{assert_error, soon};
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..100_000)) as _;
@@ -40,25 +41,21 @@ fn a_device_is_dropped_while_its_work_runs() {
     other.synchronize().unwrap();
 }
 
+/// To make a VkDevice takes drivers long, and some do not survive that many are destroyed.
 #[test]
-fn an_allocation_that_is_too_large_is_an_error() {
+fn a_vkdevice_is_used_again() {
     if !is_there() {
         return;
     }
-    let device = open();
-    let most = VulkanDevice::of(&device).unwrap().info().max_allocation;
-    let queue = device.default_queue();
-    for bytes in [
-        most + 1,
-        most.next_multiple_of(64) + 64,
-        isize::MAX as usize / 2,
-    ] {
-        let refused = DeviceBufferMut::allocate(&queue, bytes).map(drop);
-        assert_error(refused, "use smaller batches");
-    }
-    // The device goes on.
-    assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
-    assert_clean(&device);
+    let handles: HashSet<_> = (0..30)
+        .map(|_| {
+            let device = open();
+            assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
+            VulkanDevice::of(&device).unwrap().device().handle()
+        })
+        .collect();
+    // What still runs keeps one, and so do other tests.
+    assert!(handles.len() < 20, "{handles:?}");
 }
 
 #[test]

@@ -1,15 +1,14 @@
-//! The tests of the Vulkan backend. Those that fork, that end their process or that replace Vulkan's loader start this program again.
+//! The tests of the Vulkan backend. Those that fork or that end their process start this program again.
 #![cfg(not(miri))]
 
 mod adoption;
 mod conformance;
 mod ends;
-#[cfg(unix)]
-mod interop;
-#[cfg(unix)]
-mod peer;
+mod faults;
+mod foreign;
 mod program;
 mod rigs;
+mod watched;
 
 #[path = "../../../../tests/it/stream_suite/mod.rs"]
 mod stream_suite;
@@ -21,10 +20,6 @@ mod support;
 #[cfg(target_os = "linux")]
 #[path = "../../../support/exit.rs"]
 mod exit;
-#[cfg(target_os = "linux")]
-mod faults;
-#[cfg(target_os = "linux")]
-mod interposer;
 #[cfg(target_os = "linux")]
 #[path = "../../../support/soak.rs"]
 mod soak;

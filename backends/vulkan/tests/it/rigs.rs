@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use arrow_device::device::engine::Engine;
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 use arrow_device_vulkan::ash::vk;
@@ -50,11 +51,8 @@ pub(crate) fn next_id() -> i64 {
 /// Returns what of a device is in use, if anything is.
 pub(crate) fn unclean(device: &Device) -> Option<String> {
     device.trim();
-    let (memory, events, host) = VulkanDevice::of(device).unwrap().in_use();
-    let clean = memory == 0 && events == 0 && host == 0;
-    (!clean).then(|| {
-        format!("{device}: {memory} buffers, {events} events, {host} pieces of host memory")
-    })
+    let in_use = Engine::<VulkanDevice>::of(device).unwrap().in_use();
+    (in_use != (0, 0, 0)).then(|| format!("{device}: in use {in_use:?}"))
 }
 
 /// A timeline semaphore of a program's, and commands that wait for it.
@@ -183,10 +181,6 @@ pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
 
 /// For the suite of streams: a program's device, if there is any.
 pub(crate) fn rigs() -> Vec<Rig> {
-    #[cfg(not(target_os = "linux"))]
-    let faults = None;
-    #[cfg(target_os = "linux")]
-    let faults = Some(crate::interposer::faults());
-    let opened = is_there().then(|| rig(Program::new().adopt(), faults));
+    let opened = is_there().then(|| rig(Program::new().adopt(), None));
     opened.into_iter().collect()
 }

@@ -15,16 +15,13 @@ use crate::rigs::hold;
 fn at_the_end() {
     ends_well("waits::at_the_end", |device| {
         // For an event of another library, which this thread polls.
-        let (queue, vulkan) = (
-            device.new_queue().unwrap(),
-            VulkanDevice::of(&device).unwrap(),
-        );
+        let (shared, vulkan) = (device.clone(), VulkanDevice::of(&device).unwrap());
         // SAFETY: the device is live.
         let event = unsafe { vulkan.device().create_event(&Default::default(), None) };
         let event: &mut vk::Event = Box::leak(Box::new(event.unwrap()));
         let pointer = EventPtr::new(std::ptr::from_mut(event).cast()).unwrap();
         // SAFETY: the event lives until the process ends.
-        std::thread::spawn(move || unsafe { queue.raw().wait(pointer) }.unwrap());
+        std::thread::spawn(move || unsafe { shared.backend().wait_event(pointer) }.unwrap());
         // For work on the device. NVIDIA's driver does not let a process end that has such work.
         if !Program::new().is_nvidia() {
             let queue = device.new_queue().unwrap();

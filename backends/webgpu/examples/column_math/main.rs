@@ -68,8 +68,8 @@ impl Options {
 
     fn open(&self) -> arrow_device::Result<Device> {
         match self.adapter {
-            Some(number) => WgpuConfig::new().with_adapter(number).open(),
-            None => arrow_device_wgpu::open(),
+            Some(number) => WgpuConfig::new(number).open(),
+            None => WgpuConfig::best().open(),
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use arrow_array::record_batch;
-use arrow_device::device::DeviceId;
+use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, Devices};
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, register, wgpu};
 
-use crate::rigs::{config, own_device, try_open};
+use crate::rigs::{config, id, own_device, try_open};
 use crate::suite::{assert_clean, assert_error};
 
 #[test]
@@ -16,25 +16,26 @@ fn a_device_is_adopted_once() {
         return;
     };
     let config = config();
-    let one = adopt(&device, &queue, &config).unwrap();
-    let again = adopt(
-        &device.clone(),
-        &queue.clone(),
-        &WgpuConfig::new().with_id(77),
-    )
-    .unwrap();
+    let one = config.adopt(&device, &queue).unwrap();
+    let again = WgpuConfig::best()
+        .with_id(77)
+        .adopt(&device.clone(), &queue.clone())
+        .unwrap();
     assert_eq!(one, again);
     assert_eq!(one.id(), again.id());
     let gpu = WgpuDevice::of(&one).unwrap();
     assert_eq!((gpu.device(), gpu.queue()), (&device, &queue));
-    assert_eq!(adopt(gpu.device(), gpu.queue(), &config).unwrap(), one);
+    assert_eq!(config.adopt(gpu.device(), gpu.queue()).unwrap(), one);
     // Once it is not used any more, it is adopted anew.
     drop((one, again));
-    let anew = adopt(&device, &queue, &WgpuConfig::new().with_id(77)).unwrap();
+    let anew = WgpuConfig::best()
+        .with_id(77)
+        .adopt(&device, &queue)
+        .unwrap();
     assert_eq!(anew.id().id, 77);
 }
 
-/// wgpu runs the program's callbacks within an adoption, which submits something, or on the thread that polls from then on. They may
+/// wgpu runs the program's callbacks within an adoption, which submits something, or in a later poll. They may
 /// adopt devices too.
 #[test]
 fn a_callback_adopts_devices() {
@@ -46,10 +47,11 @@ fn a_callback_adopts_devices() {
     let (own, own_queue) = (device.clone(), queue.clone());
     queue.on_submitted_work_done(move || {
         let both = [(&own, &own_queue), (&two, &other)]
-            .map(|(device, queue)| adopt(device, queue, &config()).unwrap());
+            .map(|(device, queue)| config().adopt(device, queue).unwrap());
         sender.send(both).unwrap();
     });
-    let outer = adopt(&device, &queue, &config()).unwrap();
+    let outer = config().adopt(&device, &queue).unwrap();
+    device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
     let [inner, another] = adopted
         .recv_timeout(Duration::from_secs(60))
         .expect("not called");
@@ -64,14 +66,34 @@ fn devices_of_two_instances_are_two() {
         return;
     };
     assert_eq!(one, two, "wgpu tells them apart; so can `is_same`");
-    let first = adopt(&one, &queue, &config()).unwrap();
-    let second = adopt(&two, &other, &config()).unwrap();
+    let first = config().adopt(&one, &queue).unwrap();
+    let second = config().adopt(&two, &other).unwrap();
     assert_ne!(first, second);
     let sent = record_batch!(("a", Int64, [1, 2, 3])).unwrap();
     for device in [&first, &second] {
         assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
         assert_clean(device);
     }
+    // Memory of the other is neither this one's nor the host's.
+    let up = first.upload(&sent).unwrap();
+    let address = up.column(0).unwrap().buffer(1).unwrap().address();
+    for (device, class) in [
+        (&first, AddressClass::Device),
+        (&second, AddressClass::Inaccessible),
+    ] {
+        assert_eq!(device.backend().classify(address, 8).class, class);
+    }
+    let before = DevicePtr::new(address.as_ptr().wrapping_byte_sub(8));
+    let found = second.backend().classify(before, 16);
+    assert_eq!(
+        found.class,
+        AddressClass::Inaccessible,
+        "it reaches into the memory"
+    );
+    let host = DevicePtr::new((&raw const first).cast_mut().cast());
+    assert_eq!(second.backend().classify(host, 8).class, AddressClass::Host);
+    drop(up);
+    first.trim();
 }
 
 #[test]
@@ -83,40 +105,41 @@ fn a_queue_of_another_device_is_refused() {
         return;
     };
     assert_error(
-        adopt(&device, &other, &config()),
+        config().adopt(&device, &other),
         "the queue takes no work of the device",
     );
 }
 
 #[test]
 fn the_registry_opens_adapters_by_number() {
-    let devices = Devices::new();
-    register(&devices);
+    let set = Devices::new();
+    register(&set);
     assert_error(
-        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)),
+        set.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)),
         "WebGPU adapters are numbered from 0",
     );
     if try_open().is_none() {
         return;
     }
-    let device = devices
-        .get(DeviceId::new(ArrowDeviceType::WEBGPU, 0))
-        .unwrap();
+    let device = set.get(DeviceId::new(ArrowDeviceType::WEBGPU, 0)).unwrap();
     assert_eq!(device.id().to_string(), "webgpu:0");
-    assert!(!WgpuDevice::of(&device).unwrap().info().name.is_empty());
+    assert_eq!(
+        WgpuDevice::of(&device).unwrap().info(),
+        devices().unwrap()[0]
+    );
     assert_error(
-        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
+        set.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
         "which are numbered from 0",
     );
-    assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
+    assert_error(WgpuDevice::of(&Devices::cpu()), "it is no WgpuDevice");
     // What this crate has made is used again once nobody does.
-    let open = || config().with_adapter(0).open().unwrap();
+    let open = || WgpuConfig::new(0).with_id(id()).open().unwrap();
     let other = open();
     let gpu = WgpuDevice::of(&device).unwrap();
     let (gpu, queue) = (gpu.device().clone(), gpu.queue().clone());
-    drop((devices, device));
+    drop((set, device));
     let again = open();
-    assert_eq!(adopt(&gpu, &queue, &config()).unwrap(), again);
+    assert_eq!(config().adopt(&gpu, &queue).unwrap(), again);
     assert_ne!(other, again);
     // But not if it is lost.
     gpu.destroy();

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use arrow_array::{Int8Array, Int64Array};
+use arrow_array::Int8Array;
 use arrow_device::device::DevicePtr;
 use arrow_device::{Device, DeviceBufferMut};
-use arrow_device_wgpu::wgpu::BufferUsages;
-use arrow_device_wgpu::{Place, WgpuDevice, adopt};
+use arrow_device_wgpu::Place;
 
-use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{config, hold, open_with, own_device, try_open};
-use crate::shader::{pipeline, run};
-use crate::suite::{assert_error, soon};
+use crate::program::{add, gpu, numbers, read, write};
+use crate::rigs::{open_with, try_open};
+use crate::suite::assert_error;
 
 #[test]
 fn bindings_begin_and_end_where_wgpu_allows() {
@@ -227,82 +225,4 @@ fn one_order() {
     let mut expected = [[2; 32], [0; 32]].concat();
     expected[63] = 7;
     assert_eq!(values.typed_data::<i32>(), expected);
-}
-
-/// Nothing waits where work is only put in order.
-#[test]
-fn a_kernel_after_an_upload_waits_for_nothing() {
-    let Some(device) = try_open() else { return };
-    let (gpu, queue) = (gpu(&device), device.new_queue().unwrap());
-    let held = hold(&queue);
-    let column = device
-        .upload_array(&Int64Array::from_iter_values(0..100))
-        .unwrap();
-    let memory = DeviceBufferMut::for_values::<i32>(&queue, 100).unwrap();
-    let waits = device.stats().host_waits;
-    let values = column.values_on::<i64>(&queue).unwrap();
-    // SAFETY: the shader writes memory that nothing else uses, and is submitted before it is frozen.
-    let (from, to) = unsafe { (gpu.bind(&values).unwrap(), gpu.bind(&memory).unwrap()) };
-    let shader = pipeline(
-        gpu.device(),
-        &["
-            struct Numbers { first: u32, low: u32 }
-            @group(0) @binding(0) var<uniform> n: Numbers;
-            @group(0) @binding(1) var<storage, read> values: array<vec2<u32>>;
-            @group(0) @binding(2) var<storage, read_write> low: array<u32>;
-            @compute @workgroup_size(100) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-                low[n.low + id.x] = values[n.first + id.x].x;
-            }"],
-    );
-    run(
-        gpu,
-        &shader,
-        &[from.first::<i64>(), to.first::<i32>()],
-        &[&from, &to],
-        1,
-    );
-    drop(values);
-    drop(column);
-    let result = memory.freeze().unwrap();
-    assert_eq!(device.stats().host_waits, waits);
-    drop(held);
-    let expected: Vec<i32> = (0..100).collect();
-    assert_eq!(result.to_host().unwrap().typed_data::<i32>(), expected);
-}
-
-#[test]
-fn a_destroyed_device_refuses() {
-    let Some((own, queue)) = own_device(|_| {}) else {
-        return;
-    };
-    let device = adopt(&own, &queue, &config()).unwrap();
-    let gpu = gpu(&device);
-    let memory = DeviceBufferMut::for_values::<i32>(&device.default_queue(), 10).unwrap();
-    let frozen = DeviceBufferMut::for_values::<i32>(&device.default_queue(), 10)
-        .unwrap()
-        .freeze()
-        .unwrap();
-    let buffer = || own_buffer(&device, BufferUsages::COPY_SRC, &[1, 2]);
-    let (kept, drops) = keep();
-    // SAFETY: the buffer is of the device, and not written to any more.
-    let wrapped = unsafe { WgpuDevice::wrap(&device, buffer(), kept) }.unwrap();
-    let late = buffer();
-    own.destroy();
-    assert_error(device.synchronize(), "lost or destroyed");
-    // SAFETY: nothing is submitted.
-    unsafe {
-        assert_error(gpu.bind(&memory), "lost or destroyed");
-        assert_error(gpu.resolve(memory.address(), 4), "lost or destroyed");
-        assert_error(
-            gpu.resolve_parts(memory.address(), 4, 4),
-            "lost or destroyed",
-        );
-        assert_error(WgpuDevice::wrap(&device, late, ()), "lost or destroyed");
-    }
-    let (frozen, error) = gpu.take(frozen).unwrap_err();
-    assert!(error.to_string().contains("lost or destroyed"), "{error}");
-    drop((frozen, memory));
-    assert_eq!(drops(), 0);
-    drop(wrapped);
-    assert!(soon(|| drops() == 1));
 }

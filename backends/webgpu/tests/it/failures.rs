@@ -5,10 +5,11 @@ use std::sync::Arc;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, DeviceBufferMut, Error};
-use arrow_device_wgpu::{Polling, WgpuDevice, adopt, wgpu};
+use arrow_device_wgpu::{Polling, WgpuDevice, wgpu};
 
+use crate::program::own_buffer;
 use crate::rigs::{config, hold, open_with, own_device, try_open, unclean};
-use crate::suite::{Count, assert_clean, assert_error, soon};
+use crate::suite::{assert_clean, assert_error};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
 
@@ -19,6 +20,23 @@ fn batch(rows: i64) -> RecordBatch {
 
 fn destroy(device: &Device) {
     WgpuDevice::of(device).unwrap().device().destroy();
+}
+
+/// A copy to all of the host's memory.
+fn down(memory: &DeviceBufferMut, host: &mut [u8]) -> CopyOp {
+    CopyOp {
+        src: memory.address(),
+        dst: DevicePtr::new(host.as_mut_ptr().cast()),
+        bytes: host.len(),
+        kind: CopyKind::DeviceToHost,
+    }
+}
+
+/// Nothing of the device runs any more.
+#[track_caller]
+fn assert_over(device: &Device, text: &str) {
+    assert_error(device.synchronize(), text);
+    assert!(device.backend().is_over());
 }
 
 /// Every operation fails after a loss.
@@ -32,27 +50,16 @@ fn assert_lost(device: &Device) {
     assert_error(device.synchronize(), LOST);
     assert_error(device.new_queue(), LOST);
     assert_error(WgpuDevice::of(device).unwrap().poll(), LOST);
-    assert_error(device.backend().settle(), LOST);
-}
-
-#[test]
-fn destroyed_after_an_upload() {
-    let Some(device) = try_open() else { return };
-    let up = device.upload(&batch(1000)).unwrap();
-    up.wait().unwrap();
-    let event = device.default_queue().record().unwrap().unwrap();
-    event.wait().unwrap();
-    destroy(&device);
-    assert_error(up.to_host(), LOST);
-    assert_lost(&device);
-    drop((up, event));
-    assert_clean(&device);
+    assert_over(device, LOST);
 }
 
 #[test]
 fn destroyed_while_events_are_pending() {
     let Some(device) = try_open() else { return };
     let queue = device.default_queue();
+    let fresh = || DeviceBufferMut::for_values::<i32>(&queue, 10).unwrap();
+    let (memory, frozen) = (fresh(), fresh().freeze().unwrap());
+    let buffer = own_buffer(&device, wgpu::BufferUsages::COPY_SRC, &[1, 2]);
     let held = hold(&queue);
     let up = device.upload(&batch(1000)).unwrap();
     let event = queue.record().unwrap().unwrap();
@@ -63,7 +70,16 @@ fn destroyed_while_events_are_pending() {
     assert_error(event.is_complete(), LOST);
     assert_error(up.wait(), LOST);
     assert_lost(&device);
-    drop((up, event));
+    let gpu = WgpuDevice::of(&device).unwrap();
+    // SAFETY: nothing is submitted.
+    unsafe {
+        assert_error(gpu.bind(&memory), LOST);
+        assert_error(gpu.resolve(memory.address(), 4), LOST);
+        assert_error(WgpuDevice::wrap(&device, buffer, ()), LOST);
+    }
+    let (frozen, error) = gpu.take(frozen).unwrap_err();
+    assert!(error.to_string().contains(LOST), "{error}");
+    drop((up, event, memory, frozen));
     assert_clean(&device);
 }
 
@@ -75,20 +91,14 @@ fn destroyed_while_downloads_are_pending() {
     let memory = DeviceBufferMut::allocate(&queue, 1 << 20).unwrap();
     let mut host = vec![1_u8; 1 << 20];
     let held = hold(&queue);
-    let dst = DevicePtr::new(host.as_mut_ptr().cast());
-    let copy = CopyOp {
-        src: memory.address(),
-        dst,
-        bytes: 1 << 20,
-        kind: CopyKind::DeviceToHost,
-    };
-    // SAFETY: both have this many bytes, and live until the device has settled.
+    let copy = down(&memory, &mut host);
+    // SAFETY: both have this many bytes, and live until the device is over.
     unsafe { queue.raw().copy(&[copy]) }.unwrap();
     let event = queue.record().unwrap().unwrap();
     destroy(&device);
     drop(held);
     assert_error(event.wait(), LOST);
-    assert_error(device.backend().settle(), LOST);
+    assert_over(&device, LOST);
     host.fill(2);
     let gpu = WgpuDevice::of(&device).unwrap();
     gpu.device()
@@ -97,79 +107,10 @@ fn destroyed_while_downloads_are_pending() {
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(
         host.iter().all(|byte| *byte == 2),
-        "written after the device had settled"
+        "written after the device was over"
     );
     drop((memory, event));
     assert_clean(&device);
-}
-
-#[test]
-fn destroyed_during_a_download() {
-    let Some(device) = try_open() else { return };
-    let sent = batch(100_000);
-    let up = device.upload(&sent).unwrap();
-    let download = up.start_to_host().unwrap();
-    destroy(&device);
-    // It may have landed before.
-    match download.wait() {
-        Ok(back) => assert_eq!(back, sent),
-        lost => assert_error(lost, LOST),
-    }
-    assert_lost(&device);
-    drop(up);
-    assert_clean(&device);
-}
-
-#[test]
-fn wakers_are_called_when_the_device_is_lost() {
-    let Some(device) = try_open() else { return };
-    let queue = device.default_queue();
-    let held = hold(&queue);
-    let event = queue.record().unwrap().unwrap();
-    let count = Arc::new(Count::default());
-    assert!(!event.notify(&count.clone().into()).unwrap());
-    destroy(&device);
-    // The loss is noticed by any call.
-    assert_error(event.is_complete(), LOST);
-    drop(held);
-    assert!(soon(|| count.get() > 0), "not woken");
-}
-
-/// Where the program polls, its own polls are enough, whether or not a call of the crate notices the loss.
-#[test]
-fn wakers_are_called_by_the_programs_polls() {
-    for is_noticed in [false, true] {
-        let Some((own, own_queue)) = own_device(|_| {}) else {
-            return;
-        };
-        let config = config().with_polling(Polling::Program);
-        let device = adopt(&own, &own_queue, &config).unwrap();
-        let queue = device.default_queue();
-        let held = is_noticed.then(|| hold(&queue));
-        let up = device.upload(&batch(1_000_000)).unwrap();
-        let download = up.start_to_host().unwrap();
-        let events = [(); 2].map(|()| queue.record().unwrap().unwrap());
-        let count = Arc::new(Count::default());
-        let there = events
-            .iter()
-            .filter(|event| event.notify(&count.clone().into()).unwrap());
-        let there = there.count();
-        own.destroy();
-        if is_noticed {
-            // wgpu may have said before that the work has ended, and has nothing more to say.
-            assert_error(events[1].is_complete(), LOST);
-        }
-        let woken = soon(|| {
-            own.poll(wgpu::PollType::Poll).unwrap();
-            count.get() + there == 2
-        });
-        assert!(
-            woken,
-            "{count:?} woken, {there} there, noticed: {is_noticed}"
-        );
-        drop((held, download, up, events));
-        assert_clean(&device);
-    }
 }
 
 #[test]
@@ -178,7 +119,7 @@ fn a_destroyed_device_is_not_adopted() {
         return;
     };
     device.destroy();
-    assert_error(adopt(&device, &queue, &config()), LOST);
+    assert_error(config().adopt(&device, &queue), LOST);
 }
 
 /// Foreign code may panic where this crate polls the device: in the program's callbacks.
@@ -193,7 +134,7 @@ fn a_panic_is_an_error_and_ends_the_device() {
     assert_error(up.wait().and_then(|()| device.synchronize()), failed);
     assert_error(up.to_host(), failed);
     assert_error(device.upload(&batch(1)), failed);
-    assert_error(device.backend().settle(), failed);
+    assert_over(&device, failed);
     drop(up);
     assert_clean(&device);
 }
@@ -233,7 +174,7 @@ fn a_panic_in_the_programs_poll() {
             None => assert_error(event.wait(), failed),
         }
         assert_error(device.synchronize(), failed);
-        assert_error(device.backend().settle(), failed);
+        assert_over(&device, failed);
         drop((up, event));
         assert_clean(&device);
     }
@@ -251,23 +192,17 @@ fn a_download_that_fails_midway() {
         });
     }
     const BYTES: usize = 64 << 20;
-    // Without a thread of the crate, so that submissions call the program's callbacks.
     let Some((own, own_queue)) = own_device(|_| {}) else {
         return;
     };
     let config = config().with_polling(Polling::Program);
-    let device = adopt(&own, &own_queue, &config).unwrap();
+    let device = config.adopt(&own, &own_queue).unwrap();
     let queue = device.default_queue();
     let memory = DeviceBufferMut::allocate(&queue, BYTES).unwrap();
     queue.synchronize().unwrap();
     let mut host = vec![1_u8; BYTES];
     chain(own_queue, 1);
-    let copy = CopyOp {
-        src: memory.address(),
-        dst: DevicePtr::new(host.as_mut_ptr().cast()),
-        bytes: BYTES,
-        kind: CopyKind::DeviceToHost,
-    };
+    let copy = down(&memory, &mut host);
     // SAFETY: both have this many bytes. The list fails, after which nothing uses them.
     let failed = unsafe { queue.raw().copy(&[copy]) };
     assert_error(failed, "wgpu panicked: a callback of the program");
@@ -314,7 +249,7 @@ fn no_memory_left() {
             ..Default::default()
         };
         let (device, queue) = wgpu::Device::noop(&descriptor);
-        let device = adopt(&device, &queue, &config()).unwrap();
+        let device = config().adopt(&device, &queue).unwrap();
         let queue = device.default_queue();
         let sent = batch(1000);
         let up = device.upload(&sent).unwrap();
@@ -346,44 +281,13 @@ fn foreign_addresses() {
     let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
     let mut host = [0_u8; 64];
     let foreign = DevicePtr::new(host.as_mut_ptr().cast());
-    for kind in [
-        CopyKind::HostToDevice,
-        CopyKind::DeviceToHost,
-        CopyKind::DeviceToDevice,
-    ] {
-        let (src, dst) = (foreign, foreign);
-        // SAFETY: the host memory is there; as device memory it is refused.
-        let refused = unsafe {
-            queue.raw().copy(&[CopyOp {
-                src,
-                dst,
-                bytes: 64,
-                kind,
-            }])
-        };
-        assert_error(refused, "is not in memory of");
-    }
-    // Nor does what stands before them in the list, though it is as large as several submissions.
+    // What stands before them in the list does not run either, though it is as large as several submissions.
     const BYTES: usize = 5 << 20;
     let large = DeviceBufferMut::allocate(&queue, BYTES).unwrap();
     let mut back = vec![1_u8; BYTES];
-    let down = |src, dst, bytes| {
-        let kind = CopyKind::DeviceToHost;
-        CopyOp {
-            src,
-            dst,
-            bytes,
-            kind,
-        }
-    };
-    let list = [
-        down(
-            large.address(),
-            DevicePtr::new(back.as_mut_ptr().cast()),
-            BYTES,
-        ),
-        down(foreign, foreign, 64),
-    ];
+    let mut bad = down(&large, &mut host);
+    bad.src = foreign;
+    let list = [down(&large, &mut back), bad];
     // SAFETY: the memory is there; what is no device memory is refused.
     assert_error(unsafe { queue.raw().copy(&list) }, "is not in memory of");
     queue.synchronize().unwrap();

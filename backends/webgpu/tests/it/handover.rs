@@ -4,12 +4,12 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, Error, Queue};
+use arrow_device_wgpu::WgpuDevice;
 use arrow_device_wgpu::wgpu::{self, BufferUsages};
-use arrow_device_wgpu::{WgpuDevice, adopt};
 use arrow_schema::DataType;
 
 use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{config, hold, is_required, now, try_open};
+use crate::rigs::{config, in_use, is_required, now, try_open};
 use crate::suite::{assert_clean, assert_error, soon};
 
 #[test]
@@ -68,34 +68,6 @@ fn a_programs_buffer_becomes_a_column() {
     assert_eq!(read(&device, &buffer), values);
 }
 
-/// What the program keeps for a buffer lives until the work with it has ended.
-#[test]
-fn what_is_kept_outlives_the_work() {
-    let Some(device) = try_open() else { return };
-    let buffer = own_buffer(&device, BufferUsages::COPY_SRC, &[1, 2, 3]);
-    let (kept, drops) = keep();
-    // SAFETY: the buffer is of the device, and not written to any more.
-    let wrapped = unsafe { WgpuDevice::wrap(&device, buffer, kept) }.unwrap();
-    let column = DeviceArray::from_values(DataType::Int32, 3, wrapped, None).unwrap();
-    let held = hold(&device.default_queue());
-    let download = column.start_to_host().unwrap();
-    drop(column);
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    assert_eq!(drops(), 0, "the copy has not run");
-    drop(held);
-    assert_eq!(
-        download
-            .wait()
-            .unwrap()
-            .as_primitive::<Int32Type>()
-            .values(),
-        &[1, 2, 3]
-    );
-    assert!(soon(|| drops() == 1));
-    assert_clean(&device);
-    assert_eq!(drops(), 1);
-}
-
 #[test]
 fn buffers_that_are_refused() {
     let Some(device) = try_open() else { return };
@@ -132,7 +104,7 @@ fn buffers_that_are_refused() {
     refused(
         &Devices::cpu(),
         create(8, BufferUsages::COPY_SRC),
-        "is not a WebGPU device",
+        "it is no WgpuDevice",
     );
     assert_clean(&device);
 
@@ -158,7 +130,7 @@ fn another_devices_buffer_is_refused() {
         return assert!(!is_required(), "no adapter");
     };
     let [one, other] = [(); 2].map(|()| now(adapter.request_device(&Default::default())).unwrap());
-    let device = adopt(&one.0, &one.1, &config()).unwrap();
+    let device = config().adopt(&one.0, &one.1).unwrap();
     let buffer = other.0.create_buffer(&wgpu::BufferDescriptor {
         label: None,
         size: 8,
@@ -196,7 +168,7 @@ fn a_columns_buffer_becomes_the_programs() {
             .usage()
             .contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC)
     );
-    assert_eq!(gpu.in_use().0, 0, "the device knows it no more");
+    assert_eq!(in_use(&device).0, 0, "the device knows it no more");
     // Nor does it reuse the buffer.
     for _ in 0..4 {
         let mut other = DeviceBufferMut::for_values::<i32>(&queue, 1000).unwrap();

@@ -7,8 +7,6 @@ mod conformance;
 mod failures;
 mod handover;
 mod kernels;
-mod large;
-mod polling;
 mod program;
 mod random;
 mod rigs;
@@ -25,11 +23,8 @@ mod support;
 mod shader;
 
 #[cfg(target_os = "linux")]
-mod end;
-#[cfg(target_os = "linux")]
 #[path = "../../../support/exit.rs"]
 mod exit;
-#[cfg(target_os = "linux")]
 #[cfg(target_os = "linux")]
 #[path = "../../../support/soak.rs"]
 mod soak;

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use arrow_device::device::engine::Engine;
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 pub(crate) use arrow_device_wgpu::register;
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, open, wgpu};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, wgpu};
 
 use crate::stream_suite::Rig;
 use crate::suite::{self, limit, rig};
@@ -16,10 +17,14 @@ pub(crate) fn is_required() -> bool {
     suite::is_required("WEBGPU")
 }
 
-/// A configuration with an id that no other device of this process has.
-pub(crate) fn config() -> WgpuConfig {
+/// An id that no other device of this process has.
+pub(crate) fn id() -> i64 {
     static ID: AtomicI64 = AtomicI64::new(0);
-    WgpuConfig::new().with_id(ID.fetch_add(1, Ordering::Relaxed))
+    ID.fetch_add(1, Ordering::Relaxed)
+}
+
+pub(crate) fn config() -> WgpuConfig {
+    WgpuConfig::best().with_id(id())
 }
 
 /// Opens the best adapter. Says why a test is skipped where there is none, or fails if it must not be.
@@ -66,7 +71,7 @@ pub(crate) fn own_device(
 #[track_caller]
 pub(crate) fn open_with(lower: impl FnOnce(&mut wgpu::Limits)) -> Option<Device> {
     let (device, queue) = own_device(lower)?;
-    Some(adopt(&device, &queue, &config()).unwrap())
+    Some(config().adopt(&device, &queue).unwrap())
 }
 
 /// Runs a future of wgpu, all of which are ready.
@@ -81,9 +86,13 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
 /// Returns what of a device is in use, if anything is.
 pub(crate) fn unclean(device: &Device) -> Option<String> {
     device.trim();
-    let (memory, events) = WgpuDevice::of(device).unwrap().in_use();
-    let clean = memory == 0 && events == 0;
+    let (memory, host, events) = in_use(device);
+    let clean = memory + host + events == 0;
     (!clean).then(|| format!("{device}: {memory} allocations, {events} events"))
+}
+
+pub(crate) fn in_use(device: &Device) -> (usize, usize, usize) {
+    Engine::<WgpuDevice>::of(device).unwrap().in_use()
 }
 
 /// Keeps a device busy.
@@ -108,12 +117,13 @@ pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
     let gpu = WgpuDevice::of(queue.device()).unwrap();
     vec![
         gpu.poll().unwrap_err(),
-        open().unwrap_err(),
-        adopt(gpu.device(), gpu.queue(), &WgpuConfig::new()).unwrap_err(),
+        config().open().unwrap_err(),
+        config().adopt(gpu.device(), gpu.queue()).unwrap_err(),
+        devices().unwrap_err(),
     ]
 }
 
-/// For the suite of streams. wgpu cannot be told to fail at its nth call: `failures.rs` has what can be made to fail.
+/// For the suite of streams. Calls of the provider fail in `conformance.rs`; `failures.rs` has what of wgpu can be made to fail.
 pub(crate) fn rigs() -> Vec<Rig> {
     try_open()
         .into_iter()

