@@ -447,7 +447,7 @@ pub unsafe trait RawQueue: Any + fmt::Debug + Send + Sync {
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()>;
 
     /// Queues copies, which run in any order among themselves. If this returns an error, none of
-    /// them runs.
+    /// them runs any more, but destinations may have been written.
     ///
     /// # Safety
     /// All memory is valid for its length and lives, unchanged, until the copies have completed. No

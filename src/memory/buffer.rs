@@ -86,11 +86,12 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) for memory without an address, for 0 bytes, and for memory of
-    /// which the device knows some already; [`Error::NotSupported`](crate::Error::NotSupported) if it is not a device of this runtime.
+    /// which the device knows some already; [`Error::NotSupported`](crate::Error::NotSupported) if it is not a device of this runtime. The
+    /// value is dropped then.
     ///
     /// # Safety
-    /// The memory has at least `bytes` bytes, and the work that has been given to it so far is finished, or ordered before the work that
-    /// uses the buffer. Nobody writes to it until the value is dropped.
+    /// The memory has at least `bytes` bytes. The work that uses it so far is finished, or ordered before the work that uses the buffer, and
+    /// the value keeps the memory until it is finished. Nobody writes to it until the value is dropped.
     pub unsafe fn wrap<R: Runtime>(
         device: &Device,
         memory: R::Memory,

@@ -174,6 +174,34 @@ fn memory_waits_for_its_work() {
     assert_eq!(balance(&device), Ok(()));
 }
 
+/// Work that a queue was given while another thread waited for a device that fails meanwhile keeps its memory.
+#[test]
+fn a_failure_during_a_wait_ends_no_other_work() {
+    let device = make(false);
+    let (one, two) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+    let gate = Arc::new(Gate::default());
+    let (failing, opened) = (gate.clone(), gate.clone().hold());
+    launch(&one, move || {
+        failing.pass();
+        Err("on purpose".into())
+    });
+    let waiting = device.clone();
+    let waiter = std::thread::spawn(move || waiting.synchronize());
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    // A queue of which the waiting thread does not know.
+    let three = device.new_queue().unwrap();
+    let mut held = hold(&three);
+    drop(opened);
+    waiter.join().unwrap().unwrap_err();
+    assert!(!device.backend().is_over(), "the held work runs on");
+    held.open();
+    device.synchronize().unwrap_err();
+    assert!(device.backend().is_over());
+    drop((one, two, three));
+    device.trim();
+    assert_eq!(balance(&device), Ok(()));
+}
+
 /// Each call of the runtime fails, in three ways.
 #[test]
 #[cfg(not(miri))]

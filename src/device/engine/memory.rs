@@ -1,8 +1,8 @@
 //! The memory of a device: what is in use, what waits for its next use, and where it is freed.
 
 use std::mem::take;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::health::Guarded;
 use super::pool::{Block, Pool};
@@ -218,6 +218,11 @@ impl<R: Runtime> Shared<R> {
     /// reuse.
     pub(super) fn synchronize(&self) -> Result<()> {
         drop(self.health.enter_even_if_failed()?);
+        let had_failed = self.health.check().is_err();
+        if had_failed {
+            // Those that found no failure yet have given their work after this, and nobody gives any more.
+            drop(self.giving.write().unwrap_or_else(PoisonError::into_inner));
+        }
         let given_up = take(&mut *lock(&self.given_up));
         let entries = self.streams();
         let streams: Vec<_> = entries.iter().map(|e| (*e.stream).clone()).collect();
@@ -228,7 +233,10 @@ impl<R: Runtime> Shared<R> {
                 for entry in unmarked {
                     entry.is_unmarked.store(false, Ordering::Release);
                 }
-                self.health.end();
+                // What was given while this waited runs on if the device has failed only since.
+                if had_failed {
+                    self.health.end();
+                }
             }
             Err(e) if !self.health.is_over() => {
                 lock(&self.given_up).extend(given_up);

@@ -104,7 +104,9 @@ impl<R: Runtime> Engine<R> {
     /// # Safety
     /// The stream can be given memory and events of this device: it is not one of another device or context.
     pub unsafe fn adopt(device: &Device, stream: Arc<R::Stream>) -> Result<Queue> {
-        let queue = EngineQueue::new(&Self::of(device)?.end, stream, true);
+        let engine = Self::of(device)?;
+        let _inside = engine.shared.health.enter()?;
+        let queue = EngineQueue::new(&engine.end, stream, true);
         Ok(Queue::new(device.clone(), Arc::new(queue)))
     }
 
@@ -120,7 +122,13 @@ impl<R: Runtime> Engine<R> {
 
     /// Returns whether a queue of this device has recorded an event, and has not released it.
     pub fn has_recorded(&self, event: EventPtr) -> bool {
-        let found = Recorded::find(event);
+        // In a child of the process another thread may have had the lock.
+        let found = self
+            .shared
+            .health
+            .is_here()
+            .then(|| Recorded::find(event))
+            .flatten();
         found.is_some_and(|event| Arc::ptr_eq(&event.shared, &self.shared))
     }
 
@@ -139,7 +147,7 @@ impl<R: Runtime> Engine<R> {
     /// # Safety
     /// The memory is not freed otherwise, and work that was given before and uses it ends, or is ordered, before the result is dropped.
     pub unsafe fn take(&self, base: DevicePtr) -> Option<R::Memory> {
-        let _inside = self.shared.health.enter().ok()?;
+        let _inside = self.shared.health.enter_even_if_failed().ok()?;
         self.shared
             .remove(base)
             .map(|memory| R::Memory::clone(&memory))

@@ -9,7 +9,6 @@ use crate::device::backend::DevicePtr;
 use crate::device::lock;
 
 /// What a pool leaves idle at most.
-const IDLE_BYTES: usize = 256 << 20;
 const IDLE_BLOCKS: usize = 1024;
 /// The most blocks of other queues whose events one [`Pool::take`] asks about, and the most pending ones at which
 /// [`Pool::take_done`] looks for those to free.
@@ -44,8 +43,7 @@ pub(crate) struct Block<E> {
 /// then take it again without a wait, since its work runs in order. Any other queue gets it only once the event has completed.
 ///
 /// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the
-/// function that it is given, which must not use the pool: it is locked meanwhile. The pool does not free its blocks when it is
-/// dropped; [`take_all`](Self::take_all) returns them first.
+/// function that it is given, which must not use the pool: it is locked meanwhile.
 pub(crate) struct Pool<E> {
     idle: Mutex<Idle<E>>,
     most_bytes: usize,
@@ -68,8 +66,7 @@ impl<E> Idle<E> {
 }
 
 impl<E> Pool<E> {
-    /// Makes an empty pool that, after [`take_done`](Self::take_done), keeps at most so many bytes, in 1,024 blocks. The default is
-    /// 256 MiB.
+    /// Makes an empty pool that, after [`take_done`](Self::take_done), keeps at most so many bytes, in 1,024 blocks.
     pub(crate) const fn new(idle_bytes: usize) -> Self {
         let idle = Idle {
             blocks: VecDeque::new(),
@@ -121,9 +118,7 @@ impl<E> Pool<E> {
 
     /// Takes out blocks for whose event `is_done` returns `true`, for the caller to free: the oldest ones, until the rest is
     /// within the limits, since perhaps no request fits them any more, or until it has asked about a few pending ones; or
-    /// with `all`, all of them. A backend does the former
-    /// before it asks the runtime for another block, and the latter in [`Backend::trim`](crate::device::Backend::trim) and
-    /// when the runtime has no memory left, before it asks again.
+    /// with `all`, all of them.
     pub(crate) fn take_done(
         &self,
         all: bool,
@@ -162,12 +157,6 @@ impl<E> Pool<E> {
     /// Returns whether there are no blocks in the pool.
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.idle).blocks.is_empty()
-    }
-}
-
-impl<E> Default for Pool<E> {
-    fn default() -> Self {
-        Self::new(IDLE_BYTES)
     }
 }
 

@@ -96,10 +96,10 @@ unsafe impl<R: Runtime> RawQueue for EngineQueue<R> {
             return Err(Error::argument("an empty copy, or one from or to null"));
         }
         let (shared, mut under_way) = (&self.shared, false);
-        let inside = shared.health.enter()?;
+        let giving = shared.give()?;
         // SAFETY: the caller guarantees what `RawQueue::copy` asks for.
         let copied = unsafe { shared.runtime.copy(self.stream(), copies, &mut under_way) };
-        drop(inside);
+        drop(giving);
         if copied.is_err() && under_way {
             // The caller may free what the others use.
             shared.settle();
@@ -109,7 +109,7 @@ unsafe impl<R: Runtime> RawQueue for EngineQueue<R> {
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         let shared = &self.shared;
-        let _inside = shared.health.enter()?;
+        let _giving = shared.give()?;
         // SAFETY: the caller guarantees what `RawQueue::fill` asks for.
         unsafe { shared.runtime.fill(self.stream(), dst, byte, bytes) }
     }

@@ -16,7 +16,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_m
 
 /// The runtime of a device: its streams, events and memory, and the calls for them. The [`Engine`](super::Engine) makes a device of it.
 ///
-/// Methods may be called on any thread, and do not panic. The engine calls them while it [is in the runtime](Health::enter), after it has
+/// Methods may be called on any thread. The engine calls them while it [is in the runtime](Health::enter), after it has
 /// checked the process, the end of the process and earlier failures; only [`wait_host`](Self::wait_host) and
 /// [`synchronize`](Self::synchronize), which may take long, enter by themselves. The engine drops streams, events and memory where the
 /// runtime may be called, and leaks them where it may not.
@@ -27,6 +27,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_m
 /// # Safety
 ///
 /// Safe code relies on the following:
+/// - Methods do not panic.
 /// - [`allocate`](Self::allocate) and [`allocate_host`](Self::allocate_host) return at least as many bytes as they are asked for, aligned to
 ///   64 bytes, that nothing else uses; host memory may be read and written by the host. Memory that the host may read
 ///   ([`Capabilities::host_readable`]) is initialised.
@@ -174,25 +175,30 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     fn wait(&self, stream: &Self::Stream, event: &Self::Event, is_own: bool) -> Result<bool>;
 
     /// Closes a gate in a stream: its later work does not run until the result is dropped, on whichever thread. The engine opens it when an
-    /// event has completed for which the stream itself cannot [wait](Self::wait). Returns `None` if there are no gates: a host thread
-    /// waits then.
+    /// event has completed for which the stream itself cannot [wait](Self::wait). If [`is_done`](Self::is_done) answers with an error until
+    /// then, the device has failed, before the gate is opened. Returns `None` if there are no gates: a host thread waits then.
     fn gate(&self, stream: &Self::Stream) -> Result<Option<Box<dyn Send>>> {
         let _ = stream;
         Ok(None)
     }
 
     /// Makes this thread wait for all work of the device, and at least for that of `streams`, whether the device has failed or not.
+    ///
+    /// By default, a mark of each stream is waited for. That is right where [`is_done`](Self::is_done) answers with an error only as long as
+    /// work before the event runs, and streams that were [adopted](Self::adopt_stream) are shared; provide it otherwise.
     fn synchronize(&self, streams: &[Arc<Self::Stream>]) -> Result<()> {
-        for stream in streams {
+        let wait = |stream: &Arc<Self::Stream>| {
             let inside = self.health().enter_even_if_failed()?;
             let last = self.mark(stream)?;
             drop(inside);
             poll(|| {
                 let _inside = self.health().enter_even_if_failed()?;
                 self.is_done(&last)
-            })?;
-        }
-        Ok(())
+            })
+        };
+        // Each of them, whatever becomes of the others.
+        let waited: Vec<_> = streams.iter().map(wait).collect();
+        waited.into_iter().collect()
     }
 
     /// Returns whose memory `bytes` bytes at an address are, which are not in memory of the engine's.

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use super::health::{Guarded, Health};
 use super::pool::{Pool, queue_number};
+use super::process::Inside;
 use super::ranges::Piece;
 use super::runtime::Runtime;
 use super::worker::Worker;
 use crate::device::lock;
+use crate::error::Result;
 
 /// A stream of a device.
 pub(super) struct Entry<R: Runtime> {
@@ -21,6 +23,8 @@ pub(super) struct Entry<R: Runtime> {
     pub(super) number: u64,
     /// How many queues have it.
     queues: AtomicUsize,
+    /// How often a queue got it.
+    times: AtomicUsize,
     /// Whether it was given work since `last`.
     pub(super) is_used: AtomicBool,
     /// Its last work could not be marked, and it may be a program's that is gone: the work has ended after a wait for the device.
@@ -62,6 +66,8 @@ pub(super) struct Shared<R: Runtime> {
     streams: Mutex<BTreeMap<usize, Arc<Entry<R>>>>,
     /// Those that no queue has any more.
     dropped: Mutex<Vec<Arc<Entry<R>>>>,
+    /// Read while a stream is given work.
+    pub(super) giving: RwLock<()>,
     /// Opens gates.
     pub(super) worker: Worker,
     /// Last, so that all above is released before.
@@ -77,6 +83,7 @@ impl<R: Runtime> Shared<R> {
             staging: Mutex::default(),
             streams: Mutex::default(),
             dropped: Mutex::default(),
+            giving: RwLock::default(),
             worker: Worker::new("arrow-device events"),
             runtime: Guarded::new(runtime, &health),
             health,
@@ -99,12 +106,23 @@ impl<R: Runtime> Shared<R> {
                 number: queue_number(),
                 is_unmarked: AtomicBool::new(false),
                 queues: AtomicUsize::new(0),
+                times: AtomicUsize::new(0),
                 is_used: AtomicBool::new(false),
                 last: Mutex::default(),
             })
         });
         entry.queues.fetch_add(1, Ordering::AcqRel);
+        entry.times.fetch_add(1, Ordering::AcqRel);
         entry.clone()
+    }
+
+    /// Lets this thread give work to a stream, unless the device has failed.
+    pub(super) fn give(&self) -> Result<(Inside, RwLockReadGuard<'_, ()>)> {
+        let inside = self.health.enter()?;
+        let giving = self.giving.read().unwrap_or_else(PoisonError::into_inner);
+        // Again, so that `synchronize` knows whom it has to wait for.
+        self.health.check()?;
+        Ok((inside, giving))
     }
 
     /// A queue of the stream is dropped.
@@ -128,9 +146,11 @@ impl<R: Runtime> Shared<R> {
         if entry.is_unmarked.load(Ordering::Acquire) {
             return false;
         }
+        // Held while the stream is marked, so that nobody takes its work for ended meanwhile.
+        let mut last = lock(&entry.last);
         if entry.is_used.swap(false, Ordering::AcqRel) {
             match self.runtime.mark(&entry.stream) {
-                Ok(last) => *lock(&entry.last) = Some(Guarded::new(last, &self.health)),
+                Ok(mark) => *last = Some(Guarded::new(mark, &self.health)),
                 Err(_) => {
                     entry.is_used.store(true, Ordering::Release);
                     return false;
@@ -138,7 +158,7 @@ impl<R: Runtime> Shared<R> {
             }
         }
         let is_done = |last: &Guarded<R::Event>| matches!(self.runtime.is_done(last), Ok(true));
-        lock(&entry.last).as_ref().is_none_or(is_done)
+        last.as_ref().is_none_or(is_done)
     }
 
     /// Forgets streams whose queues were dropped and whose work has ended.
@@ -148,14 +168,27 @@ impl<R: Runtime> Shared<R> {
         };
         // The runtime is called without the locks: to ask, and to release the streams.
         let dropped = take(&mut *lock(&self.dropped));
-        let (ended, others): (Vec<_>, Vec<_>) =
-            dropped.into_iter().partition(|entry| self.has_ended(entry));
+        let (mut ended, mut others) = (Vec::new(), Vec::new());
+        for entry in dropped {
+            let times = entry.times.load(Ordering::Acquire);
+            match self.has_ended(&entry) {
+                true => ended.push((entry, times)),
+                false => others.push(entry),
+            }
+        }
         lock(&self.dropped).extend(others);
         let mut streams = lock(&self.streams);
-        for entry in &ended {
-            // A new queue may have the stream meanwhile.
-            if entry.queues.load(Ordering::Acquire) == 0 {
-                streams.remove(&Arc::as_ptr(&entry.stream).addr());
+        for (entry, times) in &ended {
+            // A new queue may have the stream meanwhile, or may have had it and given it work.
+            let address = Arc::as_ptr(&entry.stream).addr();
+            let is_listed = streams
+                .get(&address)
+                .is_some_and(|listed| Arc::ptr_eq(listed, entry));
+            if is_listed
+                && entry.queues.load(Ordering::Acquire) == 0
+                && entry.times.load(Ordering::Acquire) == *times
+            {
+                streams.remove(&address);
             }
         }
         drop(streams);
