@@ -140,7 +140,7 @@ unsafe fn adopt(
 ) -> Result<(Found, Owned<raw::Queue>)> {
     // SAFETY: the caller guarantees a live queue (see `# Safety`).
     let found = unsafe { sycl.device_of(queue) }.map_err(|e| absent_after(id, e))?;
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that the queue is null or live (see `# Safety`).
     let queue = unsafe { found.0.adopt(queue) }.map_err(|e| absent_after(id, e))?;
     Ok((found, queue))
 }

@@ -99,7 +99,8 @@ impl<R: Runtime> Shared<R> {
                     .into(),
             });
         };
-        // SAFETY: the caller of `RawQueue::free` guarantees it; the memory is out of the books.
+        // SAFETY: the memory is out of the books, so it is freed once; the entry's stream comes after the work of
+        // other streams that uses it (contract of `RawQueue::free`).
         let freed = unsafe { self.runtime.free_in_order(&memory, &entry.stream) };
         let after = match freed {
             Ok(true) => return Ok(()),
