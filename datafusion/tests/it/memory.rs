@@ -175,8 +175,9 @@ async fn plans_without_the_rule_reserve_the_same() {
     let (context, pool) = recorded();
     let moved = double(scan(device_table(&a, &[batches(0, 5)])).await, &b);
     assert_eq!(collect(moved, context).await.unwrap().len(), 5);
-    // On the device, on its way through the host, and one ahead.
-    assert_eq!(pool.peaks()["input DeviceToHostExec[0]"], 3 * 128);
+    // On its way through the host and on the device; and one ahead, except where it has arrived only after the one before was taken.
+    let peak = pool.peaks()["input DeviceToHostExec[0]"];
+    assert!((2 * 128..=3 * 128).contains(&peak), "{peak}");
     assert_eq!(pool.reserved(), 0);
 }
 
