@@ -28,9 +28,9 @@ pub(crate) fn read_file(
 ) -> Result<impl RecordBatchReader, ArrowError> {
     let bytes = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
-    let mut slab = device.host_slab(usize::try_from(bytes).map_err(refused)?)?;
-    file.read_exact(&mut slab)?;
-    let file = slab.into_buffer();
+    let mut host = device.host_buffer(usize::try_from(bytes).map_err(refused)?)?;
+    file.read_exact(&mut host)?;
+    let file = host.into_buffer();
 
     let no_footer = || refused("the file has no footer");
     let (rest, trailer) = file.split_last_chunk().ok_or_else(no_footer)?;

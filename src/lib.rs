@@ -11,7 +11,7 @@
 //! | [`DeviceBuffer`], [`DeviceBufferMut`] | memory of a device, and memory that nothing reads yet, for a kernel to write |
 //! | [`DeviceArray`], [`DeviceRecordBatch`] | arrow data of any type in device memory |
 //! | [`Download`] | a copy of such data to the host that was started: poll it, wait for it or await it |
-//! | [`HostSlab`] | host memory that a device copies to and from fast, and that becomes an arrow `Buffer` without a copy |
+//! | [`HostBuffer`] | host memory that a device copies to and from fast, and that becomes an arrow `Buffer` without a copy |
 //! | [`FFI_ArrowDeviceArray`], [`FFI_ArrowDeviceArrayStream`] | the C structs of the interface |
 //!
 //! **Device data has types of its own.** An arrow `Buffer` promises that the host may read its bytes, and ordinary calls (`slice`,
@@ -169,7 +169,7 @@ pub use data::{DeviceArray, DeviceRecordBatch, Validity};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
-pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
+pub use memory::{DeviceBuffer, DeviceBufferMut, HostBuffer, Loan};
 #[cfg(feature = "async")]
 pub use stream::upload_stream;
 pub use stream::{

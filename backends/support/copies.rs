@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn check(device: &Device) {
     let queue = device.new_queue().unwrap();
     let memory = [(); 2].map(|()| DeviceBufferMut::allocate(&queue, ROOM).unwrap());
-    let locked = device.host_slab(ROOM).unwrap();
+    let locked = device.host_buffer(ROOM).unwrap();
     let mut ordinary = vec![0_u8; ROOM];
     let places = [
         DevicePtr::new(ordinary.as_mut_ptr().cast()),

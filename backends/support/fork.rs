@@ -24,12 +24,12 @@ fn in_a_child(device: arrow_device::Device) {
     let download = up.start_to_host_on(&queue).unwrap();
     let exported = up.export(SyncPolicy::Event).ok();
     let event = queue.record().unwrap().unwrap();
-    let slab = device.host_slab(100 << 10).unwrap();
+    let host = device.host_buffer(100 << 10).unwrap();
     drop(device.upload(&batch).unwrap());
-    let mut child = Some((up, download, exported, event, slab));
+    let mut child = Some((up, download, exported, event, host));
     let mut rest = Some((queue, device.clone()));
     forked(|| {
-        let (up, download, exported, event, slab) = child.take().unwrap();
+        let (up, download, exported, event, host) = child.take().unwrap();
         let (queue, device) = rest.take().unwrap();
         let mut errors = vec![
             device.upload(&batch).unwrap_err(),
@@ -44,15 +44,15 @@ fn in_a_child(device: arrow_device::Device) {
         for e in errors {
             assert!(e.to_string().contains("fork"), "{e}");
         }
-        drop((download, exported, slab, event, up));
+        drop((download, exported, host, event, up));
         device.trim();
         drop((queue, device));
     });
     drop(held);
     // The parent goes on as if nothing had happened.
-    let (up, download, exported, event, slab) = child.unwrap();
+    let (up, download, exported, event, host) = child.unwrap();
     assert_eq!(download.wait().unwrap(), batch);
     assert_eq!(up.to_host().unwrap(), batch);
-    drop((up, exported, event, slab, rest));
+    drop((up, exported, event, host, rest));
     assert_clean(&device);
 }

@@ -56,9 +56,9 @@ fn download_all(batch: &DeviceRecordBatch, count: usize) -> arrow_device::Result
 
 fn both_ways(probe: &Probe) -> Res<()> {
     let (each, count) = (probe.bytes(16 << 20, 64 << 10), probe.bytes(16, 4));
-    let mut slab = probe.device.host_slab(each * count)?;
-    fill(&mut slab, 11);
-    let source = slab.into_buffer();
+    let mut host = probe.device.host_buffer(each * count)?;
+    fill(&mut host, 11);
+    let source = host.into_buffer();
     let part = |i| source.slice_with_length(i * each, each);
     let batches = (0..count)
         .map(|i| over(&part(i), 1))

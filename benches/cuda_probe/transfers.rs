@@ -106,7 +106,7 @@ fn describe(probe: &Probe, what: &str, batch: &RecordBatch) -> Res<usize> {
         time(down)
     );
     println!(
-        "a later upload: {} allocations, {} copies, {}, {} copied by the host, {} host slabs made",
+        "a later upload: {} allocations, {} copies, {}, {} copied by the host, {} host buffers made",
         went.allocations,
         went.copies,
         size(went.bytes_to_device as usize),
@@ -114,7 +114,7 @@ fn describe(probe: &Probe, what: &str, batch: &RecordBatch) -> Res<usize> {
         went.host_allocations
     );
     println!(
-        "a later download: {} copies, {}, {} host waits, {} host slabs made\n",
+        "a later download: {} copies, {}, {} host waits, {} host buffers made\n",
         came.copies - went.copies,
         size(came.bytes_to_host as usize),
         came.host_waits - went.host_waits,
@@ -140,9 +140,9 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     let peer = Peer::new(probe.ordinal)?;
     let (there, mut block) = (OnDevice::new(all)?, peer.block(all)?);
 
-    let mut slab = probe.device.host_slab(all)?;
-    fill(&mut slab, 6);
-    let locked = slab.into_buffer();
+    let mut host = probe.device.host_buffer(all)?;
+    fill(&mut host, 6);
+    let locked = host.into_buffer();
     let batch = over(&locked, 8)?;
     describe(probe, "8 columns of 64 MiB in page-locked memory", &batch)?;
     let ways = vec![

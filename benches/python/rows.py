@@ -175,7 +175,7 @@ TIMES = [
           "<= 0.2x Arrow C++; one by one: told",
           [("async_threads", "cpp.async", 0.2), ("async_threads", "channel", math.inf), ("async_single", "cpp.async_single", math.inf),
            ("async_single", "channel_single", math.inf)], [("integers", 10, 1)], unit="ns a batch", n=10_000, rounds=30, quick=8),
-    Times("P1", "pack 1000 columns x 1000 rows into a warm slab", "<= 1.5x one memcpy of the payload",
+    Times("P1", "pack 1000 columns x 1000 rows into a warm host buffer", "<= 1.5x one memcpy of the payload",
           [("copy", "memcpy", 1.5), *(("copy", peer, math.inf) for peer in ("nanoarrow.copy", "pyarrow.copy"))], MIXED[-1:], unit="GB/s", n=4),
     Times("F3", "64 MiB in columns of 512 KiB to the simulated device and back: the crate's part, warm; with the simulation's; cold",
           "<= 1.15x one memcpy, warm",
@@ -188,13 +188,13 @@ TIMES = [
 COUNTS = [
     ("C1", "upload: allocations / copies / events / host waits", "1 / chunks + direct buffers / <= copies + 1 / 0; nothing created once warm"),
     ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
-    ("C3", "slab bytes", "<= payload + 64 per buffer"),
+    ("C3", "allocated bytes", "<= payload + 64 per buffer"),
     ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
     ("V2", "import with Validation::Full from the simulated device: bytes that come down, host waits", "<= 1.05x the batch's bytes: validity bitmaps come twice; 2 waits"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
     ("A1", "async stream of 10,000 batches x 10 columns x 1 row, producer + consumer, queue 5; two of them and a task on one thread",
      "<= 0.5x Arrow C++ on both sides, one thread; 10 batches behind, 20 between two turns"),
-    ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches, 65 staging slabs; 0"),
+    ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches, 65 staging buffers; 0"),
 ]
 
 def counts(cases, lines):

@@ -67,7 +67,7 @@ pub fn run(way: Way, n: usize) -> Result<[f64; 4]> {
     let producer = Producer::default();
     let there = device.upload(&batch)?;
     there.wait()?;
-    // The slabs of downloads are there.
+    // The host buffers of downloads are there.
     drop([there.to_host()?, there.to_host()?, there.to_host()?]);
 
     let (slow, before, start) = (producer.clone(), device.stats(), Instant::now());

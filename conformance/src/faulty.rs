@@ -132,9 +132,9 @@ fn use_everything(device: &Device) -> Result<()> {
     drop((other, two));
     assert!(buffer.to_host_on(&one)?.iter().all(|byte| *byte == 0x5A));
 
-    let mut slab = device.host_slab(70_000)?;
-    slab.fill(7);
-    let column = Int64Array::new(slab.into_buffer().slice_with_length(0, 69_992).into(), None);
+    let mut host = device.host_buffer(70_000)?;
+    host.fill(7);
+    let column = Int64Array::new(host.into_buffer().slice_with_length(0, 69_992).into(), None);
     let sevens = RecordBatch::try_from_iter([("sevens", Arc::new(column) as _)])?;
     assert_eq!(device.upload(&sevens)?.to_host()?, sevens);
 

@@ -53,18 +53,18 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
-pub(super) fn slab(subject: &Subject) -> Verdict {
+pub(super) fn buffer(subject: &Subject) -> Verdict {
     let device = &subject.device;
     let queue = queue(device);
     device.trim();
     let before = device.stats();
     for bytes in [0, 1, 65, LARGE] {
         let data = pattern(bytes as u64, bytes);
-        let mut slab = device.host_slab(bytes).expect("host_slab");
-        assert_eq!(slab.as_device_ptr().address() % 64, 0);
-        slab.copy_from_slice(&data);
-        let address = slab.as_ptr();
-        let buffer: Buffer = slab.into_buffer();
+        let mut host = device.host_buffer(bytes).expect("host_buffer");
+        assert_eq!(host.as_device_ptr().address() % 64, 0);
+        host.copy_from_slice(&data);
+        let address = host.as_ptr();
+        let buffer: Buffer = host.into_buffer();
         assert_bytes(&data, &buffer, "frozen into a buffer");
         assert!(bytes == 0 || buffer.as_ptr() == address, "copied");
         let cut = buffer.slice(bytes / 2);
@@ -72,15 +72,15 @@ pub(super) fn slab(subject: &Subject) -> Verdict {
         std::thread::scope(|scope| {
             scope.spawn(move || drop(cut));
         });
-        let mut slab = device.host_slab(bytes).expect("host_slab");
-        slab.copy_from_slice(&data);
-        let shared = Bytes::from_owner(slab);
+        let mut host = device.host_buffer(bytes).expect("host_buffer");
+        host.copy_from_slice(&data);
+        let shared = Bytes::from_owner(host);
         assert_bytes(&data, &shared, "frozen into bytes");
     }
     let made = device.stats().since(&before).host_allocations;
-    assert!(made <= 4, "{made} slabs made where 4 could be reused");
+    assert!(made <= 4, "{made} were made where 4 could be reused");
 
-    // A freed slab is reused only once no copy reads it.
+    // A freed host buffer is reused only once no copy reads it.
     let host = Host::with(device, &pattern(1, LARGE));
     let block = Block::new(&queue, LARGE);
     up(&queue, host.at(0), block.at(0), LARGE);
@@ -90,8 +90,8 @@ pub(super) fn slab(subject: &Subject) -> Verdict {
     let back = Host::empty(device, LARGE);
     down(&queue, block.at(0), back.at(0), LARGE);
     finish(&queue);
-    assert_bytes(&pattern(1, LARGE), back.bytes(), "uploaded from a slab");
-    assert_bytes(&vec![0; LARGE], other.bytes(), "another slab");
+    assert_bytes(&pattern(1, LARGE), back.bytes(), "uploaded from it");
+    assert_bytes(&vec![0; LARGE], other.bytes(), "another host buffer");
     Verdict::Kept
 }
 

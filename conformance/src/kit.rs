@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::watch::note;
 use super::{Hold, Subject, Verdict};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
-use arrow_device::{Device, HostSlab, Queue, SyncEvent};
+use arrow_device::{Device, HostBuffer, Queue, SyncEvent};
 
 /// Bytes of a large allocation of odd size.
 pub(super) const LARGE: usize = if cfg!(miri) {
@@ -81,21 +81,21 @@ impl Drop for Block {
 }
 
 /// Host memory for copies, with its length in bytes, which is not asked of memory that a copy may be writing.
-pub(super) struct Host(Option<HostSlab>, usize);
+pub(super) struct Host(Option<HostBuffer>, usize);
 
 impl Host {
     /// The host memory from which `device` copies fastest, with this content.
     pub(super) fn with(device: &Device, content: &[u8]) -> Self {
-        let mut slab = device.host_slab(content.len()).expect("host_slab");
-        slab.copy_from_slice(content);
-        Self(Some(slab), content.len())
+        let mut host = device.host_buffer(content.len()).expect("host_buffer");
+        host.copy_from_slice(content);
+        Self(Some(host), content.len())
     }
 
     /// Ordinary memory with this content.
     pub(super) fn heap(content: &[u8]) -> Self {
-        let mut slab = HostSlab::new(content.len()).expect("HostSlab::new");
-        slab.copy_from_slice(content);
-        Self(Some(slab), content.len())
+        let mut host = HostBuffer::new(content.len()).expect("HostBuffer::new");
+        host.copy_from_slice(content);
+        Self(Some(host), content.len())
     }
 
     /// `bytes` bytes, for copies to the host.
@@ -110,9 +110,9 @@ impl Host {
 
     /// The address of byte `offset`.
     pub(super) fn at(&self, offset: usize) -> DevicePtr {
-        let slab = self.0.as_ref().expect("there until dropped");
+        let host = self.0.as_ref().expect("there until dropped");
         assert!(offset <= self.1);
-        slab.as_device_ptr().offset(offset)
+        host.as_device_ptr().offset(offset)
     }
 }
 

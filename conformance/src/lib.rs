@@ -128,8 +128,8 @@ rules! {
         "a buffer that shrinks keeps its content, by one copy, without a wait"
     "host.allocate" host::allocate:
         "allocate_host returns writable memory, aligned to 64 bytes, which any thread may free"
-    "host.slab" host::slab:
-        "host slabs are copied to and from, and freeze into buffers and bytes without a copy"
+    "host.buffer" host::buffer:
+        "host buffers are copied to and from, and freeze into buffers and bytes without a copy"
     "host.direct" host::direct:
         "copies_directly_from is false for null"
     "host.classify" host::classify:

@@ -188,7 +188,7 @@ pub(super) fn drop_order(subject: &Subject) -> Verdict {
     let queue = queue(&device);
     let mut hold = subject.hold(&queue);
     let up = device.upload_array_on(&array, &queue).expect("upload");
-    let slab = device.host_slab(100).expect("host_slab");
+    let host = device.host_buffer(100).expect("host_buffer");
     drop((device, array));
     hold.open();
     drop(queue);
@@ -199,7 +199,7 @@ pub(super) fn drop_order(subject: &Subject) -> Verdict {
     let queue = up.device().new_queue().expect("new_queue");
     drop(up);
     std::thread::scope(|scope| {
-        scope.spawn(|| drop((queue, slab, expected)));
+        scope.spawn(|| drop((queue, host, expected)));
     });
     let released = soon(subject.patience, || watch.upgrade().is_none());
     assert!(released, "the source is kept though nothing is left");

@@ -21,7 +21,7 @@ use crate::data::layout::{Layout, Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, Memory, Owner, Ready, host_buffer};
+use crate::memory::{HostBuffer, Memory, Owner, Ready, buffer_over};
 
 impl DeviceArray {
     /// Makes an array on the CPU device of Arrow data in host memory, without a copy.
@@ -293,14 +293,14 @@ fn buffer(
     // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `range.end`
     // bytes: where the type determines its size, import and constructors checked it; elsewhere `bytes` is its size as
     // its producer states it (contract of the import). The owner keeps the memory alive.
-    let buffer = unsafe { host_buffer(owner, address, bytes) };
+    let buffer = unsafe { buffer_over(owner, address, bytes) };
     if address.address() % align == 0 {
         return Ok(buffer);
     }
     let counters = array.device().counters();
     Counters::add(&counters.host_copied_bytes, bytes);
     Counters::add(&counters.host_allocations, 1);
-    let mut slab = HostSlab::new(bytes)?;
-    slab.copy_from_slice(&buffer);
-    Ok(slab.into_buffer())
+    let mut host = HostBuffer::new(bytes)?;
+    host.copy_from_slice(&buffer);
+    Ok(host.into_buffer())
 }

@@ -11,7 +11,7 @@ use crate::data::node::{Node, View, owners};
 use crate::device::completion;
 use crate::device::{AddressClass, CopyKind, CopyOp, Device, DevicePtr, Queue, SyncEvent, lock};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, Owner, Reading};
+use crate::memory::{HostBuffer, Owner, Reading};
 
 impl DeviceArray {
     /// Counts the nulls of this array and of its descendants where they are not known yet, and returns those of
@@ -98,7 +98,7 @@ pub(crate) struct Numbers {
     /// The host can read all of that memory.
     readable: bool,
     /// Copies that are done, in ascending order, and the host buffer that they went to.
-    known: Vec<(Vec<CopyOp>, HostSlab)>,
+    known: Vec<(Vec<CopyOp>, HostBuffer)>,
     reading: Option<(Vec<CopyOp>, Reading)>,
     /// What the last walk asked for in vain.
     lacks: Mutex<Vec<Piece>>,
@@ -277,8 +277,8 @@ impl Numbers {
         let mut rooms = lacks.iter().map(room);
         let all = rooms.try_fold(0usize, |all, room| all.checked_add(room?));
         let too_many = || Error::argument("too many bytes to read back");
-        let slab = device.host_slab(all.ok_or_else(too_many)?)?;
-        let mut next = slab.as_device_ptr();
+        let host = device.host_buffer(all.ok_or_else(too_many)?)?;
+        let mut next = host.as_device_ptr();
         let copy = |piece: &Piece| {
             let dst = next;
             next = next.offset(room(piece).unwrap_or(0));
@@ -293,8 +293,8 @@ impl Numbers {
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
         let owners = owners(arrays.iter().map(|array| array.node()), |_| true);
         // SAFETY: each source is a union of overlapping pieces, which lie in memory of the owners (`read`), to which nobody writes: imports
-        // and constructors demand it. The slab has room for each copy, and the reading keeps slab and owners alive.
-        let reading = unsafe { Reading::start(&queue, owners, &copies, slab) }?;
+        // and constructors demand it. The host buffer has room for each copy, and the reading keeps it and the owners alive.
+        let reading = unsafe { Reading::start(&queue, owners, &copies, host) }?;
         let event = reading.event().cloned();
         self.reading = Some((copies, reading));
         Ok(event)

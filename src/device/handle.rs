@@ -41,7 +41,7 @@ struct Inner {
     process: Process,
     /// Runs what comes after events.
     releases: Worker,
-    slabs: HostPool,
+    host_pool: HostPool,
     drop_error: Mutex<Option<Error>>,
     /// What runs once the device has settled.
     unsettled: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
@@ -56,16 +56,16 @@ struct Inner {
 impl std::panic::RefUnwindSafe for Inner {}
 
 impl Inner {
-    /// The pool of host slabs; `None` in a child of the process, where it may be locked for ever.
-    fn slabs(&self) -> Option<&HostPool> {
-        self.process.is_this().then_some(&self.slabs)
+    /// The pool of host buffers; `None` in a child of the process, where it may be locked for ever.
+    fn host_pool(&self) -> Option<&HostPool> {
+        self.process.is_this().then_some(&self.host_pool)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(slabs) = self.slabs() {
-            slabs.clear(&*self.backend);
+        if let Some(pool) = self.host_pool() {
+            pool.clear(&*self.backend);
             forget_host_memory(self.capabilities.id);
         }
     }
@@ -84,7 +84,7 @@ impl Device {
             counters: Counters::default(),
             process: Process::this(),
             releases: Worker::new(RELEASES),
-            slabs: HostPool::default(),
+            host_pool: HostPool::default(),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
@@ -276,8 +276,8 @@ impl Device {
         &self.0.releases
     }
 
-    pub(crate) fn slabs(&self) -> Option<&HostPool> {
-        self.0.slabs()
+    pub(crate) fn host_pool(&self) -> Option<&HostPool> {
+        self.0.host_pool()
     }
 
     /// Returns a reference that does not keep the device alive: for a table of devices that hands out the same one again.

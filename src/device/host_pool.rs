@@ -109,7 +109,7 @@ impl Block {
 pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
     Error::OutOfMemory {
         device,
-        operation: "host slab",
+        operation: "host buffer",
         bytes,
     }
 }
@@ -213,27 +213,27 @@ mod tests {
     }
 
     #[test]
-    fn large_slabs_are_zero_and_serve_again() {
+    fn large_host_buffers_are_zero_and_serve_again() {
         let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
         // As if batches of this size were downloaded again and again.
         let bytes = if cfg!(miri) { 100_000 } else { 8 << 20 };
         let mut first = None;
         for _ in 0..3 {
-            let mut slab = device.host_slab(bytes).unwrap();
-            let place = slab.as_device_ptr();
+            let mut host = device.host_buffer(bytes).unwrap();
+            let place = host.as_device_ptr();
             assert_eq!(*first.get_or_insert(place), place);
             assert_eq!(place.address() % ALIGNMENT, 0);
-            slab[bytes - 1] = 7;
-            slab[0] = 7;
+            host[bytes - 1] = 7;
+            host[0] = 7;
         }
         assert_eq!(device.stats().host_allocations, 1);
         device.trim();
         for bytes in [bytes, bytes / 8] {
-            let slab = device.host_slab(bytes).unwrap();
+            let host = device.host_buffer(bytes).unwrap();
             assert!(
-                slab[..64]
+                host[..64]
                     .iter()
-                    .chain(&slab[bytes - 64..])
+                    .chain(&host[bytes - 64..])
                     .all(|b| *b == 0)
             );
         }

@@ -64,7 +64,7 @@ stats! {
     allocated_bytes,
     /// Frees of device memory.
     frees,
-    /// New host slabs (page-locked where the device has such memory). Reused ones are not counted.
+    /// New host buffers (page-locked where the device has such memory). Reused ones are not counted.
     host_allocations,
     /// Copies queued.
     copies,

@@ -71,9 +71,9 @@ pub(super) fn build(
         room: number_of_sizes(array.node()),
     };
     if exporter.room > 0 {
-        let slab = array.device().host_slab(exporter.room * 8)?;
-        exporter.next_size = slab.as_device_ptr().as_ptr().cast();
-        let owner = Owner::new(array.device().clone(), Memory::Slab(slab), Ready::Now);
+        let host = array.device().host_buffer(exporter.room * 8)?;
+        exporter.next_size = host.as_device_ptr().as_ptr().cast();
+        let owner = Owner::new(array.device().clone(), Memory::Host(host), Ready::Now);
         exporter.sizes = Some(Arc::new(owner));
     }
     Ok(exporter.node(array.view(), as_batch))
@@ -197,7 +197,7 @@ impl Exporter {
         self.room = self.room.checked_sub(data.len() + 1)?;
         let list = self.next_size;
         for (i, buffer) in data.iter().enumerate() {
-            // SAFETY: there is room for so many lengths (`room`) in the slab that `sizes` keeps, which the host can write to, and to
+            // SAFETY: there is room for so many lengths (`room`) in the host buffer that `sizes` keeps, which the host can write to, and to
             // which nobody else has access yet.
             unsafe { list.add(i).write(buffer.bytes().map_or(0, |n| n as i64)) };
         }

@@ -9,7 +9,7 @@ use arrow_buffer::Buffer;
 use crate::device::engine::{Engine, Runtime};
 use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, Loan, Memory, Owner, Ready, check_queue};
+use crate::memory::{HostBuffer, Loan, Memory, Owner, Ready, check_queue};
 
 /// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
 ///
@@ -155,7 +155,7 @@ impl DeviceBuffer {
     }
 
     /// Returns the bytes as an arrow buffer. Memory that the host can read is not copied, but waited for. Other memory is copied
-    /// into a host slab of the device's pool ([`Device::host_slab`]) on the device's default queue: one copy and one host wait.
+    /// into a host buffer of the device's pool ([`Device::host_buffer`]) on the device's default queue: one copy and one host wait.
     ///
     /// ```
     /// use arrow_device::{DeviceBufferMut, Devices};
@@ -184,19 +184,19 @@ impl DeviceBuffer {
             self.owner.wait_host()?;
             // SAFETY: the host can read the device's memory, which is ready, as was just checked; the owner keeps `len` bytes at
             // the address alive.
-            return Ok(unsafe { host_buffer(&self.owner, self.address(), self.len) });
+            return Ok(unsafe { buffer_over(&self.owner, self.address(), self.len) });
         }
-        let slab = self.device().host_slab(self.len)?;
+        let host = self.device().host_buffer(self.len)?;
         let whole = CopyOp {
             src: self.address(),
-            dst: slab.as_device_ptr(),
+            dst: host.as_device_ptr(),
             bytes: self.len,
             kind: CopyKind::DeviceToHost,
         };
         let copies = if self.is_empty() { &[][..] } else { &[whole] };
         let owners = vec![self.owner.clone()];
-        // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the slab has as many.
-        let reading = unsafe { Reading::start(queue, owners, copies, slab) }?;
+        // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the host buffer has as many.
+        let reading = unsafe { Reading::start(queue, owners, copies, host) }?;
         Ok(reading.finish()?.into_buffer())
     }
 
@@ -218,7 +218,7 @@ impl DeviceBuffer {
 ///
 /// # Safety
 /// The host may read `len` bytes at `address`, which do not change as long as `owner` lives.
-pub(crate) unsafe fn host_buffer(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
+pub(crate) unsafe fn buffer_over(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
     match std::ptr::NonNull::new(address.as_ptr().cast::<u8>()) {
         Some(ptr) if len > 0 => {
             // SAFETY: the caller guarantees that the memory is readable and unchanged as long as the owner lives (see
@@ -287,36 +287,36 @@ impl DeviceBuffer {
     }
 }
 
-/// A list of copies into a slab, or out of it, that was given to a queue. The slab and the sources live until the copies have
+/// A list of copies into a host buffer, or out of it, that was given to a queue. The host buffer and the sources live until the copies have
 /// completed, even if the reading is dropped.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Reading {
-    /// The event after which the slab may be read; `None` if it may be read now.
+    /// The event after which the host buffer may be read; `None` if it may be read now.
     event: Option<SyncEvent>,
     /// `None` once it was returned.
-    kept: Option<(HostSlab, Vec<Arc<Owner>>)>,
+    kept: Option<(HostBuffer, Vec<Arc<Owner>>)>,
 }
 
 impl Reading {
     /// Gives the copies to `queue`, after the events of `owners`.
     ///
     /// # Safety
-    /// One side of each copy lies in `slab`, the other in memory of `owners`.
+    /// One side of each copy lies in `host`, the other in memory of `owners`.
     pub(crate) unsafe fn start(
         queue: &Queue,
         owners: Vec<Arc<Owner>>,
         copies: &[CopyOp],
-        slab: HostSlab,
+        host: HostBuffer,
     ) -> Result<Self> {
         let mut event = Ok(None);
         if !copies.is_empty() {
             owners.iter().try_for_each(|owner| owner.wait_on(queue))?;
-            // SAFETY: the caller guarantees that both sides of each copy lie in `slab` and in memory of `owners` (see `# Safety`),
+            // SAFETY: the caller guarantees that both sides of each copy lie in `host` and in memory of `owners` (see `# Safety`),
             // which `kept` holds until the event, or until the queue's work has completed: a list may be copied in part even after an error.
             event = unsafe { queue.copy(copies) }.and_then(|()| queue.record());
         }
-        let kept = (slab, owners);
+        let kept = (host, owners);
         match event {
             Ok(event) => Ok(Self {
                 event,
@@ -334,15 +334,15 @@ impl Reading {
         self.event.as_ref()
     }
 
-    /// Makes this thread wait for the copies, unless the event is known to have completed: one host wait. Returns the slab.
-    pub(crate) fn finish(mut self) -> Result<HostSlab> {
+    /// Makes this thread wait for the copies, unless the event is known to have completed: one host wait. Returns the host buffer.
+    pub(crate) fn finish(mut self) -> Result<HostBuffer> {
         let event = self.event.as_ref();
         if let Some(event) = event.filter(|event| !event.as_ref().is_known_complete()) {
             // After an error the copies may still run: dropping the reading keeps the memory that they use.
             event.wait()?;
         }
         // Only this and the drop take it.
-        let kept = self.kept.take().map(|(slab, _)| slab);
+        let kept = self.kept.take().map(|(host, _)| host);
         kept.ok_or_else(|| Error::argument("the reading has finished already"))
     }
 }

@@ -2,15 +2,15 @@
 
 mod buffer;
 mod buffer_mut;
+mod host_buffer;
 mod loan;
 mod owner;
-mod slab;
 
 pub use buffer::DeviceBuffer;
-pub(crate) use buffer::{Reading, host_buffer};
+pub(crate) use buffer::{Reading, buffer_over};
 pub use buffer_mut::DeviceBufferMut;
 pub use loan::Loan;
 pub(crate) use loan::check_queue;
 pub(crate) use owner::{Memory, Owner, Ready};
 
-pub use slab::HostSlab;
+pub use host_buffer::HostBuffer;

@@ -9,7 +9,7 @@ use crate::device::{
     ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
 };
 use crate::error::{Error, Result};
-use crate::memory::HostSlab;
+use crate::memory::HostBuffer;
 
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
 ///
@@ -45,7 +45,7 @@ pub(crate) enum Memory {
         bytes: usize,
     },
     /// Host memory of this crate.
-    Slab(HostSlab),
+    Host(HostBuffer),
     /// A foreign producer's array, which owns the memory until its release.
     Foreign(FFI_ArrowDeviceArray),
     /// Any other owner, which is only kept and dropped.
@@ -90,7 +90,7 @@ impl Owner {
     pub(crate) fn allocated(&self) -> Option<usize> {
         match &self.memory {
             Some(Memory::Device { bytes, .. }) => Some(*bytes),
-            Some(Memory::Slab(slab)) => Some(slab.len()),
+            Some(Memory::Host(host)) => Some(host.len()),
             _ => None,
         }
     }
@@ -223,7 +223,7 @@ impl Memory {
                     device.park_drop_error(e);
                 }
             }
-            Self::Slab(_) | Self::Kept(_) => {}
+            Self::Host(_) | Self::Kept(_) => {}
         }
     }
 }

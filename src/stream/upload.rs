@@ -246,7 +246,7 @@ mod tests {
                 drop(up.unwrap());
             }
             let created = device.stats().host_allocations;
-            assert!(created <= UPLOADS as u64, "{created} staging slabs");
+            assert!(created <= UPLOADS as u64, "{created} staging buffers");
             // Nor are their sources kept.
             let kept = sources() - 1;
             assert!(kept <= UPLOADS, "{kept} sources");

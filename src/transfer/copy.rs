@@ -58,12 +58,12 @@ pub(super) fn execute(plan: Plan, arrays: &[&DeviceArray], queue: &Queue) -> Res
 /// Copies what was planned of memory that the host can read, and for which the plan waited, to a host buffer, which is memory of
 /// `device`.
 pub(super) fn to_host_buffer(plan: Plan, device: &Device) -> Result<Arc<Node>> {
-    let buffer = device.host_slab(plan.bytes)?;
+    let buffer = device.host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     // SAFETY: the buffer has room for the plan, and nothing else uses it.
     unsafe { fill(&plan, base) };
     Counters::add(&device.counters().host_copied_bytes, plan.bytes);
-    let owner = Owner::new(device.clone(), Memory::Slab(buffer), Ready::Now);
+    let owner = Owner::new(device.clone(), Memory::Host(buffer), Ready::Now);
     Ok(plan.place(base, &Arc::new(owner)))
 }
 
@@ -127,7 +127,7 @@ unsafe fn run(
     let mut buffer = None;
     if !made.is_empty() {
         let room = made.iter().map(|region| region.room()).sum();
-        let made_in = buffer.insert(queue.device().host_slab(room)?);
+        let made_in = buffer.insert(queue.device().host_buffer(room)?);
         let mut out = made_in.as_device_ptr();
         for region in made {
             // SAFETY: the caller guarantees that the host can read the source; the buffer has room for the results of all regions.

@@ -193,7 +193,7 @@ fn over() -> Error {
 
 /// Queues the copies of a plan to one buffer of the device's pool. Does not wait.
 fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
-    let buffer = array.device().host_slab(plan.bytes)?;
+    let buffer = array.device().host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     let copied = plan.regions.iter().filter(|region| region.source() > 0);
     let copies: Vec<_> = copied
@@ -229,7 +229,7 @@ fn arrived(array: &DeviceArray, plan: Plan, reading: Reading) -> Result<DeviceAr
         // SAFETY: the copies into the buffer are done, where the plan gave the region and its source room of their own.
         unsafe { region.write(src, out) };
     }
-    let owner = Owner::new(Devices::cpu(), Memory::Slab(buffer), Ready::Now);
+    let owner = Owner::new(Devices::cpu(), Memory::Host(buffer), Ready::Now);
     let node = plan.place(base, &Arc::new(owner));
     Ok(array.like(Devices::cpu(), node))
 }

@@ -46,7 +46,7 @@ const fn staging(bytes: usize) -> usize {
 impl Device {
     /// Copies a batch to this device: one allocation, and copies that may run after this call returns. On the CPU device
     /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from
-    /// where they are (see [`HostSlab`](crate::HostSlab)).
+    /// where they are (see [`HostBuffer`](crate::HostBuffer)).
     ///
     /// Each part of the packed bytes, of 256 KiB to 2 MiB, is a copy that is queued at once, so that it runs while the
     /// next one is packed. From 2 MiB of packed bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)).

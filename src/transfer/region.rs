@@ -8,7 +8,7 @@ use crate::transfer::staging;
 
 /// Regions of at least this many bytes are copied directly from where they are, if the device can do that. That costs up
 /// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. The
-/// documentation of [`HostSlab`](crate::HostSlab) promises this number.
+/// documentation of [`HostBuffer`](crate::HostBuffer) promises this number.
 pub(super) const DIRECT: usize = staging(1 << 20);
 
 /// Some bytes of one buffer of a transfer's result.

@@ -13,7 +13,7 @@ use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent, TransferStats, lock,
 };
 use crate::error::Result;
-use crate::memory::{DeviceBufferMut, HostSlab};
+use crate::memory::{DeviceBufferMut, HostBuffer};
 use crate::transfer::copy::{add_copy, keep_until, result};
 use crate::transfer::plan::{Plan, Scope, plan};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
@@ -61,7 +61,7 @@ pub(super) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Arc<Node>> {
 /// # Safety
 /// The host can read the sources. They, the host buffers and the memory, which has room for the plan, live until all work
 /// that the queue has been given is done.
-unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<HostSlab>) {
+unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<HostBuffer>) {
     // A region of all bytes is the only one: its copy takes the place of the packed one.
     let least = DIRECT.min(plan.bytes);
     let (mut straight, mut packed) = (Vec::new(), Vec::with_capacity(plan.regions.len()));
@@ -147,7 +147,7 @@ struct Packing<'a> {
     /// An event is recorded for each host buffer, so that it can be used again.
     reuses: bool,
     /// The first error, and the host buffers of the threads that have ended.
-    done: Mutex<(Result<()>, Vec<HostSlab>)>,
+    done: Mutex<(Result<()>, Vec<HostBuffer>)>,
 }
 
 impl Packing<'_> {
@@ -193,11 +193,11 @@ impl Packing<'_> {
     /// Returns the oldest host buffer if its copies are done, or another one; waits for those copies if there are too many.
     fn host_buffer(
         &self,
-        ring: &mut VecDeque<(HostSlab, Option<SyncEvent>)>,
+        ring: &mut VecDeque<(HostBuffer, Option<SyncEvent>)>,
         bytes: usize,
-    ) -> Result<HostSlab> {
-        let fits = |buffer: &HostSlab| self.reuses && ring.len() >= REUSED && buffer.len() >= bytes;
-        if let Some((_, done)) = ring.front().filter(|(buffer, _)| fits(buffer)) {
+    ) -> Result<HostBuffer> {
+        let oldest = ring.front().filter(|_| self.reuses && ring.len() >= REUSED);
+        if let Some((_, done)) = oldest.filter(|(buffer, _)| buffer.len() >= bytes) {
             let is_done = done.as_ref().map_or(Ok(true), SyncEvent::is_complete)?;
             if is_done || ring.len() >= self.most {
                 let running = done.as_ref().filter(|_| !is_done);
@@ -207,14 +207,14 @@ impl Packing<'_> {
                 }
             }
         }
-        self.queue.device().host_slab(bytes)
+        self.queue.device().host_buffer(bytes)
     }
 
     /// Packs a chunk, and returns the copies from there.
     ///
     /// # Safety
     /// The host can read the sources. The buffer has room for the chunk, and nothing else uses it.
-    unsafe fn fill(&self, chunk: &[CopyRegion], buffer: &HostSlab) -> Vec<CopyOp> {
+    unsafe fn fill(&self, chunk: &[CopyRegion], buffer: &HostBuffer) -> Vec<CopyOp> {
         let (mut out, mut copies) = (buffer.as_device_ptr(), Vec::with_capacity(1));
         let streams = buffer.is_locked() && !self.reuses;
         for region in chunk {

@@ -1,4 +1,4 @@
-//! Buffers of device memory and host slabs: how they are made, filled, shortened and copied to the host, and what that costs.
+//! Buffers of device memory and host buffers: how they are made, filled, shortened and copied to the host, and what that costs.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use arrow_buffer::ToByteSlice;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    Device, DeviceArray, DeviceBufferMut, Devices, Error, HostSlab, Queue, TransferStats,
+    Device, DeviceArray, DeviceBufferMut, Devices, Error, HostBuffer, Queue, TransferStats,
 };
 use arrow_schema::DataType;
 
@@ -176,15 +176,15 @@ fn shrinks_that_fail() {
     }
 }
 
-/// A column over a slab of the device.
+/// A column over a host buffer of the device.
 fn column(device: &Device, values: usize) -> ArrayRef {
-    let mut slab = device.host_slab(values * 8).unwrap();
+    let mut host = device.host_buffer(values * 8).unwrap();
     let ascending: Vec<_> = (0..values as i64).collect();
-    slab.copy_from_slice(ascending.to_byte_slice());
-    Arc::new(Int64Array::new(slab.into_buffer().into(), None))
+    host.copy_from_slice(ascending.to_byte_slice());
+    Arc::new(Int64Array::new(host.into_buffer().into(), None))
 }
 
-/// What the documentation of slabs says of uploads: copies, and bytes that the host packs.
+/// What the documentation of host buffers says of uploads: copies, and bytes that the host packs.
 #[test]
 fn what_is_copied_from_where_it_is() {
     let sim = Sim::new(SimMode::Async);
@@ -220,10 +220,10 @@ fn what_is_copied_from_where_it_is() {
 
 /// arrow-rs does not own the memory, and says so.
 #[test]
-fn arrays_over_slabs_cannot_be_changed_in_place() {
-    let mut slab = HostSlab::new(24).unwrap();
-    slab.copy_from_slice([1i64, 2, 3].to_byte_slice());
-    let buffer = slab.into_buffer();
+fn arrays_over_host_buffers_cannot_be_changed_in_place() {
+    let mut host = HostBuffer::new(24).unwrap();
+    host.copy_from_slice([1i64, 2, 3].to_byte_slice());
+    let buffer = host.into_buffer();
     let address = buffer.as_ptr();
     let buffer = buffer.into_mutable().unwrap_err();
     let array = Int64Array::new(buffer.into(), None);

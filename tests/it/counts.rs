@@ -253,7 +253,7 @@ fn of_the_cpu() {
     assert_eq!(stats, TransferStats::default());
     let address = |array: &ArrayRef| array.to_data().buffers()[0].as_ptr().addr();
     assert_eq!(address(down.column(0)), address(&ints) + 8);
-    // A compact copy is one slab, which is used again.
+    // A compact copy is one host buffer, which is used again.
     let part = cpu
         .upload_array(&nullable(100))
         .unwrap()
@@ -315,7 +315,7 @@ fn of_heap_memory() {
     }
 }
 
-/// A download is one slab, which lives with its last buffer and then serves again.
+/// A download is one host buffer, which lives with its last buffer and then serves again.
 #[test]
 fn of_a_download() {
     let sim = Sim::new(SimMode::Async);

@@ -290,14 +290,14 @@ fn lists_of_lengths_wait_too() {
         let (queue, go) = busy(&place);
         drop(exported);
         // More than can be idle.
-        let slabs: Vec<_> = (0..50)
-            .map(|_| place.device.host_slab(8).unwrap())
+        let hosts: Vec<_> = (0..50)
+            .map(|_| place.device.host_buffer(8).unwrap())
             .collect();
-        let again = slabs
+        let again = hosts
             .iter()
-            .any(|slab| slab.as_device_ptr().as_ptr().cast_const() == list);
+            .any(|host| host.as_device_ptr().as_ptr().cast_const() == list);
         assert_eq!(again, policy == ReleasePolicy::Ordered, "{policy:?}");
-        drop(slabs);
+        drop(hosts);
         go.send(()).unwrap();
         drop((queue, up));
         place.assert_clean();

@@ -48,17 +48,17 @@ fn a_simulated_device_is_the_parents() {
             let up = device.upload(&batch()).unwrap();
             let exported = up.export(SyncPolicy::Event).unwrap();
             let event = device.default_queue().record().unwrap().unwrap();
-            let slab = device.host_slab(1 << 20).unwrap();
+            let host = device.host_buffer(1 << 20).unwrap();
             let mut child = Some((
                 up.clone(),
                 exported,
                 event,
-                slab,
+                host,
                 device.clone(),
                 sim.clone(),
             ));
             forked(|| {
-                let (up, exported, event, slab, device, sim) = child.take().unwrap();
+                let (up, exported, event, host, device, sim) = child.take().unwrap();
                 for e in [
                     device.upload(&batch()).unwrap_err(),
                     up.to_host().unwrap_err(),
@@ -71,7 +71,7 @@ fn a_simulated_device_is_the_parents() {
                     assert!(text.contains("cannot be used after fork"), "{text}");
                 }
                 let (array, schema) = exported;
-                drop((array, schema, slab, event, up));
+                drop((array, schema, host, event, up));
                 assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
                 drop((device, sim));
                 // One of its own works.
@@ -104,7 +104,7 @@ fn a_child_waits_for_no_thread_of_its_parent() {
             std::thread::spawn(move || {
                 loop {
                     for _ in 0..100 {
-                        drop(theirs.host_slab(64).unwrap());
+                        drop(theirs.host_buffer(64).unwrap());
                     }
                     drop(theirs.upload(&batch()).unwrap());
                     theirs.trim();
@@ -115,7 +115,7 @@ fn a_child_waits_for_no_thread_of_its_parent() {
                 forked(|| {
                     let up = child.take().unwrap();
                     assert_eq!(up.to_host().is_ok(), device.is_synchronous());
-                    drop((device.host_slab(64), up));
+                    drop((device.host_buffer(64), up));
                     device.trim();
                     assert!(sim.report().error.is_some());
                 });

@@ -176,7 +176,7 @@ fn buffers(array: &DeviceArray) -> usize {
 /// Data with offsets at any level, as C structs have it. An upload is one allocation, and neither way moves rows beside a slice or
 /// items that no row needs. What is written has zeros behind it, and lies apart.
 #[test]
-fn only_the_rows_move_and_lie_in_one_slab() {
+fn only_the_rows_move_and_lie_in_one_host_buffer() {
     let sims = MODES.map(Sim::new);
     for (i, (name, data_type)) in all_types().into_iter().enumerate() {
         let sim = &sims[i % 2];
@@ -191,7 +191,7 @@ fn only_the_rows_move_and_lie_in_one_slab() {
                 assert!(stats.bytes_to_device <= stats.allocated_bytes);
                 check_layout(&up, false, Some(stats.allocated_bytes), &context);
                 // Recycled memory, so that what is not written shows.
-                sim.host_slab(1 << 16).unwrap().fill(0xff);
+                sim.host_buffer(1 << 16).unwrap().fill(0xff);
                 let (down, cost) = TransferStats::scope(|| up.to_host().unwrap());
                 let room = 64 * buffers(&up) as u64;
                 assert!(cost.bytes_to_host <= stats.allocated_bytes + room);

@@ -12,7 +12,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, StringArray};
 use arrow_buffer::{ArrowNativeType, Buffer};
 use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::device::{DevicePtr, EventPtr};
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, HostSlab, Queue};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, HostBuffer, Queue};
 use arrow_schema::DataType;
 
 /// Queues a kernel that sends what it reads.
@@ -215,22 +215,22 @@ fn events_wake() {
 
 /// A wrong count from safe code must not reach arrow-rs, which relies on it.
 #[test]
-fn slabs_become_buffers_and_bytes_and_come_back() {
+fn host_buffers_become_buffers_and_bytes_and_come_back() {
     let sim = Sim::new(SimMode::Async);
-    let mut slab = sim.host_slab(1000).unwrap();
-    assert_eq!((slab.len(), slab.is_empty()), (1000, false));
-    slab.fill(3);
-    let address = slab.as_device_ptr().address();
+    let mut host = sim.host_buffer(1000).unwrap();
+    assert_eq!((host.len(), host.is_empty()), (1000, false));
+    host.fill(3);
+    let address = host.as_device_ptr().address();
     assert_eq!(address % 64, 0);
-    let buffer = slab.into_buffer();
+    let buffer = host.into_buffer();
     assert_eq!((buffer.as_ptr().addr(), buffer.len()), (address, 1000));
     let part = buffer.slice_with_length(10, 20);
     drop(buffer);
-    let other = sim.host_slab(1000).unwrap();
+    let other = sim.host_buffer(1000).unwrap();
     assert_ne!(other.as_device_ptr().address(), address, "still held");
     assert_eq!(part.as_slice(), [3; 20]);
     drop(part);
-    let again = sim.host_slab(900).unwrap();
+    let again = sim.host_buffer(900).unwrap();
     assert_eq!(again.as_device_ptr().address(), address);
     let buffer = again.into_buffer();
     assert_eq!((buffer.as_ptr().addr(), buffer.len()), (address, 900));
@@ -249,16 +249,16 @@ fn slabs_become_buffers_and_bytes_and_come_back() {
     let backend = sim.sim.clone();
     drop(sim);
     backend.assert_clean();
-    assert!(HostSlab::new(usize::MAX).is_err());
-    assert!(HostSlab::new(usize::MAX - 64).is_err());
+    assert!(HostBuffer::new(usize::MAX).is_err());
+    assert!(HostBuffer::new(usize::MAX - 64).is_err());
 }
 
 #[test]
 fn host_memory_becomes_device_buffers_without_a_copy() {
-    let mut slab = HostSlab::new(24).unwrap();
-    assert_eq!(&*slab, [0; 24]);
-    slab.copy_from_slice(&[7; 24]);
-    let buffer = slab.into_buffer();
+    let mut host = HostBuffer::new(24).unwrap();
+    assert_eq!(&*host, [0; 24]);
+    host.copy_from_slice(&[7; 24]);
+    let buffer = host.into_buffer();
     let address = buffer.as_ptr().addr();
     let device = DeviceBuffer::from(buffer);
     assert_eq!((device.address().address(), device.len()), (address, 24));

@@ -42,7 +42,7 @@ fn columns_of_every_kind() -> RecordBatch {
     RecordBatch::try_from_iter((0..).map(|i| format!("c{i}")).zip(columns)).unwrap()
 }
 
-/// Staging memory goes round: beyond 128 MiB, each slab of 2 MiB waits for the oldest. The threads share the bound.
+/// Staging memory goes round: beyond 128 MiB, each host buffer of 2 MiB waits for the oldest. The threads share the bound.
 #[test]
 fn staging_memory_is_bounded() {
     let batch = columns(150);
@@ -103,9 +103,9 @@ fn several_threads_pack_what_one_packs() {
     sim.assert_done();
 }
 
-/// An event for each slab is recorded only where a thread fills so many that it may use the oldest again.
+/// An event for each host buffer is recorded only where a thread fills so many that it may use the oldest again.
 #[test]
-fn events_are_recorded_for_slabs_that_are_used_again() {
+fn events_are_recorded_for_host_buffers_that_are_used_again() {
     for (threads, n) in [(1, 2), (1, 4), (8, 2), (8, 9), (8, 31)] {
         let sim = Sim::new(SimMode::Deferred);
         sim.set_packing_threads(threads);
@@ -133,7 +133,7 @@ fn scopes_count_what_packing_threads_do() {
     }
 }
 
-/// Slabs and sources live until the copies of all threads are done, and nothing is left.
+/// Host buffers and sources live until the copies of all threads are done, and nothing is left.
 #[test]
 fn failures_of_several_threads() {
     let expected = columns(24);

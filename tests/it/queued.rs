@@ -218,7 +218,7 @@ fn batches_go_up_and_come_back() {
     device.synchronize().unwrap();
 }
 
-/// A staging slab is packed on while its first half is copied.
+/// A staging buffer is packed on while its first half is copied.
 #[test]
 fn copies_run_while_the_rest_is_packed() {
     let device = device();

@@ -29,7 +29,7 @@ fn work(device: &Device, imports: &ImportOptions) -> Result<()> {
         host.slice(1, 2)
     );
     drop((there, again));
-    device.host_slab(1 << 20)?;
+    device.host_buffer(1 << 20)?;
     device.trim();
     device.synchronize()
 }

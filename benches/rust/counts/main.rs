@@ -114,12 +114,12 @@ fn payloads(batch: &RecordBatch) -> Result<(usize, usize)> {
         })
 }
 
-/// C2: a slice of 1 % of 10 million rows, up and down. C3: the slab of it, and of batches as they are.
+/// C2: a slice of 1 % of 10 million rows, up and down. C3: the allocation of it, and of batches as they are.
 fn bytes() -> Result<()> {
     const ROWS: usize = 10_000_000;
     let (device, _) = simulated(SimMode::Async)?;
     let batch = batches::named("mixed", 4, ROWS)?;
-    let mut slab = 0f64;
+    let mut allocated = 0f64;
     let per_buffer = |bytes: u64, (payload, buffers): (usize, usize)| {
         (bytes as f64 - payload as f64) / buffers as f64
     };
@@ -135,14 +135,14 @@ fn bytes() -> Result<()> {
             let what = format!("{} {way}: times the payload", column.data_type());
             figure("C2", &what, times, 1.05);
         }
-        slab = slab.max(per_buffer(up.allocated_bytes, (bytes, buffers)));
+        allocated = allocated.max(per_buffer(up.allocated_bytes, (bytes, buffers)));
     }
     for (columns, rows) in [(1, 1), (7, 13), (100, 100), (1000, 1000)] {
         let batch = batches::named("mixed", columns, rows)?;
         let (_, up) = cost(&device, || Ok(device.upload(&batch)?))?;
-        slab = slab.max(per_buffer(up.allocated_bytes, payloads(&batch)?));
+        allocated = allocated.max(per_buffer(up.allocated_bytes, payloads(&batch)?));
     }
-    figure("C3", "bytes of a buffer over its payload", slab, 64.0);
+    figure("C3", "bytes of a buffer over its payload", allocated, 64.0);
     Ok(())
 }
 

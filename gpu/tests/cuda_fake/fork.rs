@@ -35,7 +35,7 @@ fn everything(rig: &Rig, memory: Memory) {
     let exported = up.export(SyncPolicy::Event).unwrap();
     let part = up.slice(3, 100).unwrap();
     let event = queue.record().unwrap().unwrap();
-    let slab = rig.host_slab(100 << 10).unwrap();
+    let host = rig.host_buffer(100 << 10).unwrap();
     let foreign = Foreign::new(&batch.column(0).to_data(), &rig.device);
     let (foreign, imported) = {
         let mut foreign = foreign;
@@ -46,10 +46,10 @@ fn everything(rig: &Rig, memory: Memory) {
     drop(imported.values_on::<i64>(&queue).unwrap());
     // A free is under way on a thread, which the child does not have.
     drop(rig.upload(&batch).unwrap());
-    let mut child = Some((up.clone(), exported, part, event, slab, imported));
+    let mut child = Some((up.clone(), exported, part, event, host, imported));
     let mut rest = Some((queue, rig.device.clone()));
     forked(|| {
-        let (up, exported, part, event, slab, imported) = child.take().unwrap();
+        let (up, exported, part, event, host, imported) = child.take().unwrap();
         let (queue, device) = rest.take().unwrap();
         for e in [
             device.upload(&batch).unwrap_err(),
@@ -62,14 +62,14 @@ fn everything(rig: &Rig, memory: Memory) {
             event.wait().unwrap_err(),
             event.is_complete().unwrap_err(),
             device.synchronize().unwrap_err(),
-            device.host_slab(64 << 20).map(drop).unwrap_err(),
+            device.host_buffer(64 << 20).map(drop).unwrap_err(),
             open_device(memory, rig.group.ordinal()).unwrap_err(),
         ] {
             let text = e.to_string();
             assert!(text.contains("cannot be used after fork"), "{text}");
         }
         let (array, schema) = exported;
-        drop((array, schema, slab, event, part));
+        drop((array, schema, host, event, part));
         drop(imported);
         assert_eq!(foreign.releases().0, 1, "released at once, and once");
         drop(up);
@@ -79,9 +79,9 @@ fn everything(rig: &Rig, memory: Memory) {
     });
     drop(held);
     // The parent goes on as if nothing had happened.
-    let (up, exported, part, event, slab, imported) = child.unwrap();
+    let (up, exported, part, event, host, imported) = child.unwrap();
     assert_same_batch(&batch, &up.to_host().unwrap(), "after the fork");
     assert_eq!(foreign.releases().0, 0);
-    drop((up, exported, part, event, slab, imported, rest));
+    drop((up, exported, part, event, host, imported, rest));
     foreign.assert_released_by(&rig.device, "in the parent");
 }

@@ -54,7 +54,7 @@ fn a_host_function_waits_for_a_thread_that_frees() {
                 thread::sleep(Duration::from_millis(100));
                 let other = device.new_queue().unwrap();
                 let buffer = DeviceBufferMut::allocate(&other, 3000).unwrap();
-                drop((buffer, device.host_slab(4 << 20).unwrap(), other));
+                drop((buffer, device.host_buffer(4 << 20).unwrap(), other));
                 // The host function may return now.
                 drop(held);
             });
@@ -105,9 +105,9 @@ fn page_locked_memory_that_is_refused() {
     let rig = Rig::new(0);
     for code in [1, 2, 208, 911] {
         rig.group.fail("cuMemHostAlloc", 1, code);
-        let slab = rig.host_slab(4 << 20).unwrap();
+        let host = rig.host_buffer(4 << 20).unwrap();
         assert_eq!((rig.group.clear(), rig.group.live("pinned")), (1, 0));
-        drop(slab);
+        drop(host);
         rig.trim();
     }
     rig.end();
@@ -116,7 +116,7 @@ fn page_locked_memory_that_is_refused() {
     let rig = Rig::new(0);
     rig.group.break_with(719);
     assert!(matches!(
-        rig.host_slab(1 << 20),
+        rig.host_buffer(1 << 20),
         Err(Error::Device { code: 719, .. })
     ));
 }
@@ -175,12 +175,12 @@ fn a_large_copy_beside_a_list() {
     let queue = rig.new_queue().unwrap();
     let lengths = [100, 100, 100, MIB, 100, 100, 100, 100, MIB - 1];
     let all = lengths.iter().sum();
-    let slab = rig.host_slab(all).unwrap();
+    let host = rig.host_buffer(all).unwrap();
     let memory = DeviceBufferMut::allocate(&queue, all).unwrap();
     let mut at = 0;
     let copies = lengths.map(|bytes| {
         let copy = CopyOp {
-            src: slab.as_device_ptr().offset(at),
+            src: host.as_device_ptr().offset(at),
             dst: memory.address().offset(at),
             bytes,
             kind: CopyKind::HostToDevice,
@@ -190,7 +190,7 @@ fn a_large_copy_beside_a_list() {
     });
     let made = || ["cuMemcpyAsync", "cuMemcpyBatchAsync_v2"].map(|name| rig.group.calls(name));
     let before = made();
-    // SAFETY: slab and memory have `all` bytes, and live until the queue is done.
+    // SAFETY: host buffer and memory have `all` bytes, and live until the queue is done.
     unsafe { queue.raw().copy(&copies) }.unwrap();
     let [alone, lists] = made();
     let (alone, lists) = (alone - before[0], lists - before[1]);
@@ -199,7 +199,7 @@ fn a_large_copy_beside_a_list() {
         false => assert_eq!((alone, lists), (1, 1)),
     }
     queue.synchronize().unwrap();
-    drop((memory, slab, queue));
+    drop((memory, host, queue));
     rig.end();
 }
 

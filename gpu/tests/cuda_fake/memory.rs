@@ -42,7 +42,7 @@ fn warm_transfers_create_nothing() {
         round();
         // The release thread gives staging memory and events back, when it comes to it: there is enough for all rounds.
         let bytes = rig.stats().allocated_bytes as usize;
-        drop([0; 16].map(|_| rig.host_slab(bytes).unwrap()));
+        drop([0; 16].map(|_| rig.host_buffer(bytes).unwrap()));
         drop([0; 80].map(|_| rig.default_queue().record().unwrap()));
         round();
         let created = [
@@ -68,18 +68,18 @@ fn warm_transfers_create_nothing() {
     }
 }
 
-/// Memory that is page-locked already is copied straight: our slabs, and what the driver knows.
+/// Memory that is page-locked already is copied straight: our host buffers, and what the driver knows.
 #[test]
 fn page_locked_sources() {
     let rows = 300_000;
     let bytes = rows * 8;
     for mode in MODES {
         let rig = Rig::new(mode);
-        let mut slab = rig.host_slab(bytes).unwrap();
-        for (i, value) in slab.chunks_exact_mut(8).enumerate() {
+        let mut host = rig.host_buffer(bytes).unwrap();
+        for (i, value) in host.chunks_exact_mut(8).enumerate() {
             value.copy_from_slice(&(i as i64).to_ne_bytes());
         }
-        let ours = Int64Array::new(slab.into_buffer().into(), None);
+        let ours = Int64Array::new(host.into_buffer().into(), None);
 
         let theirs = Block::pinned(rig.group.first, bytes).with(longs(rows).values());
         let ptr = std::ptr::NonNull::new(theirs.ptr.cast()).unwrap();

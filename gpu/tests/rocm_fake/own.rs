@@ -285,7 +285,7 @@ fn the_threads_last_error_stays() {
         check("no page-locked memory", &|| {
             rig.group.fail("cuMemHostAlloc", 1, 2);
             rig.trim();
-            drop(rig.host_slab(40 << 20).unwrap());
+            drop(rig.host_buffer(40 << 20).unwrap());
             assert_eq!(rig.group.clear(), 1);
         });
         check("no such device", &|| {

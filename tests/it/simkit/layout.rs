@@ -99,7 +99,7 @@ pub(crate) fn check_layout(
     }
 }
 
-/// What a download lays out: all buffers in one slab, 64-byte aligned and apart from each other, padded with zeros, with zero bits
+/// What a download lays out: all buffers in one host buffer, 64-byte aligned and apart from each other, padded with zeros, with zero bits
 /// behind the last row of a mask.
 pub(crate) fn check_host_layout(data: &ArrayData, context: &str) {
     fn all<'a>(data: &'a ArrayData, ranges: &mut Vec<&'a [u8]>, context: &str) {
@@ -122,7 +122,7 @@ pub(crate) fn check_host_layout(data: &ArrayData, context: &str) {
     for (i, bytes) in ranges.iter().enumerate() {
         assert_eq!(bytes.as_ptr().addr() % 64, 0, "{context}");
         let padded = bytes.len().next_multiple_of(64);
-        // SAFETY: a download's slab is padded to 64 bytes behind every buffer.
+        // SAFETY: a download's host buffer is padded to 64 bytes behind every buffer.
         let padded = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), padded) };
         assert!(
             padded[bytes.len()..].iter().all(|byte| *byte == 0),

@@ -1,4 +1,4 @@
-//! [`HostSlab`]: host memory that becomes arrow buffers.
+//! [`HostBuffer`]: host memory that becomes arrow buffers.
 
 use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
@@ -12,10 +12,10 @@ use crate::error::Result;
 
 /// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] without a copy.
 ///
-/// Slabs of [`Device::host_slab`](crate::Device::host_slab) are page-locked where the device has such memory, which makes copies
-/// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in such slabs.
+/// Host buffers of [`Device::host_buffer`](crate::Device::host_buffer) are page-locked where the device has such memory, which makes copies
+/// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in them.
 ///
-/// Fill a slab as bytes, which it dereferences to, and make an array of it without a copy:
+/// Fill a host buffer as bytes, which it dereferences to, and make an array of it without a copy:
 ///
 /// ```
 /// use arrow_array::Int64Array;
@@ -23,34 +23,34 @@ use crate::error::Result;
 /// use arrow_device::Devices;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
-/// let mut slab = device.host_slab(3 * size_of::<i64>())?;
-/// slab.copy_from_slice([1i64, 2, 3].to_byte_slice());
-/// let column = Int64Array::new(ScalarBuffer::from(slab.into_buffer()), None);
+/// let mut host = device.host_buffer(3 * size_of::<i64>())?;
+/// host.copy_from_slice([1i64, 2, 3].to_byte_slice());
+/// let column = Int64Array::new(ScalarBuffer::from(host.into_buffer()), None);
 /// let on_device = device.upload_array(&column)?;
 /// # let _ = on_device;
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// # Slabs and arrow's builders
+/// # Host buffers and arrow's builders
 ///
-/// Arrow's builders and `MutableBuffer` allocate memory of their own and never write into a slab. What a builder makes is
-/// ordinary memory: an upload stages it, and copying it into a slab first gains nothing. To avoid the copy, write the values
-/// into the slab, and wrap it: [`ScalarBuffer`](arrow_buffer::ScalarBuffer) for primitive arrays,
+/// Arrow's builders and `MutableBuffer` allocate memory of their own and never write into a host buffer. What a builder makes is
+/// ordinary memory: an upload stages it, and copying it into a host buffer first gains nothing. To avoid the copy, write the values
+/// into the host buffer, and wrap it: [`ScalarBuffer`](arrow_buffer::ScalarBuffer) for primitive arrays,
 /// [`BooleanBuffer`](arrow_buffer::BooleanBuffer) for bits, [`OffsetBuffer`](arrow_buffer::OffsetBuffer) and
-/// [`Buffer`] for text and binary arrays. One slab can hold all buffers of a batch: slice the buffer that it becomes.
+/// [`Buffer`] for text and binary arrays. One host buffer can hold all buffers of a batch: slice the buffer that it becomes.
 ///
-/// An array over a slab cannot be changed in place: `Buffer::into_mutable`, `PrimitiveArray::into_builder` and
+/// An array over a host buffer cannot be changed in place: `Buffer::into_mutable`, `PrimitiveArray::into_builder` and
 /// `PrimitiveArray::unary_mut` return it unchanged as an error, because arrow-rs does not own the memory.
 ///
 /// # Uploads from page-locked memory
 ///
-/// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked slab: the host moves none of its bytes, except
+/// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked host buffer: the host moves none of its bytes, except
 /// the last ones that do not fill a block of 64 bytes. A buffer that is the only one of its upload, and whose length is a multiple of
-/// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging slab, because a copy of
+/// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging buffer, because a copy of
 /// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of about 1 MiB, not 1000.
 #[derive(Debug)]
-pub struct HostSlab {
+pub struct HostBuffer {
     block: Block,
     /// Bytes in use; the block may be larger.
     len: usize,
@@ -58,7 +58,7 @@ pub struct HostSlab {
     device: Option<Device>,
 }
 
-impl HostSlab {
+impl HostBuffer {
     /// Allocates `len` bytes of ordinary memory, all zero.
     ///
     /// # Errors
@@ -85,22 +85,22 @@ impl HostSlab {
     /// Returns the memory as an arrow buffer, without a copy.
     pub fn into_buffer(self) -> Buffer {
         let (ptr, len) = (self.block.ptr(), self.len);
-        // SAFETY: the block is valid and initialised for `len` bytes as long as the slab lives, which the buffer holds.
+        // SAFETY: the block is valid and initialised for `len` bytes as long as the host buffer lives, which the buffer holds.
         unsafe { Buffer::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(self))) }
     }
 }
 
-impl Deref for HostSlab {
+impl Deref for HostBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the block has at least `len` initialised bytes, and no copy writes to it while a reference exists: transfers
-        // hold the slab until their copies have completed.
+        // hold the host buffer until their copies have completed.
         unsafe { std::slice::from_raw_parts(self.block.ptr().as_ptr(), self.len) }
     }
 }
 
-impl DerefMut for HostSlab {
+impl DerefMut for HostBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the block has at least `len` initialised bytes, no copy uses it while a reference exists (see `deref`), and
         // `&mut self` makes the reference the only one.
@@ -108,16 +108,16 @@ impl DerefMut for HostSlab {
     }
 }
 
-impl AsRef<[u8]> for HostSlab {
+impl AsRef<[u8]> for HostBuffer {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl Drop for HostSlab {
+impl Drop for HostBuffer {
     fn drop(&mut self) {
         let block = self.block.take();
-        let pool = self.device.as_ref().and_then(Device::slabs);
+        let pool = self.device.as_ref().and_then(Device::host_pool);
         match (&self.device, pool) {
             (Some(device), Some(pool)) => pool.give_back(block, device.backend()),
             _ => block.free(None),
@@ -127,14 +127,14 @@ impl Drop for HostSlab {
 
 impl Device {
     /// Returns `len` bytes of the host memory from which this device copies fastest: page-locked where the device has such
-    /// memory, and from the device's pool if an idle slab fits. The content is initialised but arbitrary.
+    /// memory, and from the device's pool if an idle host buffer fits. The content is initialised but arbitrary.
     ///
     /// # Errors
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn host_slab(&self, len: usize) -> Result<HostSlab> {
+    pub fn host_buffer(&self, len: usize) -> Result<HostBuffer> {
         let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
-        let idle = self.slabs().and_then(|pool| pool.take(capacity));
-        Ok(HostSlab {
+        let idle = self.host_pool().and_then(|pool| pool.take(capacity));
+        Ok(HostBuffer {
             block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
             len,
             device: Some(self.clone()),
@@ -150,10 +150,10 @@ impl Device {
         Ok(block)
     }
 
-    /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps. May wait for the device's
+    /// Frees the memory that this device keeps for reuse: idle host buffers, and what its backend keeps. May wait for the device's
     /// work.
     pub fn trim(&self) {
-        if let Some(pool) = self.slabs() {
+        if let Some(pool) = self.host_pool() {
             pool.clear(self.backend());
         }
         self.backend().trim();
