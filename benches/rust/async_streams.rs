@@ -10,14 +10,14 @@ use std::thread;
 use std::time::Duration;
 
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Opening, Outcome, produce};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome, produce};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, ImportOptions,
     SyncPolicy,
 };
 use futures::StreamExt;
 use futures::executor::{LocalPool, block_on};
-use futures::future::{join, try_join_all};
+use futures::future::{BoxFuture, join, try_join_all};
 use futures::task::LocalSpawnExt;
 
 use crate::batches::Result;
@@ -28,6 +28,7 @@ type Counted = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 /// As many batches as Arrow C++ has on their way by itself.
 pub(crate) const QUEUE: usize = 5;
 
+type Opening = BoxFuture<'static, arrow_device::Result<AsyncDeviceRecordBatchStream>>;
 type Opened = (*mut FFI_ArrowAsyncDeviceStreamHandler, Opening);
 
 fn handler(queue: usize) -> Opened {

@@ -57,7 +57,6 @@ pub(super) fn types(subject: &Subject) -> Verdict {
 
 pub(super) fn compact(subject: &Subject) -> Verdict {
     let device = &subject.device;
-    let queue = queue(device);
     for array in all() {
         let up = device.upload_array(&array).expect("upload");
         let cuts = if cfg!(miri) { &CUTS[1..2] } else { &CUTS };
@@ -65,7 +64,7 @@ pub(super) fn compact(subject: &Subject) -> Verdict {
             let what = format!("{}, {rows} rows from {offset}", array.data_type());
             let slice = up.slice(offset, rows).expect("slice");
             let before = device.stats();
-            let copy = slice.compact_on(&queue);
+            let copy = slice.compact();
             let copy = copy.unwrap_or_else(|e| panic!("{what}: {e}"));
             let cost = device.stats().since(&before);
             assert!(cost.allocations <= 1, "{what}: {cost:?}");
@@ -186,7 +185,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
                 for round in 0..rounds {
                     let rows = all.slice(thread, ROWS - 5 - round);
                     let up = if thread % 2 == 0 {
-                        device.upload_data(rows.to_data())
+                        device.upload_array(&rows)
                     } else {
                         device.upload_array_on(&rows, &queue(device))
                     };

@@ -56,7 +56,7 @@ pub(super) fn on_device(
                 Some(runtime) => {
                     // The share goes along: the copy goes on if nobody waits for it any more.
                     let copy = move || {
-                        let (moved, counts) = TransferStats::scope(|| batch.to_device_on(&to));
+                        let (moved, counts) = TransferStats::scope(|| batch.to_device(&to));
                         (moved, counts, share)
                     };
                     let copied = runtime.spawn_blocking(copy).await;
@@ -66,7 +66,7 @@ pub(super) fn on_device(
                     share = kept;
                     moved?
                 }
-                None if direct => batch.to_device_on(&to)?,
+                None if direct => batch.to_device(&to)?,
                 None => {
                     let batch = batch.start_to_host_on(&from)?.await?;
                     if !in_place {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, Error, ExportOptions,
     FFI_ArrowDeviceArray, Result, SyncPolicy, Validation,
@@ -20,6 +20,7 @@ use arrow_device::{
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 use futures::Stream;
+use futures::future::BoxFuture;
 
 use crate::check::{read, read_batch};
 use crate::input::Input;
@@ -51,7 +52,7 @@ type Host = Pin<Box<dyn Stream<Item = Result<arrow_array::RecordBatch, arrow_sch
 /// What our side of a stream from a hostile producer holds: one of these, or none.
 #[derive(Default)]
 struct Side {
-    opening: Option<Opening>,
+    opening: Option<BoxFuture<'static, arrow_device::Result<AsyncDeviceRecordBatchStream>>>,
     stream: Option<AsyncDeviceRecordBatchStream>,
     host: Option<Host>,
 }

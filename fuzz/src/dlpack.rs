@@ -164,7 +164,7 @@ fn array_out<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     let queue = place.device.default_queue();
     let stream = match flags & 3 {
         0 => DlpackStream::NO_SYNC,
-        1 => DlpackStream::queue(&queue),
+        1 => DlpackStream::from(&queue),
         // SAFETY: the devices here know no streams by number.
         2 if number < 3 => unsafe { DlpackStream::from_number(Some(number)) },
         _ => DlpackStream::NONE,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
+use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
     ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy,
@@ -89,8 +90,10 @@ impl Producer {
             2 => give(export(&self.batches[1])),
             3 => {
                 // Another label than the memory's: an error, or plain memory under a device's name.
-                let array = export(&self.batches[0]).into_array();
-                if let Ok(array) = array {
+                let mut array = export(&self.batches[0]);
+                if array.sync_event().is_null() {
+                    // SAFETY: the embedded array is the struct's first member, and is moved out of it.
+                    let array = unsafe { FFI_ArrowArray::from_raw((&raw mut array).cast()) };
                     let (device_type, id) = self.label;
                     let event = std::ptr::null_mut();
                     // SAFETY: in host memory, and of a type of device whose memory is not read there, or not

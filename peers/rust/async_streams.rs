@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening, Outcome, produce,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, produce,
 };
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, ExportOptions, FFI_ArrowDeviceArray, ImportOptions, Result,
@@ -19,7 +19,7 @@ use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use futures::channel::oneshot;
 use futures::executor::block_on;
-use futures::future::{Either, select};
+use futures::future::{BoxFuture, Either, select};
 use futures::stream::{self, Stream, StreamExt};
 
 use crate::answer::{self, Failure, answer, device, policy};
@@ -218,7 +218,10 @@ pub(crate) unsafe extern "C" fn peers_async_give_drop(giving: *mut Giving) {
 
 /// Our end of a handler.
 pub(crate) struct Taking {
-    stream: Either<Opening, AsyncDeviceRecordBatchStream>,
+    stream: Either<
+        BoxFuture<'static, arrow_device::Result<AsyncDeviceRecordBatchStream>>,
+        AsyncDeviceRecordBatchStream,
+    >,
     _open: Counted,
 }
 

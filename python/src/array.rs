@@ -106,7 +106,7 @@ impl Array {
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let device = DLDevice::of(self.0.device().id())?;
+        let device = DLDevice::try_from(self.0.device().id())?;
         Ok((device.device_type.value(), device.device_id))
     }
 
@@ -127,7 +127,7 @@ impl Array {
         }
         // The queue waits until the data is ready; the consumer waits for the queue's stream.
         let queue = array.device().default_queue();
-        let options = DlpackOptions::new(DlpackStream::queue(&queue));
+        let options = DlpackOptions::new(DlpackStream::from(&queue));
         let tensor = py
             .detach(|| array.export_dlpack(&options))
             .map_err(absent)?;

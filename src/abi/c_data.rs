@@ -133,6 +133,7 @@ impl CArray {
 
     /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a callback that unwinds aborts the
     /// process from then on.
+    #[cfg(any(test, feature = "pyo3"))]
     pub(crate) fn into_arrow(self) -> FFI_ArrowArray {
         // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the result is the only owner.
         unsafe { ptr::read((&raw const self).cast::<FFI_ArrowArray>()) }

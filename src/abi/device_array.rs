@@ -1,7 +1,7 @@
 //! `ArrowDeviceArray`.
 
 use std::ffi::c_void;
-use std::{mem, ptr};
+use std::ptr;
 
 use arrow_data::ffi::FFI_ArrowArray;
 
@@ -126,40 +126,11 @@ impl FFI_ArrowDeviceArray {
         self.sync_event
     }
 
-    /// Returns the embedded array, without the device's type and id.
-    ///
-    /// arrow-rs calls the release callback as `extern "C"`: a callback that unwinds aborts the
-    /// process from then on.
-    ///
-    /// # Errors
-    /// Returns the struct unchanged if it has an event: without it nobody could tell when the data
-    /// is ready.
-    ///
-    /// ```
-    /// use arrow_array::Int32Array;
-    /// use arrow_device::{Devices, SyncPolicy};
-    ///
-    /// let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2]))?;
-    /// let (array, _schema) = array.export(SyncPolicy::Wait)?;
-    /// assert_eq!(array.into_array().unwrap().len(), 2);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    #[allow(
-        clippy::result_large_err,
-        reason = "the struct is returned to its owner; boxing it would allocate"
-    )]
-    pub fn into_array(mut self) -> Result<FFI_ArrowArray, Self> {
-        if self.sync_event.is_null() {
-            Ok(self.take_array().into_arrow())
-        } else {
-            Err(self)
-        }
-    }
-
     /// Moves the embedded array out and leaves a released one. The event, if any, lives until the
     /// returned array is released.
+    #[cfg(any(test, feature = "pyo3"))]
     pub(crate) const fn take_array(&mut self) -> CArray {
-        mem::replace(&mut self.array, CArray::empty())
+        std::mem::replace(&mut self.array, CArray::empty())
     }
 
     /// Calls the release callback, if there is one. The struct is released even if this returns an

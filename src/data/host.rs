@@ -17,17 +17,14 @@ use smallvec::smallvec;
 use crate::abi::guard;
 use crate::data::array::{DeviceArray, path};
 use crate::data::fit::are_of_one_kind;
-use crate::data::layout::{Layout, Nesting, check_type, child_type};
+use crate::data::layout::{Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result};
 use crate::memory::{HostBuffer, Memory, Owner, Ready, buffer_over};
 
 impl DeviceArray {
-    /// Makes an array on the CPU device of Arrow data in host memory, without a copy.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if a child has fewer rows than its parent's offset and length require.
+    /// Makes an array on the CPU device of the data of an arrow-rs array, whose children have the rows that it refers to. Copies nothing.
     pub(crate) fn from_host(data: ArrayData) -> Result<Self> {
         check_type(data.data_type())?;
         let node = of_data(data.data_type(), &data, &keeper(data.clone()))?;
@@ -99,7 +96,7 @@ fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result
             data.data_type()
         )));
     }
-    let rows = [data.len(), row_offset(data)?];
+    let rows = [data.len(), data.offset()];
     let child = |(i, child)| {
         // As its parent declares it.
         let data_type = child_type(data_type, i).unwrap_or(&DataType::Null);
@@ -109,33 +106,6 @@ fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result
     let children = children.collect::<Result<_>>()?;
     let (nulls, buffers) = (data.nulls(), data.buffers().iter());
     Ok(node(data_type, rows, nulls, buffers, children, owner))
-}
-
-/// Returns the rows to skip in buffers and children, after checking that the children have these rows: arrow-rs
-/// only checks that children are as long as their parent, whatever its offset. `ArrayData::slice` cuts a struct's
-/// children and leaves its offset.
-fn row_offset(data: &ArrayData) -> Result<usize> {
-    let times = match Layout::of(data.data_type()).nesting {
-        Nesting::RowByRow => 1,
-        Nesting::Times(n) => n as usize,
-        _ => return Ok(data.offset()),
-    };
-    let children = data.child_data();
-    let rows = |offset: usize| offset.checked_add(data.len())?.checked_mul(times);
-    let have = |offset| rows(offset).is_some_and(|n| children.iter().all(|c| c.len() >= n));
-    if have(data.offset()) {
-        return Ok(data.offset());
-    }
-    let is_struct = matches!(data.data_type(), DataType::Struct(_));
-    if is_struct && children.iter().all(|c| c.len() == data.len()) {
-        return Ok(0);
-    }
-    Err(Error::argument(format!(
-        "{}: a child is too short for {} rows at {}",
-        data.data_type(),
-        data.len(),
-        data.offset()
-    )))
 }
 
 /// A node over these buffers, those after the bitmap, in memory of `owner`.

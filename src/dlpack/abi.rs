@@ -31,6 +31,15 @@ impl DLPackVersion {
 }
 
 /// The device of a tensor. DLPack and Arrow have the same device types, with the same codes.
+///
+/// ```
+/// use arrow_device::dlpack::DLDevice;
+/// use arrow_device::{ArrowDeviceType, DeviceId};
+/// let cpu = DLDevice { device_type: ArrowDeviceType::CPU, device_id: 0 };
+/// assert_eq!(DeviceId::from(cpu), DeviceId::CPU);
+/// assert_eq!(DLDevice::try_from(DeviceId::CPU)?, cpu);
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct DLDevice {
@@ -40,30 +49,25 @@ pub struct DLDevice {
     pub device_id: i32,
 }
 
-impl DLDevice {
+impl From<DLDevice> for DeviceId {
     /// Returns Arrow's id of the device, to look up in [`Devices`](crate::Devices). For page-locked and managed memory it is
     /// 0, whichever device the memory belongs to.
-    ///
-    /// ```
-    /// use arrow_device::dlpack::DLDevice;
-    /// use arrow_device::{ArrowDeviceType, DeviceId};
-    /// let cpu = DLDevice { device_type: ArrowDeviceType::CPU, device_id: 0 };
-    /// assert_eq!(cpu.id(), DeviceId::CPU);
-    /// assert_eq!(DLDevice::of(DeviceId::CPU)?, cpu);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    pub const fn id(self) -> DeviceId {
-        match self.device_type {
-            ArrowDeviceType::CPU => DeviceId::CPU,
-            device_type => DeviceId::new(device_type, self.device_id as i64),
+    fn from(device: DLDevice) -> Self {
+        match device.device_type {
+            ArrowDeviceType::CPU => Self::CPU,
+            device_type => Self::new(device_type, device.device_id.into()),
         }
     }
+}
+
+impl TryFrom<DeviceId> for DLDevice {
+    type Error = Error;
 
     /// Returns DLPack's name of a device.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] for an id that does not fit into 32 bits.
-    pub fn of(id: DeviceId) -> Result<Self> {
+    fn try_from(id: DeviceId) -> Result<Self> {
         let device_id = match id.device_type {
             t if shares_ids(t) => 0,
             _ => i32::try_from(id.id)

@@ -217,7 +217,7 @@ fn export(
     let tensor = DlpackTensor {
         // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.
         buffer: buffer.filter(|buffer| !buffer.is_empty()),
-        device: DLDevice::of(device.id())?,
+        device: device.id().try_into()?,
         dtype,
         shape,
         release: options.release,

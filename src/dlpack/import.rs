@@ -12,7 +12,7 @@ use super::abi::{
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
-use crate::device::{Device, DevicePtr, Queue};
+use crate::device::{Device, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::interchange::Path;
 use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
@@ -22,7 +22,7 @@ impl DeviceArray {
     /// dimensions becomes a column of fixed-size lists: `[rows, size]`.
     ///
     /// `queue` is the queue whose [`dlpack_stream`](Queue::dlpack_stream) was passed to the producer, which has made it wait
-    /// until the memory is ready. Its device is the tensor's; [`DLDevice::id`](super::DLDevice::id) finds it. Nothing is
+    /// until the memory is ready. Its device is the tensor's; [`DeviceId::from`](crate::DeviceId) of its [`DLDevice`](super::DLDevice) finds it. Nothing is
     /// waited for. The deleter is called once, on any thread, after the last array, export or device work that uses the
     /// memory is gone, or after an error.
     ///
@@ -229,7 +229,7 @@ fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
     };
     let same = of.device_type == id.device_type && same_id;
     TENSOR.check(same, "device", || {
-        format!("is {}, and the queue's is {device}", of.id())
+        format!("is {}, and the queue's is {device}", DeviceId::from(of))
     })
 }
 

@@ -31,7 +31,7 @@
 //! | any buffer, validity bitmaps too | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
 //! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |
 //! | order | [`DlpackStream`]: the consumer's stream waits for the data | [`Queue::dlpack_stream`](crate::Queue::dlpack_stream): the producer makes the queue's stream wait |
-//! | device | [`DLDevice::of`] | [`DLDevice::id`] |
+//! | device | `DLDevice::try_from(id)` | `DeviceId::from(device)` |
 //!
 //! # What DLPack cannot express
 //!

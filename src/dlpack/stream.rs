@@ -53,12 +53,14 @@ impl DlpackStream<'static> {
     }
 }
 
-impl<'a> DlpackStream<'a> {
+impl<'a> From<&'a Queue> for DlpackStream<'a> {
     /// A queue of the exporting device, for consumers in Rust.
-    pub const fn queue(queue: &'a Queue) -> Self {
+    fn from(queue: &'a Queue) -> Self {
         Self(Kind::Queue(queue))
     }
+}
 
+impl DlpackStream<'_> {
     /// Makes this wait until the memory of `owner`, if there is some, is ready.
     ///
     /// # Safety

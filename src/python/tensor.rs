@@ -16,7 +16,7 @@ use super::attached::{DropAttached, detached};
 use super::wrong_type;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
-use crate::device::{Devices, Queue};
+use crate::device::Devices;
 use crate::dlpack::{
     DLDevice, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream, delete,
 };
@@ -74,7 +74,7 @@ pub unsafe fn tensor_to_python<'py>(
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    let device = DLDevice::of(column.device().id()).map_err(refused)?;
+    let device = DLDevice::try_from(column.device().id()).map_err(refused)?;
     if dl_device.is_some_and(|asked| asked != (device.device_type.value(), device.device_id)) {
         return Err(PyBufferError::new_err(format!(
             "the data is on {}, and a copy to another device is not supported",
@@ -162,11 +162,11 @@ unsafe extern "C" fn destroy<T>(capsule: *mut ffi::PyObject) {
 /// crate does not exchange, `ValueError` for a tensor that is malformed, not compact, or of a type that Arrow does not have,
 /// `MemoryError` if there is no memory for the copy, and the errors of the methods. The tensor is then deleted.
 pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
-    let (array, queue, is_copied) = import(object)?;
+    let (array, is_copied) = import(object)?;
     if is_copied || !array.device().is_host_readable() {
         return Ok(array);
     }
-    Ok(array.compact_on(&queue)?)
+    Ok(array.compact()?)
 }
 
 /// Imports a tensor like [`tensor_from_python`], but never copies: the column shares the tensor's memory and keeps it alive.
@@ -190,21 +190,20 @@ pub unsafe fn tensor_from_python_shared(object: &Bound<'_, PyAny>) -> PyResult<D
     Ok(import(object)?.0)
 }
 
-/// Returns the column, which is not copied, the queue that its memory is ready on, and whether the producer has made the
-/// tensor as a copy for this import alone. If not, others may write to the memory.
-fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
+/// Returns the column, which is not copied, and whether the producer has made the tensor as a copy for this import alone. If not,
+/// others may write to the memory.
+fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, bool)> {
     let py = object.py();
     let Some(of_device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else {
         return Err(wrong_type(object, "an object with __dlpack_device__")?);
     };
     let (device_type, device_id) = of_device.call0()?.extract()?;
     let device_type = ArrowDeviceType::new(device_type);
-    let id = DLDevice {
+    let device = DLDevice {
         device_type,
         device_id,
-    }
-    .id();
-    let device = detached(|| Devices::global().get(id))?;
+    };
+    let device = detached(|| Devices::global().get(device.into()))?;
     let queue = device.default_queue();
     let arguments = PyDict::new(py);
     arguments.set_item("stream", queue.dlpack_stream()?)?;
@@ -224,7 +223,7 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, which the array
     // keeps, and to make the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python` copies, and
     // `tensor_from_python_shared` requires it.
-    let (array, is_copied) = unsafe {
+    Ok(unsafe {
         if let Some(tensor) = take::<DLManagedTensorVersioned>(capsule, VERSIONED)? {
             let array = crate::dlpack::import(tensor, &queue, DropAttached::new)?;
             (
@@ -238,8 +237,7 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
                 false,
             )
         }
-    };
-    Ok((array, queue, is_copied))
+    })
 }
 
 /// Takes the tensor out of a capsule of this name. Renames the capsule, so that its destructor does not delete the tensor.

@@ -24,7 +24,6 @@ mod upload;
 mod walk;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_data::ArrayData;
 
 use crate::data::host::{to_array, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
@@ -90,7 +89,7 @@ impl Device {
     /// # Errors
     /// As [`upload`](Self::upload).
     pub fn upload_array(&self, array: &dyn Array) -> Result<DeviceArray> {
-        self.upload_data(array.to_data())
+        self.upload_array_on(array, &self.default_queue())
     }
 
     /// As [`upload_array`](Self::upload_array), on a queue of this device.
@@ -101,14 +100,18 @@ impl Device {
         check_queue(queue, self)?;
         DeviceArray::from_host(array.to_data())?.host_to_device(queue)
     }
+}
 
-    /// Copies `ArrayData` of any type to this device, as [`upload`](Self::upload) does a batch.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a child
-    /// has fewer rows than its parent's offset and length require.
-    pub fn upload_data(&self, data: ArrayData) -> Result<DeviceArray> {
-        DeviceArray::from_host(data)?.host_to_device(&self.default_queue())
+impl From<&Device> for Queue {
+    /// Returns the device's default queue.
+    fn from(device: &Device) -> Self {
+        device.default_queue()
+    }
+}
+
+impl From<&Queue> for Queue {
+    fn from(queue: &Queue) -> Self {
+        queue.clone()
     }
 }
 
@@ -164,17 +167,14 @@ impl DeviceArray {
         .started()
     }
 
-    /// Returns the array on `device`. If it is there already, nothing is copied. If `device` can reach the memory of this
-    /// one, the array is copied directly, with a host wait for each read of what must be rewritten; otherwise it is copied
-    /// through the host.
+    /// Returns the array on another device: `to` is that device, or a queue of it. If it is there already, nothing is copied. If the
+    /// device can reach the memory of this one, the array is copied directly, with a host wait for each read of what must be rewritten;
+    /// otherwise it is copied through the host.
     ///
     /// # Errors
     /// As [`to_host`](Self::to_host) and [`Device::upload`].
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        self.to_device_on(&device.default_queue())
-    }
-
-    fn to_device_on(&self, queue: &Queue) -> Result<Self> {
+    pub fn to_device(&self, to: impl Into<Queue>) -> Result<Self> {
+        let queue = &to.into();
         let (from, to) = (self.device(), queue.device());
         if from == to {
             return Ok(self.clone());
@@ -238,17 +238,7 @@ impl DeviceArray {
     /// As [`to_host`](Self::to_host) and [`Device::upload`]. Also returns
     /// [`Error::NotSupported`](crate::Error::NotSupported) for page-locked memory whose backend is missing.
     pub fn compact(&self) -> Result<Self> {
-        self.compact_on(&self.device().default_queue())
-    }
-
-    /// As [`compact`](Self::compact), on a queue of the array's device.
-    ///
-    /// # Errors
-    /// As [`compact`](Self::compact). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
-    /// belongs to another device.
-    pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
-        check_queue(queue, self.device())?;
-        self.copied(queue, Scope::Compact)
+        self.copied(&self.device().default_queue(), Scope::Compact)
     }
 }
 
@@ -278,20 +268,12 @@ impl DeviceRecordBatch {
         Download::lazy(self, queue.clone()).started()
     }
 
-    /// Returns the batch on `device`; see [`DeviceArray::to_device`].
+    /// Returns the batch on another device; see [`DeviceArray::to_device`].
     ///
     /// # Errors
     /// As [`DeviceArray::to_device`].
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        self.to_device_on(&device.default_queue())
-    }
-
-    /// As [`to_device`](Self::to_device), on a queue of the destination.
-    ///
-    /// # Errors
-    /// As [`to_device`](Self::to_device).
-    pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
-        let array = self.as_struct().to_device_on(queue)?;
+    pub fn to_device(&self, to: impl Into<Queue>) -> Result<Self> {
+        let array = self.as_struct().to_device(to)?;
         Ok(Self::from_struct(self.schema(), array))
     }
 

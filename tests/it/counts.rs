@@ -165,11 +165,6 @@ fn arrays(place: &Place) -> Vec<Row> {
             there
         })
     };
-    let (here, other) = (device.clone(), queue.clone());
-    let on_queue = work(move || {
-        let up = here.upload_array(&nullable(100)).unwrap();
-        up.compact_on(&other).unwrap()
-    });
     let here = device.clone();
     let concat_on_queue = work(move || {
         let batch = |rows| RecordBatch::try_from_iter([("a", nullable(rows))]).unwrap();
@@ -188,7 +183,6 @@ fn arrays(place: &Place) -> Vec<Row> {
         ("compact text", compact(&text), [1, 0, 1], [3, 0, 8]),
         ("compact a part of text", compact(&cut(&text, 10..20)), [1, 0, 2], [5, 64, 52]),
         ("compact no text", compact(&cut(&text, 10..10)), [1, 0, 0], [1, 64, 0]),
-        ("upload, compact on a queue", on_queue, [2, 1, 0], [ANY, ANY, 0]),
         ("concat values", concat([values.clone(), cut(&values, 3..53)]), [1, 0, 0], [2, 0, 0]),
         ("concat aligned nulls", concat([up(nullable(64)), up(nullable(8))]), [1, 0, 0], [4, 0, 0]),
         ("concat nulls", concat([nulls.clone(), up(nullable(28))]), [1, 0, 1], [5, 64, 17]),

@@ -87,7 +87,7 @@ fn all_work_of_an_operation_runs_on_its_queue() {
     let batch_part = || up_batch.slice(3, 150);
     let column = |batch: RecordBatch| batch.column(0).clone();
     let rows = host.slice(3, 150);
-    let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 5] = [
+    let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 4] = [
         ("start_to_host_on", &|| {
             part()?.start_to_host_on(&queue)?.wait()
         }),
@@ -96,9 +96,6 @@ fn all_work_of_an_operation_runs_on_its_queue() {
         }),
         ("start of a batch", &|| {
             Ok(column(batch_part()?.start_to_host_on(&queue)?.wait()?))
-        }),
-        ("compact_on", &|| {
-            part()?.compact_on(&queue)?.start_to_host_on(&queue)?.wait()
         }),
         ("upload_array_on", &|| {
             sim.upload_array_on(&rows, &queue)?
@@ -246,7 +243,6 @@ fn queues_of_other_devices_are_refused() {
     let batch = cpu.upload(&batch_of(&host)).unwrap();
     let refused = [
         up.start_to_host_on(&queue).err(),
-        up.compact_on(&queue).err(),
         up.buffer(0).unwrap().to_host_on(&queue).err(),
         batch.start_to_host_on(&queue).err(),
         cpu.upload_array_on(&host, &queue).err(),

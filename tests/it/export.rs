@@ -2,7 +2,7 @@
 
 use crate::support::types::structure;
 use crate::support::{Nulls, Variant, array, assert_same, wide_batch};
-use crate::support_c::export::{import, ints, join};
+use crate::support_c::export::{import, ints, join, upload_data};
 use crate::support_c::sim::{Place, places, simulated};
 use crate::support_c::{Foreign, Moved, c, take};
 use arrow_array::cast::AsArray;
@@ -72,7 +72,7 @@ fn events() {
         let device = &place.device;
         let data = ints(100).to_data();
         // Handed on again and again: the same pointer, and no work.
-        let up = device.upload_data(data.clone()).unwrap();
+        let up = upload_data(device, &data);
         let before = device.stats();
         let mut exported = up.export_array(&EVENT).unwrap();
         let event = c(&mut exported).sync_event;

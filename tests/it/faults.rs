@@ -191,26 +191,23 @@ fn from_device_to_device() {
 fn compact_copies() {
     let sims = sims(false);
     let expected = batch(&types(), 45, Nulls::Some, 3);
-    let queue = sims[0].new_queue().unwrap();
     for (offset, rows) in [(0, 45), (8, 20), (5, 21)] {
-        for queue in [sims[0].default_queue(), queue.clone()] {
-            let name = format!("compact, {rows} rows from {offset}");
-            fail_everywhere(
-                &name,
-                &sims,
-                || sims[0].upload(&expected).unwrap(),
-                |up| {
-                    let slice = up.slice(offset, rows)?;
-                    let array = slice.as_struct().compact_on(&queue)?;
-                    let columns: Vec<_> = (0..5).filter_map(|i| array.child(i)).collect();
-                    DeviceRecordBatch::try_new(up.schema(), &columns)
-                },
-                |copy| {
-                    let expected = expected.slice(offset, rows);
-                    assert_same_batch(&expected, &copy.to_host().unwrap(), &name);
-                },
-            );
-        }
+        let name = format!("compact, {rows} rows from {offset}");
+        fail_everywhere(
+            &name,
+            &sims,
+            || sims[0].upload(&expected).unwrap(),
+            |up| {
+                let slice = up.slice(offset, rows)?;
+                let array = slice.as_struct().compact()?;
+                let columns: Vec<_> = (0..5).filter_map(|i| array.child(i)).collect();
+                DeviceRecordBatch::try_new(up.schema(), &columns)
+            },
+            |copy| {
+                let expected = expected.slice(offset, rows);
+                assert_same_batch(&expected, &copy.to_host().unwrap(), &name);
+            },
+        );
     }
     let array = array(&DataType::Int32, 70, Nulls::Some, 5);
     fail_everywhere(

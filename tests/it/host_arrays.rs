@@ -47,7 +47,7 @@ fn both(array: &ArrayRef) -> (DeviceArray, DeviceArray) {
     let cpu = Devices::cpu();
     let batch = cpu.upload(&one_column(array)).unwrap();
     let column = batch.column(0).unwrap();
-    (column, cpu.upload_data(array.to_data()).unwrap())
+    (column, cpu.upload_array(array).unwrap())
 }
 
 fn check(array: ArrayRef, context: &str) {

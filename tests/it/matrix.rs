@@ -2,8 +2,9 @@
 
 use crate::simkit::layout::{check_host_layout, check_layout, written_once};
 use crate::simkit::*;
+use crate::support::producer::into_arrow;
 use crate::support::*;
-use crate::support_c::export::{field, import};
+use crate::support_c::export::{field, import, upload_data};
 use crate::support_c::sim::{Place, cpu, places, simulated};
 use arrow_array::{Array, RecordBatch, make_array};
 use arrow_device::device::sim::{SimConfig, SimMode};
@@ -185,7 +186,7 @@ fn only_the_rows_move_and_lie_in_one_host_buffer() {
             let mut bytes = vec![];
             for made in variants(&whole, 4) {
                 let context = format!("{name}, {nulls:?}, {:?}", made.variant);
-                let (up, stats) = TransferStats::scope(|| sim.upload_data(made.data()).unwrap());
+                let (up, stats) = TransferStats::scope(|| upload_data(sim, &made.data()));
                 assert_eq!(stats.allocations, u64::from(stats.allocated_bytes > 0));
                 assert_eq!((stats.host_waits, stats.queue_waits), (0, 0), "{context}");
                 assert!(stats.bytes_to_device <= stats.allocated_bytes);
@@ -200,7 +201,7 @@ fn only_the_rows_move_and_lie_in_one_host_buffer() {
                 if SAME_ROWS.contains(&made.variant) {
                     bytes.push((stats.bytes_to_device, stats.allocated_bytes));
                     // As many rows of an array on the device.
-                    let around = sim.upload_data(made.around.clone()).unwrap();
+                    let around = upload_data(sim, &made.around);
                     let room = 64 * buffers(&around) as u64;
                     let slice = around.slice(made.offset, rows).unwrap();
                     let (down, cost) = TransferStats::scope(|| slice.to_host().unwrap());
@@ -224,7 +225,7 @@ fn only_the_rows_move_and_lie_in_one_host_buffer() {
 fn raw_data_on_the_cpu() {
     for (name, data_type) in all_types() {
         for made in variants(&array(&data_type, 60, Nulls::Some, 9), 9) {
-            let up = Devices::cpu().upload_data(made.data()).unwrap();
+            let up = upload_data(&Devices::cpu(), &made.data());
             assert_same(&made.rows, &up.to_host().unwrap(), &name);
             for (offset, rows) in parts(made.rows.len()) {
                 let part = up.slice(offset, rows).unwrap().to_host().unwrap();
@@ -242,7 +243,7 @@ fn arrow_takes_ours_and_we_take_arrows() {
         for (case, array) in cases(&data_type, i as u64) {
             let context = format!("{name}, {case}");
             let exported = cpu.device.upload_array(&array).unwrap();
-            let exported = exported.export_array(&EVENT).unwrap().into_array().unwrap();
+            let exported = into_arrow(exported.export_array(&EVENT).unwrap());
             let data_type = data_type.clone();
             // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             let data = unsafe { arrow_array::ffi::from_ffi_and_data_type(exported, data_type) };

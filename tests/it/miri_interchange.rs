@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::thread;
 
+use crate::support::producer::into_arrow;
 use crate::support::types::{dictionary, fixed_list, list, map, run_ends, structure, union};
 use crate::support::{Nulls, Variant, array, assert_same, assert_same_batch, batch};
+use crate::support_c::export::upload_data;
 use crate::support_c::sim::cpu;
 use crate::support_c::{CArray, CDeviceArray, DICTIONARY, Foreign, Moved, take};
 use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
@@ -85,8 +87,7 @@ fn with_arrow() {
         let (exported, schema) = up.export(SyncPolicy::Event).unwrap();
         drop(up);
         // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-        let data =
-            unsafe { arrow_array::ffi::from_ffi(exported.into_array().unwrap(), &schema) }.unwrap();
+        let data = unsafe { arrow_array::ffi::from_ffi(into_arrow(exported), &schema) }.unwrap();
         assert_same(&array, &make_array(data), &data_type);
         let theirs = arrow_data::ffi::FFI_ArrowArray::new(&array.to_data());
         let (cpu_type, none) = (arrow_device::ArrowDeviceType::CPU, std::ptr::null_mut());
@@ -266,7 +267,7 @@ fn copies() {
         .nulls(ints.nulls().map(|n| n.slice(1, 3)))
         .build()
         .unwrap();
-    let array = Devices::cpu().upload_data(data.clone()).unwrap();
+    let array = upload_data(&Devices::cpu(), &data);
     let exported = array.export_array(&options()).unwrap();
     let again = import(exported, &DataType::Int32);
     assert_same(&make_array(data), &again.to_host().unwrap(), "mask");

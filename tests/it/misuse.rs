@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::simkit::*;
 use crate::support::*;
+use crate::support_c::export::upload_data;
 use arrow_array::Array;
 use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
@@ -74,7 +75,7 @@ fn typed_access_is_checked() {
             if made.rows.is_empty() {
                 continue;
             }
-            let array = cpu.upload_data(made.data()).unwrap();
+            let array = upload_data(&cpu, &made.data());
             let array = array.slice(3, 11).unwrap();
             let lengths = [
                 array.offsets_on::<i32>(&queue).ok().map(|s| s.len()),

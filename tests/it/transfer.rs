@@ -45,66 +45,6 @@ fn columns_of_several_batches_make_a_batch() {
     }
 }
 
-/// `ArrayData::slice` of arrow-rs 59 leaves a struct's offset although it has sliced the children,
-/// and other makers of `ArrayData` slice no children. Both are told apart, and nothing else is read.
-#[test]
-fn struct_data_with_offsets() {
-    let data_type = crate::support::types::structure(vec![
-        ("a", DataType::Int32),
-        (
-            "b",
-            crate::support::types::structure(vec![("c", DataType::Utf8)]),
-        ),
-    ]);
-    let whole = array(&data_type, 50, Nulls::Some, 4);
-    let expected = whole.slice(5, 20);
-    let sliced = whole.to_data().slice(5, 20);
-    let nulls = sliced.nulls().cloned();
-    let sliced = sliced.into_builder().offset(5).nulls(nulls);
-    // SAFETY: the data has the layout that arrow-rs 59 makes of such a slice.
-    let sliced = unsafe { sliced.build_unchecked() };
-    assert_eq!((sliced.offset(), sliced.child_data()[0].len()), (5, 20));
-    let unsliced = whole.to_data().into_builder().offset(5).len(20);
-    let unsliced = unsliced.nulls(sliced.nulls().cloned()).build().unwrap();
-    assert_eq!(unsliced.child_data()[0].len(), 50);
-    let short: Vec<_> = sliced.child_data().iter().map(|c| c.slice(0, 16)).collect();
-    let short = sliced
-        .clone()
-        .into_builder()
-        .len(14)
-        .nulls(None)
-        .child_data(short);
-    // SAFETY: refused, which is what is tested. arrow-rs 59 accepts it: it does not add the offset.
-    let short = unsafe { short.build_unchecked() };
-    let items = whole.to_data().into_builder().len(9).offset(3).nulls(None);
-    let items = items.build().unwrap();
-    let fixed = DataType::FixedSizeList(crate::support::types::field("item", data_type), 5);
-    let fixed = items
-        .clone()
-        .into_builder()
-        .data_type(fixed)
-        .child_data(vec![whole.to_data()]);
-    // SAFETY: the array is only wrapped, which refuses it: its child is too short.
-    let fixed = unsafe { fixed.build_unchecked() };
-
-    let mut devices = vec![Devices::cpu()];
-    let sim = Sim::new(SimMode::Deferred);
-    devices.push(sim.device.clone());
-    for device in &devices {
-        for data in [&sliced, &unsliced] {
-            let up = device.upload_data(data.clone()).unwrap();
-            assert_same(&expected, &up.to_host().unwrap(), "struct");
-            let cut = up.slice(3, 7).unwrap().to_host().unwrap();
-            assert_same(&expected.slice(3, 7), &cut, "struct, sliced");
-        }
-        assert!(device.upload_data(short.clone()).is_err());
-        assert!(device.upload_data(fixed.clone()).is_err());
-    }
-    assert!(Devices::cpu().upload_data(short).is_err());
-    drop(devices);
-    sim.assert_done();
-}
-
 /// Structs that hold nulls are arrays, not batches.
 #[test]
 fn struct_arrays_become_batches() {

@@ -373,7 +373,7 @@ fn tensors_in() {
     for mode in MODES {
         let world = World::new(mode | PAGEABLE_EAGER, DEVICE);
         let queue = world.rig.new_queue().unwrap();
-        let device = DLDevice::of(world.rig.id()).unwrap();
+        let device = DLDevice::try_from(world.rig.id()).unwrap();
         let (producer, expected) = (&world.stream, longs());
         let written = producer.clone_htod(expected.values().as_ref()).unwrap();
         let address = {
@@ -427,7 +427,7 @@ fn tensors_in() {
 fn memory_of_others() {
     let world = World::new(0, DEVICE);
     let other = World::new(0, DEVICE);
-    let device = DLDevice::of(world.rig.id()).unwrap();
+    let device = DLDevice::try_from(world.rig.id()).unwrap();
     let column = other.upload();
     let elsewhere = column.buffer(1).unwrap();
     let ordinary = vec![0i64; ROWS];
@@ -471,7 +471,7 @@ fn failures_on_the_way() {
         let world = World::new(LAZY, DEVICE);
         let column = world.upload();
         let queue = world.rig.new_queue().unwrap();
-        let device = DLDevice::of(world.rig.id()).unwrap();
+        let device = DLDevice::try_from(world.rig.id()).unwrap();
         // Not of the device, which knows its own memory.
         let block = Block::device(world.rig.group.first, ROWS * 8);
         let (tensor, alive) = produce(block.ptr.addr(), device, None);

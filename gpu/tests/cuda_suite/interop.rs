@@ -72,7 +72,7 @@ fn two_contexts_of_one_device() {
             // Copied across, and handed over as structs with an event of the other context.
             for (from, to) in [(&one, &two), (&two, &one)] {
                 let up = from.upload(&sent).unwrap();
-                let across = up.slice(3, 1990).unwrap().to_device(to).unwrap();
+                let across = up.slice(3, 1990).unwrap().to_device(&**to).unwrap();
                 let (array, schema) = up.export(SyncPolicy::Event).unwrap();
                 drop(up);
                 // SAFETY: both structs come from one export of this crate.

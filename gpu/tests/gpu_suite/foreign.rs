@@ -46,7 +46,7 @@ fn memory_of_the_host_labelled_as_the_devices() {
                 format_args!("{memory:?}"),
             );
             let other = place.open(DEVICE);
-            let copied = imported.to_device(&other).unwrap();
+            let copied = imported.to_device(&*other).unwrap();
             drop(imported);
             assert_same_batch(
                 &sent,

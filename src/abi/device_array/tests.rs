@@ -83,23 +83,6 @@ fn from_raw_of_a_released_struct_is_empty() {
 }
 
 #[test]
-fn into_array_refuses_to_drop_an_event() {
-    let (mut array, calls) = counted(count);
-    let mut event = 0u64;
-    array.sync_event = (&raw mut event).cast();
-    let mut array = array.into_array().unwrap_err();
-    assert_eq!(array.sync_event(), (&raw mut event).cast());
-    assert_eq!((array.array().len(), calls.load(Ordering::Relaxed)), (3, 0));
-    // Waited for, say.
-    array.sync_event = ptr::null_mut();
-    let plain = array.into_array().unwrap();
-    assert_eq!(calls.load(Ordering::Relaxed), 0);
-    assert_eq!(plain.len(), 3);
-    drop(plain);
-    assert_eq!(calls.load(Ordering::Relaxed), 1);
-}
-
-#[test]
 fn cpu_arrays_share_their_buffers() {
     let values = Int32Array::from(vec![Some(1), None, Some(3)]);
     let array =
@@ -123,7 +106,7 @@ fn unknown_device_types_survive() {
     // SAFETY: no buffers, no event.
     let mut source = unsafe {
         FFI_ArrowDeviceArray::new(
-            counted(count).0.into_array().unwrap(),
+            counted(count).0.take_array().into_arrow(),
             ArrowDeviceType::new(-77),
             i64::MIN,
             ptr::null_mut(),

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
+use futures_core::future::BoxFuture;
 
 use super::DeviceRecordBatchStream;
 use super::handler::{Item, Metadata, Opened, Producer, Shared, Task};
@@ -16,10 +17,6 @@ use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler};
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::interchange::{ImportOptions, check_async};
-
-/// A future of a stream, which is ready once the producer has sent the schema. Dropping it cancels the stream:
-/// `on_schema` is answered with `ECANCELED`.
-pub type Opening = Pin<Box<dyn Future<Output = Result<AsyncDeviceRecordBatchStream>> + Send>>;
 
 /// A producer's async device stream: batches in order, with their [metadata](DeviceRecordBatchStream::batch_metadata). It ends after
 /// an error. Dropping it cancels it; batches may outlive it.
@@ -49,7 +46,8 @@ impl fmt::Debug for AsyncDeviceRecordBatchStream {
 }
 
 impl AsyncDeviceRecordBatchStream {
-    /// Makes a handler for a producer, and the stream that it fills. The stream first requests `queue_depth` batches (at
+    /// Makes a handler for a producer, and a future of the stream that it fills, which is ready once the producer has sent the schema.
+    /// Dropping the future cancels the stream: `on_schema` is answered with `ECANCELED`. The stream first requests `queue_depth` batches (at
     /// least 1), then half as many (rounded up) each time that so many have been taken from it. So at most `queue_depth` batches
     /// wait in it, and a producer on another thread is woken for several at once.
     ///
@@ -67,7 +65,10 @@ impl AsyncDeviceRecordBatchStream {
     pub unsafe fn handler(
         queue_depth: usize,
         options: ImportOptions,
-    ) -> (*mut FFI_ArrowAsyncDeviceStreamHandler, Opening) {
+    ) -> (
+        *mut FFI_ArrowAsyncDeviceStreamHandler,
+        BoxFuture<'static, Result<Self>>,
+    ) {
         let shared = Shared::new(queue_depth);
         let handler = shared.handler();
         let consumer = Consumer {

@@ -45,7 +45,7 @@
 //! | --- | --- | --- |
 //! | consumer | makes a handler and a future of its stream | [`AsyncDeviceRecordBatchStream::handler`] |
 //! | | gives the handler, a C struct, to any producer | [`produce`] |
-//! | | awaits the schema, then batches with their metadata | [`Opening`], [`AsyncDeviceRecordBatchStream`] |
+//! | | awaits the schema, then batches with their metadata | the future, [`AsyncDeviceRecordBatchStream`] |
 //! | producer | is given a handler and has a stream of device batches | [`produce`] |
 //! | | polls the future that it returns on any executor | |
 //!
@@ -93,7 +93,7 @@ use std::pin::Pin;
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
-pub use consumer::{AsyncDeviceRecordBatchStream, Opening};
+pub use consumer::AsyncDeviceRecordBatchStream;
 pub use producer::{Outcome, produce};
 
 use crate::abi::ArrowDeviceType;

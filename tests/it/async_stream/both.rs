@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Opening};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatches, Devices, Error, ExportOptions, ImportOptions,
@@ -14,7 +14,7 @@ use futures::executor::block_on;
 use futures::future::join;
 use futures::{Stream, StreamExt, stream};
 
-use crate::async_stream::kit::{LONG, batch, eventually, number_of, numbers, produce};
+use crate::async_stream::kit::{LONG, Opening, batch, eventually, number_of, numbers, produce};
 use crate::async_stream::producer::{Running, adapted, cancelled, completed, options};
 use crate::simkit::{MODES, Sim};
 use crate::support::{Nulls, Rng, all_types, assert_same_batch, zero_column_batch};

@@ -44,7 +44,7 @@ pub(crate) fn up_to_error(stream: AsyncDeviceRecordBatchStream) -> (Vec<i64>, Er
 fn streams_move_between_threads() {
     fn send<T: Send + Unpin>() {}
     send::<AsyncDeviceRecordBatchStream>();
-    send::<arrow_device::async_stream::Opening>();
+    send::<Opening>();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Opening};
+use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{ArrowDeviceType, Error};
 use libc::ECANCELED;

@@ -13,6 +13,7 @@ use arrow_schema::{DataType, Field, IntervalUnit};
 
 use crate::dlpack::kit::{CPU, Form, Held, plain};
 use crate::support::{Nulls, assert_same};
+use crate::support_c::export::upload_data;
 
 /// What the values of a type come back as; `None` if the type does not go out.
 fn comes_back(data_type: &DataType) -> Option<DataType> {
@@ -269,7 +270,7 @@ fn masks_that_start_elsewhere() {
         data.nulls().map(|nulls| nulls.offset()),
         Some(data.offset())
     );
-    let column = Devices::cpu().upload_data(data.clone()).unwrap();
+    let column = upload_data(&Devices::cpu(), &data);
     let expected = &data.buffers()[0][data.offset() * 4..][..80];
     assert_eq!(held::<DLManagedTensor>(&column).bytes(), expected);
 }
@@ -325,7 +326,7 @@ fn buffers() {
 #[test]
 fn devices() {
     use ArrowDeviceType as T;
-    let of = |device_type, id| DLDevice::of(DeviceId::new(device_type, id)).unwrap();
+    let of = |device_type, id| DLDevice::try_from(DeviceId::new(device_type, id)).unwrap();
     assert_eq!(of(T::CPU, -1), CPU);
     for shared in [T::CUDA_HOST, T::ROCM_HOST, T::CUDA_MANAGED] {
         let device = of(shared, 3);
@@ -334,7 +335,7 @@ fn devices() {
     for own in [T::CUDA, T::ROCM, T::EXT_DEV, T::ONEAPI] {
         let device = of(own, 3);
         assert_eq!((device.device_type, device.device_id), (own, 3));
-        assert_eq!(device.id(), DeviceId::new(own, 3));
-        assert!(DLDevice::of(DeviceId::new(own, 1 << 31)).is_err());
+        assert_eq!(DeviceId::from(device), DeviceId::new(own, 3));
+        assert!(DLDevice::try_from(DeviceId::new(own, 1 << 31)).is_err());
     }
 }

@@ -101,7 +101,7 @@ fn a_queue_waits() {
         let queue = sim.new_queue().unwrap();
         let column = sim.upload_array(&longs(1000)).unwrap();
         let before = sim.stats();
-        let options = DlpackOptions::new(DlpackStream::queue(&queue));
+        let options = DlpackOptions::new(DlpackStream::from(&queue));
         let held = Held::<DLManagedTensorVersioned>::new(column.export_dlpack(&options).unwrap());
         let since = sim.stats().since(&before);
         assert_eq!((since.host_waits, since.queue_waits), (0, 1));
@@ -137,7 +137,7 @@ fn deleted_while_in_use() {
         let sim = Sim::new(mode);
         let consumer = sim.new_queue().unwrap();
         let column = sim.upload_array(&longs(1000)).unwrap();
-        let options = DlpackOptions::new(DlpackStream::queue(&consumer));
+        let options = DlpackOptions::new(DlpackStream::from(&consumer));
         let held = Held::<DLManagedTensorVersioned>::new(column.export_dlpack(&options).unwrap());
         drop(column);
         let address = DevicePtr::new(held.dl_tensor.data);
@@ -226,7 +226,7 @@ fn tensors_of_device_memory() {
         memory.fill(1).unwrap();
         let memory = memory.freeze().unwrap();
         let calls = Calls::default();
-        let device = DLDevice::of(sim.id()).unwrap();
+        let device = DLDevice::try_from(sim.id()).unwrap();
         let data = memory.address().as_ptr();
         let tensor = produce::<F>(data, device, INT64, &[100], memory, &calls);
         assert_eq!(queue.dlpack_stream().unwrap(), None);
@@ -278,7 +278,7 @@ fn tensors_of_device_memory() {
 fn memory_that_is_not_the_devices() {
     let (sim, other) = (Sim::new(SimMode::Async), Sim::new(SimMode::Async));
     let calls = Calls::default();
-    let device = DLDevice::of(sim.id()).unwrap();
+    let device = DLDevice::try_from(sim.id()).unwrap();
     let column = other.upload_array(&longs(10)).unwrap();
     let own = sim.upload_array(&longs(10)).unwrap();
     let (theirs, ours) = (column.buffer(1).unwrap(), own.buffer(1).unwrap());
@@ -323,7 +323,7 @@ fn failures_on_the_way() {
         let sim = Sim::new(SimMode::Deferred);
         let queue = sim.new_queue().unwrap();
         let all = match on_queue {
-            true => DlpackOptions::new(DlpackStream::queue(&queue)).with_nulls_ignored(),
+            true => DlpackOptions::new(DlpackStream::from(&queue)).with_nulls_ignored(),
             false => plain().with_nulls_ignored(),
         };
         let options = if ignored { all } else { plain() };
@@ -342,7 +342,7 @@ fn failures_on_the_way() {
     let sim = Sim::new(SimMode::Deferred);
     let memory = sim.upload_array(&longs(10)).unwrap().buffer(1).unwrap();
     let calls = Calls::default();
-    let device = DLDevice::of(sim.id()).unwrap();
+    let device = DLDevice::try_from(sim.id()).unwrap();
     let data = memory.address().as_ptr();
     let tensor = produce::<DLManagedTensorVersioned>(data, device, INT64, &[10], memory, &calls);
     sim.faults().fail_nth(FaultOp::Record, 1);

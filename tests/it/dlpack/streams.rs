@@ -246,12 +246,12 @@ fn the_cpu() {
         assert!(e.to_string().contains("only None"), "{e}");
     }
     let queue = cpu.default_queue();
-    let options = DlpackOptions::new(DlpackStream::queue(&queue));
+    let options = DlpackOptions::new(DlpackStream::from(&queue));
     assert!(column.export_dlpack(&options).is_ok());
     // A queue of another device.
     let (device, _) = Stub::device(ArrowDeviceType::CUDA, Some(5));
     let queue = device.default_queue();
-    let options = DlpackOptions::new(DlpackStream::queue(&queue));
+    let options = DlpackOptions::new(DlpackStream::from(&queue));
     assert!(matches!(
         column.export_dlpack(&options),
         Err(Error::InvalidArgument(_))

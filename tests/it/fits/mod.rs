@@ -20,7 +20,7 @@ use futures::executor::block_on;
 use futures::future::join;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use crate::async_stream::kit::produce;
+use crate::async_stream::kit::{Opening, produce};
 use crate::support::types::{field, fixed_list, map, required, run_ends, structure, union};
 use crate::support::{Nulls, array, assert_same_batch};
 use crate::support_c::sim::{Place, cpu, simulated};
@@ -132,7 +132,7 @@ fn adapted(
 /// The error is the producer's own.
 fn consumed(
     producing: impl Future<Output = Result<arrow_device::async_stream::Outcome>>,
-    opening: arrow_device::async_stream::Opening,
+    opening: Opening,
 ) -> Came {
     let consuming = async {
         let items = opening.await.unwrap();

@@ -29,6 +29,12 @@ impl Deref for Sim {
     }
 }
 
+impl From<&Sim> for Queue {
+    fn from(sim: &Sim) -> Self {
+        sim.default_queue()
+    }
+}
+
 impl Sim {
     pub(crate) fn new(mode: SimMode) -> Self {
         Self::with(SimConfig::default().with_mode(mode))

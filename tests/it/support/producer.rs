@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use super::c_stream::CStream;
 use arrow_array::{Array, Int32Array, RecordBatch};
+use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::{
     ArrowDeviceType, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions,
     FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, SyncPolicy,
@@ -125,13 +126,20 @@ pub(crate) fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_Arro
         .unwrap()
 }
 
+/// The embedded array, whose memory is ready.
+pub(crate) fn into_arrow(mut array: FFI_ArrowDeviceArray) -> FFI_ArrowArray {
+    assert!(array.sync_event().is_null());
+    // SAFETY: the embedded array is the struct's first member. It is moved out, and the struct is released afterwards.
+    unsafe { FFI_ArrowArray::from_raw((&raw mut array).cast()) }
+}
+
 /// The same array under another label.
 pub(crate) fn relabel(
     array: FFI_ArrowDeviceArray,
     device_type: ArrowDeviceType,
     id: i64,
 ) -> FFI_ArrowDeviceArray {
-    let array = array.into_array().ok().unwrap();
+    let array = into_arrow(array);
     // SAFETY: the array is valid and in host memory; only its device type and id are wrong, as in
     // some producers' arrays.
     unsafe { FFI_ArrowDeviceArray::new(array, device_type, id, std::ptr::null_mut()) }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int32Array};
-use arrow_device::{DeviceArray, DeviceRecordBatch, FFI_ArrowDeviceArray};
+use arrow_data::{ArrayData, ffi::FFI_ArrowArray};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions,
+};
 use arrow_schema::{DataType, Field, Schema};
 
 use super::sim::Place;
@@ -25,6 +28,19 @@ pub(crate) fn import(
 ) -> DeviceArray {
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     unsafe { DeviceArray::import_as(exported, field(data_type), &place.options) }.unwrap()
+}
+
+/// `ArrayData` on a device, as a C struct has it, with its offsets.
+pub(crate) fn upload_data(device: &Device, data: &ArrayData) -> DeviceArray {
+    let array = FFI_ArrowArray::new(data);
+    let (cpu, none) = (ArrowDeviceType::CPU, std::ptr::null_mut());
+    // SAFETY: the array is arrow-rs's, in host memory, and ready.
+    let array = unsafe { FFI_ArrowDeviceArray::new(array, cpu, -1, none) };
+    // SAFETY: the same; its values are valid, and the type is its own.
+    let array = unsafe {
+        DeviceArray::import_as(array, field(data.data_type()), &ImportOptions::default())
+    };
+    array.unwrap().to_device(device).unwrap()
 }
 
 /// A batch of these columns, named by number.

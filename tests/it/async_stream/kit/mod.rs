@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::abi::FFI_ArrowAsyncTask;
-use arrow_device::async_stream::{DeviceRecordBatchStream, Outcome};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome};
 use arrow_device::{DeviceRecordBatch, Devices, ExportOptions, ImportOptions, Result};
 use futures::Stream;
+use futures::future::BoxFuture;
 
 use crate::simkit::Sim;
 
@@ -22,6 +23,9 @@ mod consumer;
 mod producer;
 mod schema;
 mod waits;
+
+/// A stream whose schema has not come yet.
+pub(crate) type Opening = BoxFuture<'static, Result<AsyncDeviceRecordBatchStream>>;
 
 pub(crate) use consumer::{Call, FakeConsumer, Handler};
 pub(crate) use producer::FakeProducer;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
+use super::Opening;
 use arrow_device::abi::{
     FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
 };
-use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Opening};
+use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy,
 };
