@@ -35,8 +35,11 @@ pub struct DeviceRecordBatch {
 }
 
 impl DeviceRecordBatch {
-    /// `array` must be a struct of the schema's fields without nulls.
+    /// `array` must be a struct of the schema's fields without nulls. An offset of the struct is pushed down to its children: that of
+    /// a batch is always 0, and its children have exactly its rows.
     pub(crate) fn from_struct(schema: SchemaRef, array: DeviceArray) -> Self {
+        let node = array.view().pushed_down();
+        let array = array.like(array.device().clone(), node);
         Self { schema, array }
     }
 
@@ -179,10 +182,8 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the batch does not have these rows.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
-        Ok(Self {
-            schema: self.schema.clone(),
-            array: self.array.slice(offset, length)?,
-        })
+        let array = self.array.slice(offset, length)?;
+        Ok(Self::from_struct(self.schema.clone(), array))
     }
 
     /// Returns the columns at `indices`, in that order, without a copy.
@@ -251,10 +252,7 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
             .map(|f| f.metadata().clone())
             .unwrap_or_default();
         let schema = Schema::new_with_metadata(fields.clone(), metadata);
-        Ok(Self {
-            schema: Arc::new(schema),
-            array,
-        })
+        Ok(Self::from_struct(Arc::new(schema), array))
     }
 }
 

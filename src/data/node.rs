@@ -279,15 +279,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The rows of child `i` in a C struct. The root of a batch has no offset there: its rows are pushed down to its
-    /// children. Otherwise they are all rows of the child.
-    pub(crate) fn part(self, i: usize, batch_root: bool) -> Self {
-        match batch_root {
-            true => self.child(i),
-            false => Self::whole(&self.node.children[i]),
-        }
-    }
-
     /// The number of nulls in the bitmap of these rows, if it is known without reading the bitmap.
     pub(crate) fn null_count(self) -> Option<usize> {
         let node = self.node;
@@ -323,6 +314,22 @@ impl<'a> View<'a> {
                 ..Node::clone(self.node)
             }),
         }
+    }
+
+    /// A node of these rows of a struct at offset 0, whose children have exactly these rows.
+    pub(crate) fn pushed_down(self) -> Arc<Node> {
+        let node = self.node;
+        let fits = |child: &Arc<Node>| child.length == self.length;
+        if self.is_all() && self.offset == 0 && node.children.iter().all(fits) {
+            return node.clone();
+        }
+        let children = (0..node.children.len()).map(|i| self.child(i).to_node());
+        let (data_type, buffers) = (node.data_type.clone(), node.buffers.clone());
+        Arc::new(Node {
+            validity_offset: self.validity_offset,
+            nulls: NullCount::from(self.null_count()),
+            ..Node::new(data_type, self.length, buffers, children.collect())
+        })
     }
 
     /// The distance in bytes from the bitmap's start to the address that an export states for it: the C data

@@ -54,11 +54,9 @@ static ZERO: Zeros = Zeros([0; ALIGNMENT]);
 #[repr(align(64))]
 struct Zeros(#[allow(dead_code)] [u8; ALIGNMENT]);
 
-/// Makes the C struct of an array. With `as_batch` the root has offset 0 and no validity bitmap, and its rows are pushed down to its
-/// children. Null counts that are not known are stated as -1.
+/// Makes the C struct of an array. Null counts that are not known are stated as -1.
 pub(super) fn build(
     array: &DeviceArray,
-    as_batch: bool,
     event: Option<Event>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
@@ -76,7 +74,7 @@ pub(super) fn build(
         let owner = Owner::new(array.device().clone(), Memory::Host(host), Ready::Now);
         exporter.sizes = Some(Arc::new(owner));
     }
-    Ok(exporter.node(array.view(), as_batch))
+    Ok(exporter.node(array.node()))
 }
 
 /// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
@@ -107,14 +105,10 @@ struct Exporter {
 }
 
 impl Exporter {
-    /// Makes the struct of a node's rows, and those of its descendants.
-    fn node(&mut self, view: View<'_>, batch_root: bool) -> CArray {
-        let (node, layout) = (&**view.node, view.layout());
-        let nulls = if batch_root {
-            Some(0)
-        } else {
-            view.null_count()
-        };
+    /// Makes the struct of a node, and those of its descendants.
+    fn node(&mut self, node: &Arc<Node>) -> CArray {
+        let (view, layout) = (View::whole(node), &node.layout);
+        let nulls = view.null_count();
         let mut buffers = SmallVec::<[_; 3]>::with_capacity(node.buffers.len());
         for buffer in &node.buffers {
             buffers.push(buffer.address().as_ptr().cast_const());
@@ -122,7 +116,7 @@ impl Exporter {
         let n_buffers = buffers.len();
         if view.length == 0 && self.on_cpu {
             // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
-            // ([`Export`](crate::transfer::Export)).
+            // (`DeviceArray::to_exported`).
             for (i, kind) in layout.buffers().iter().enumerate() {
                 if matches!(kind, BufferKind::Offsets { .. }) && node.buffers[i].bytes() == Some(0)
                 {
@@ -131,7 +125,7 @@ impl Exporter {
             }
         }
         // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
-        // not matter: the export has moved the others ([`Export`](crate::transfer::Export)).
+        // not matter: the others were moved before (`DeviceArray::to_exported`).
         if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
             buffers[0] = bitmap.address().offset(bytes).as_ptr().cast_const();
         }
@@ -150,8 +144,8 @@ impl Exporter {
             owners.extend(self.sizes.clone());
             buffers[n_buffers - 1] = list;
         }
-        let child = |i| self.node(view.part(i, batch_root), false);
-        let mut children: Vec<_> = (0..node.children.len()).map(child).collect();
+        let children = node.children.iter().map(|child| self.node(child));
+        let mut children: Vec<_> = children.collect();
         let (mut pointers, mut dictionary) = (Vec::new(), ptr::null_mut());
         let first = children.as_mut_ptr();
         match layout.nesting {
@@ -174,7 +168,6 @@ impl Exporter {
             null_count: nulls.map_or(-1, |n| n as i64),
             // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
             offset: match view.length {
-                _ if batch_root => 0,
                 0 => 0,
                 _ => view.offset as i64,
             },

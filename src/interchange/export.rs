@@ -22,7 +22,6 @@ use crate::interchange::c_array::{self, Event};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
-use crate::transfer::Export;
 
 impl DeviceArray {
     /// Exports the array and its type as C structs, without copying, except for some validity
@@ -69,7 +68,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self, options, false)
+        export(self, options)
     }
 }
 
@@ -90,25 +89,15 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::export`].
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self.as_struct(), options, true)
+        export(self.as_struct(), options)
     }
 }
 
-/// With `as_batch` the root is exported at offset 0 and without a validity bitmap; its rows are its
-/// children's.
-fn export(
-    array: &DeviceArray,
-    options: &ExportOptions,
-    as_batch: bool,
-) -> Result<FFI_ArrowDeviceArray> {
+fn export(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
     array.device().check_export()?;
-    let export = Export {
-        as_batch,
-        counts: options.counts_nulls,
-    };
-    match export.reads(array) {
-        true => export_resolved(&export.resolved(array)?, options, as_batch),
-        false => export_resolved(array, options, as_batch),
+    match array.export_reads(options.counts_nulls) {
+        true => export_resolved(&array.to_exported(options.counts_nulls)?, options),
+        false => export_resolved(array, options),
     }
 }
 
@@ -121,25 +110,17 @@ pub(crate) async fn export_async(
 ) -> Result<FFI_ArrowDeviceArray> {
     let mut array = batch.as_struct().clone();
     array.device().check_export()?;
-    let export = Export {
-        as_batch: true,
-        counts: options.counts_nulls,
-    };
-    if export.reads(&array) {
-        array = export.resolved_async(&array).await?;
+    if array.export_reads(options.counts_nulls) {
+        array = array.to_exported_async(options.counts_nulls).await?;
     }
     if export_sync(&array, options.sync) == ExportSync::Wait {
         completion(array.ready_event()?).await?;
     }
-    export_resolved(&array, &options, true)
+    export_resolved(&array, &options)
 }
 
 /// Exports an array whose bitmaps need not be read any more.
-fn export_resolved(
-    array: &DeviceArray,
-    options: &ExportOptions,
-    as_batch: bool,
-) -> Result<FFI_ArrowDeviceArray> {
+fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
     let event = event_for(array, options.sync)?;
     let id = array.device().id();
     let sync_event = match &event {
@@ -148,7 +129,7 @@ fn export_resolved(
         Some(Event::Of(owner)) => address(owner),
     };
     Ok(FFI_ArrowDeviceArray {
-        array: c_array::build(array, as_batch, event, options.release)?,
+        array: c_array::build(array, event, options.release)?,
         device_id: id.id,
         device_type: id.device_type,
         sync_event,

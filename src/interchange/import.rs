@@ -131,48 +131,40 @@ impl DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        // SAFETY: the caller keeps to the contract of `DeviceArray::import`, which `import_unread`
-        // asks for.
-        let batch = unsafe { Self::import_unread(array, schema, options) }?;
-        check(batch.as_struct(), options.validation)?;
-        check_no_nulls(batch.as_struct())?;
-        Ok(batch)
-    }
-
-    /// As [`import_as`](Self::import_as), but without the checks that read the memory. Does not
-    /// wait.
-    ///
-    /// # Safety
-    /// As [`DeviceArray::import`].
-    pub(crate) unsafe fn import_unread(
-        array: FFI_ArrowDeviceArray,
-        schema: SchemaRef,
-        options: &ImportOptions,
-    ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
-        // SAFETY: the caller keeps to the contract of `import`.
+        // SAFETY: the caller keeps to the contract of `DeviceArray::import`.
         let array = unsafe { import(array, &root, options) }?;
+        check(&array, options.validation)?;
+        check_no_nulls(&array)?;
         Ok(Self::from_struct(schema, array))
     }
 }
 
-/// Checks a batch after [`DeviceRecordBatch::import_unread`] as [`DeviceRecordBatch::import_as`] does, and returns it. A poll never
-/// blocks.
+/// As [`DeviceRecordBatch::import_as`]. A poll of what it returns never blocks, and the import itself does not wait.
+///
+/// # Safety
+/// As [`DeviceArray::import`].
 #[cfg(feature = "async")]
-pub(crate) async fn check_async(
-    batch: DeviceRecordBatch,
-    validation: Validation,
-) -> Result<DeviceRecordBatch> {
-    let (array, full) = (batch.as_struct(), validation == Validation::Full);
-    if full {
-        completion(array.ready_event()?).await?;
-    }
-    resolve_async(array, |numbers| count(numbers, array, validation)).await?;
-    check_no_nulls(array)?;
-    if full {
-        validate_async(array).await?;
-    }
-    Ok(batch)
+pub(crate) unsafe fn import_async(
+    array: FFI_ArrowDeviceArray,
+    schema: SchemaRef,
+    options: &ImportOptions,
+) -> Result<impl Future<Output = Result<DeviceRecordBatch>> + use<>> {
+    let root = DataType::Struct(schema.fields().clone());
+    // SAFETY: the caller keeps to the contract of `import`.
+    let array = unsafe { import(array, &root, options) }?;
+    let (validation, full) = (options.validation, options.validation == Validation::Full);
+    Ok(async move {
+        if full {
+            completion(array.ready_event()?).await?;
+        }
+        resolve_async(&array, |numbers| count(numbers, &array, validation)).await?;
+        check_no_nulls(&array)?;
+        if full {
+            validate_async(&array).await?;
+        }
+        Ok(DeviceRecordBatch::from_struct(schema, array))
+    })
 }
 
 /// Checks what can be checked only by reading the array's memory. Waits for it.

@@ -11,7 +11,7 @@ pub(crate) mod validate;
 #[cfg(feature = "async")]
 pub(crate) use export::export_async;
 #[cfg(feature = "async")]
-pub(crate) use import::check_async;
+pub(crate) use import::import_async;
 pub use options::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
 
 use std::borrow::Cow;

@@ -33,7 +33,6 @@ use crate::memory::check_queue;
 use crate::transfer::copy::copy;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::download::DownloadQueues;
-pub(crate) use crate::transfer::export::Export;
 pub(crate) use crate::transfer::plan::Scope;
 use crate::transfer::upload::upload;
 

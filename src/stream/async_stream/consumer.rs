@@ -16,7 +16,7 @@ use super::handler::{Item, Metadata, Opened, Producer, Shared, Task};
 use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler};
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
-use crate::interchange::{ImportOptions, check_async};
+use crate::interchange::{ImportOptions, import_async};
 
 /// A producer's async device stream: batches in order, with their [metadata](DeviceRecordBatchStream::batch_metadata). It ends after
 /// an error. Dropping it cancels it; batches may outlive it.
@@ -185,12 +185,8 @@ impl Consumer {
         }
         let (schema, options) = (opened.schema.clone(), &self.options);
         // SAFETY: the caller of `handler` guarantees that the producer's arrays may be imported.
-        let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
-        let validation = options.validation;
-        Ok(Box::pin(async move {
-            let batch = check_async(batch, validation).await?;
-            Ok((batch, metadata))
-        }))
+        let batch = unsafe { import_async(array, schema, options) }?;
+        Ok(Box::pin(async move { Ok((batch.await?, metadata)) }))
     }
 }
 
