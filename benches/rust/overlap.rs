@@ -58,7 +58,10 @@ impl Way {
 /// # Errors
 /// The crate's.
 pub fn run(way: Way, n: usize) -> Result<[f64; 4]> {
-    let config = SimConfig::default().with_bytes_per_second(BYTES_PER_SECOND);
+    let config = SimConfig {
+        bytes_per_second: Some(BYTES_PER_SECOND),
+        ..SimConfig::default()
+    };
     let device = Device::new(SimDevice::new(config)?)?;
     let batch = batches::named("integers", COLUMNS, ROWS)?;
     let schema = batch.schema();

@@ -17,9 +17,11 @@ pub(crate) type Time = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 fn held() -> Result<(&'static Device, &'static SimDevice)> {
     static HELD: OnceLock<(Device, Arc<SimDevice>)> = OnceLock::new();
     if HELD.get().is_none() {
-        let config = SimConfig::default()
-            .with_mode(SimMode::Deferred)
-            .with_fill(false);
+        let config = SimConfig {
+            mode: SimMode::Deferred,
+            fill: false,
+            ..SimConfig::default()
+        };
         let sim = SimDevice::new(config)?;
         let device = Device::new(sim.clone())?;
         // As the memcpy beside it.

@@ -213,12 +213,15 @@ impl<'a> Worker<'a> {
 
     /// A device for one stream, some operation of which fails.
     fn own_device(&mut self) -> Result<u64> {
-        let sim = SimDevice::new(SimConfig::default().with_capacity_bytes(1 << 28))?;
+        let sim = SimDevice::new(SimConfig {
+            capacity_bytes: 1 << 28,
+            ..SimConfig::default()
+        })?;
         let device = Device::new(sim.clone())?;
         let devices = Devices::new();
         devices.add(device.clone())?;
         let (n, stream) = self.export(&device, None)?;
-        sim.faults().fail_nth_of_any(1 + self.below(20 * n));
+        sim.faults().fail_nth(None, 1 + self.below(20 * n));
         let options = ImportOptions::default().with_devices(devices);
         let mut i = 0;
         let read = || -> Result<()> {

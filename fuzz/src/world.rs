@@ -18,10 +18,12 @@ impl World {
     fn new() -> Self {
         let devices = Devices::new();
         let sim = |mode, peer_access| {
-            let config = SimConfig::default()
-                .with_capacity_bytes(256 << 20)
-                .with_mode(mode)
-                .with_peer_access(peer_access);
+            let config = SimConfig {
+                capacity_bytes: 256 << 20,
+                mode,
+                peer_access,
+                ..SimConfig::default()
+            };
             let sim = SimDevice::new(config).expect("targets run on Linux");
             let device = Device::new(sim.clone()).expect("the queue is there");
             devices.add(device.clone()).expect("ids differ");

@@ -39,7 +39,10 @@ pub(crate) unsafe extern "C" fn peers_sim_new(lazy: bool, number: &mut i64) -> c
             true => SimMode::Deferred,
             false => SimMode::Async,
         };
-        let sim = SimDevice::new(SimConfig::default().with_mode(mode))?;
+        let sim = SimDevice::new(SimConfig {
+            mode,
+            ..SimConfig::default()
+        })?;
         let device = Device::new(sim)?;
         *number = device.id().id;
         Ok(Devices::global().add(device)?)

@@ -396,11 +396,7 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// The handle is that of a live stream of the device's runtime, or stands for a default stream, as long as the queue lives.
     unsafe fn adopt_queue(&self, handle: usize) -> Result<Arc<dyn RawQueue>> {
         let _ = handle;
-        Err(Error::NotSupported {
-            device: self.capabilities().id,
-            operation: "adopt a queue",
-            reason: "streams of this device have no handles".into(),
-        })
+        Err(no_handles(self.capabilities().id))
     }
 
     /// Frees memory that is kept for reuse. May wait for the device's work.
@@ -408,11 +404,13 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
 }
 
 fn no_events(device: DeviceId) -> Error {
-    Error::NotSupported {
-        device,
-        operation: "event",
-        reason: "work of this device is done when a call returns, so that it has no events".into(),
-    }
+    let reason = "work of this device is done when a call returns, so that it has no events";
+    not_supported(device, "event", reason)
+}
+
+pub(crate) fn no_handles(device: DeviceId) -> Error {
+    let reason = "streams of this device have no handles";
+    not_supported(device, "adopt a queue", reason)
 }
 
 /// An ordered, asynchronous queue of device work, such as a CUDA or HIP stream. As for [`Backend`],
@@ -497,6 +495,28 @@ pub fn device_error(
         operation,
         code,
         message: message.into(),
+    }
+}
+
+/// Returns [`Error::NotSupported`].
+pub(crate) fn not_supported(
+    device: DeviceId,
+    operation: &'static str,
+    reason: impl Into<Cow<'static, str>>,
+) -> Error {
+    Error::NotSupported {
+        device,
+        operation,
+        reason: reason.into(),
+    }
+}
+
+/// Returns [`Error::OutOfMemory`].
+pub(crate) fn out_of_memory(device: DeviceId, operation: &'static str, bytes: usize) -> Error {
+    Error::OutOfMemory {
+        device,
+        operation,
+        bytes,
     }
 }
 

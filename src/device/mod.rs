@@ -19,7 +19,7 @@
 //! A crate that adds a device implements [`engine::Runtime`] over the calls of its runtime, opens devices by [`engine::Engine::open`] and
 //! registers them with [`Devices::register`]. [`Backend`] and [`RawQueue`] are what the engine implements.
 
-mod backend;
+pub(crate) mod backend;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;

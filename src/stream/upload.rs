@@ -233,7 +233,11 @@ mod tests {
         const N: usize = 1000;
         let batch = record_batch!(("a", Int32, [1, 2, 3])).unwrap();
         for mode in [SimMode::Async, SimMode::Deferred] {
-            let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+            let sim = SimDevice::new(SimConfig {
+                mode,
+                ..SimConfig::default()
+            })
+            .unwrap();
             let device = Device::new(sim.clone()).unwrap();
             let (go, held) = mpsc::channel::<()>();
             device.when(Vec::new(), move || {

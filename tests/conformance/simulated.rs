@@ -10,7 +10,10 @@ use arrow_device_conformance::{Hold, Subject, run};
 use super::{Gate, skips_what_it_cannot_see, wrap};
 
 pub(crate) fn deferred() -> SimConfig {
-    SimConfig::default().with_mode(SimMode::Deferred)
+    SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    }
 }
 
 /// Keeps a simulated queue busy with a kernel.
@@ -70,18 +73,30 @@ fn that_runs_nothing_until_waited_for() {
 
 #[test]
 fn with_peer_access() {
-    suite(SimConfig::default().with_peer_access(true));
-    lazy_suite(deferred().with_peer_access(true));
+    suite(SimConfig {
+        peer_access: true,
+        ..SimConfig::default()
+    });
+    lazy_suite(SimConfig {
+        peer_access: true,
+        ..deferred()
+    });
 }
 
 #[test]
 fn with_slow_copies() {
-    suite(SimConfig::default().with_bytes_per_second(400 << 20));
+    suite(SimConfig {
+        bytes_per_second: Some(400 << 20),
+        ..SimConfig::default()
+    });
 }
 
 #[test]
 fn with_little_memory() {
-    lazy_suite(deferred().with_capacity_bytes(64 << 20));
+    lazy_suite(SimConfig {
+        capacity_bytes: 64 << 20,
+        ..deferred()
+    });
 }
 
 #[test]

@@ -154,8 +154,14 @@ fn arrays(place: &Place) -> Vec<Row> {
     let (values, nulls, text) = (up(plain(100)), up(nullable(100)), up(texts(64)));
     let words: DictionaryArray<Int16Type> = (0..32).map(|i| ["a", "b"][i % 2]).collect();
     let words = up(Arc::new(words));
-    let config = SimConfig::default().with_mode(SimMode::Deferred);
-    let peer = Sim::with(config.clone().with_peer_access(true));
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    };
+    let peer = Sim::with(SimConfig {
+        peer_access: true,
+        ..config.clone()
+    });
     let stranger = Sim::with(config);
     let to = |array: &DeviceArray, sim: Sim| {
         let array = array.clone();

@@ -256,8 +256,14 @@ fn queues_of_other_devices_are_refused() {
 /// Each failure comes back once: from the start, from a poll, or from the wait. What was queued is kept and freed later.
 #[test]
 fn each_step_of_a_download_may_fail() {
-    let config = SimConfig::default().with_mode(SimMode::Deferred);
-    let sim = Sim::with(config.with_capacity_bytes(16 << 20));
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    };
+    let sim = Sim::with(SimConfig {
+        capacity_bytes: 16 << 20,
+        ..config
+    });
     let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
     let up = sim.upload_array(&host).unwrap();
     up.wait().unwrap();

@@ -41,10 +41,7 @@ fn failures<P, R>(
             assert!(n < 200, "{name}: {order:?} never ends");
             let mut prepared = prepare();
             faults.clear();
-            match order {
-                Some(op) => faults.fail_nth(op, n),
-                None => faults.fail_nth_of_any(n),
-            }
+            faults.fail_nth(order, n);
             let result = operation(&prepared);
             let fired = faults.fired() > 0;
             faults.clear();
@@ -86,8 +83,15 @@ fn failures<P, R>(
 
 fn sims(peer: bool) -> [Sim; 2] {
     // Deferred, so that a source that was let go early is noticed for certain.
-    let config = SimConfig::default().with_mode(SimMode::Deferred);
-    let config = config.with_peer_access(peer).with_capacity_bytes(64 << 20);
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    };
+    let config = SimConfig {
+        peer_access: peer,
+        capacity_bytes: 64 << 20,
+        ..config
+    };
     [Sim::with(config.clone()), Sim::with(config)]
 }
 
@@ -353,7 +357,7 @@ fn sources_of_failed_uploads() {
         let ops = 5; // two allocations, the copies, two records
         sim.faults().fail_nth(FaultOp::Record, 1);
         if failures == 2 {
-            sim.faults().fail_nth_of_any(ops);
+            sim.faults().fail_nth(None, ops);
         }
         assert!(sim.upload_array(&column).is_err());
         drop(column);

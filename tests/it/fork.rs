@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use crate::support::fork_kit::{alone, forked};
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
-use arrow_device::device::engine::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, upload_reader_ahead};
 
@@ -43,7 +42,11 @@ fn the_cpu_works_in_a_child() {
 fn a_simulated_device_is_the_parents() {
     alone("fork::a_simulated_device_is_the_parents", || {
         for mode in [SimMode::Async, SimMode::Deferred] {
-            let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+            let sim = SimDevice::new(SimConfig {
+                mode,
+                ..SimConfig::default()
+            })
+            .unwrap();
             let device = Device::new(sim.clone()).unwrap();
             let up = device.upload(&batch()).unwrap();
             let exported = up.export(SyncPolicy::Event).unwrap();
@@ -75,7 +78,11 @@ fn a_simulated_device_is_the_parents() {
                 assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
                 drop((device, sim));
                 // One of its own works.
-                let own = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+                let own = SimDevice::new(SimConfig {
+                    mode,
+                    ..SimConfig::default()
+                })
+                .unwrap();
                 round_trip(&Device::new(own.clone()).unwrap());
             });
             assert_eq!(up.to_host().unwrap(), batch());
@@ -151,42 +158,5 @@ fn a_stream_with_threads_is_the_parents() {
             let ahead = upload_reader_ahead(reader, &device, 2).unwrap();
             is_the_parents(ahead, |up| up.num_rows());
         }
-    });
-}
-
-/// A worker's thread does not exist there, and its lock may be held. Its jobs do not run there: the runtime that they would call
-/// is the parent's.
-#[test]
-fn a_worker_is_the_parents() {
-    alone("fork::a_worker_is_the_parents", || {
-        let (go, wait) = std::sync::mpsc::channel::<()>();
-        let (sender, ran) = std::sync::mpsc::channel();
-        let mut worker = Some(Worker::new("a worker"));
-        let idle = Worker::new("a worker that has no thread yet");
-        let parents = sender.clone();
-        worker.as_ref().unwrap().push(move || {
-            wait.recv().unwrap();
-            parents.send("the parent's").unwrap();
-        });
-        forked(|| {
-            let worker = worker.take().unwrap();
-            for worker in [&worker, &idle] {
-                assert_eq!(worker.pending(), 0);
-                let (job, poll) = (sender.clone(), sender.clone());
-                worker.push(move || job.send("a job").unwrap());
-                worker.watch(move || poll.send("a poll").is_ok(), || {});
-            }
-            drop(worker);
-            assert!(ran.recv_timeout(Duration::from_millis(100)).is_err());
-            // One of its own works.
-            let own = Worker::new("the child's worker");
-            own.push(move || sender.send("the child's").unwrap());
-            assert_eq!(ran.recv_timeout(Duration::from_secs(10)), Ok("the child's"));
-        });
-        go.send(()).unwrap();
-        assert_eq!(
-            ran.recv_timeout(Duration::from_secs(10)),
-            Ok("the parent's")
-        );
     });
 }

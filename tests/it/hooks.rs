@@ -27,7 +27,10 @@ fn hooked(exports: ExportSync) -> (Device, Sim) {
 }
 
 fn hooked_with(alter: impl FnOnce(&mut Altered)) -> (Device, Sim) {
-    let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
+    let sim = Sim::with(SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    });
     let mut backend = Altered::new(sim.sim.clone());
     (backend.capabilities.id, backend.direct) = (OPENCL, Some(false));
     alter(&mut backend);

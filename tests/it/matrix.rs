@@ -33,9 +33,15 @@ struct Elsewhere([Sim; 2], [Device; 3]);
 
 impl Elsewhere {
     fn new() -> Self {
-        let config = SimConfig::default().with_mode(SimMode::Deferred);
+        let config = SimConfig {
+            mode: SimMode::Deferred,
+            ..SimConfig::default()
+        };
         let sims = [
-            Sim::with(SimConfig::default().with_peer_access(true)),
+            Sim::with(SimConfig {
+                peer_access: true,
+                ..SimConfig::default()
+            }),
             Sim::with(config),
         ];
         let [a, b] = sims.each_ref().map(|sim| sim.device.clone());

@@ -62,8 +62,14 @@ fn sources_live_until_the_copies_have_run() {
 /// The device that a copy comes from runs its free only afterwards.
 #[test]
 fn sources_on_peers_live_until_the_copies_have_run() {
-    let config = SimConfig::default().with_mode(SimMode::Deferred);
-    let config = config.with_peer_access(true);
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    };
+    let config = SimConfig {
+        peer_access: true,
+        ..config
+    };
     let (from, to) = (Sim::with(config.clone()), Sim::with(config));
     let expected = wide_batch(16, 64);
     let up = from.upload(&expected).unwrap();

@@ -15,7 +15,11 @@ const N: usize = 500;
 
 /// Work that runs only when it is waited for.
 fn held() -> Arc<SimDevice> {
-    SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred)).unwrap()
+    SimDevice::new(SimConfig {
+        mode: SimMode::Deferred,
+        ..SimConfig::default()
+    })
+    .unwrap()
 }
 
 fn until(what: &str, done: impl Fn() -> bool) {

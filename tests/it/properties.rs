@@ -71,7 +71,11 @@ fn arrays() {
 
 #[test]
 fn batches() {
-    let peer = |mode| SimConfig::default().with_mode(mode).with_peer_access(true);
+    let peer = |mode| SimConfig {
+        mode,
+        peer_access: true,
+        ..SimConfig::default()
+    };
     let (from, to) = (Sim::new(SimMode::Deferred), Sim::with(peer(SimMode::Async)));
     proptest!(config(), |(case in arb_batch(), cuts in arb_cuts())| {
         let mut expected = case.batch();

@@ -119,7 +119,10 @@ fn offsets_start_at_0() {
 #[test]
 fn unknown_counts_stay_unknown() {
     let from = Sim::new(SimMode::Deferred);
-    let to = Sim::with(SimConfig::default().with_peer_access(true));
+    let to = Sim::with(SimConfig {
+        peer_access: true,
+        ..SimConfig::default()
+    });
     let up = from.upload_array(&ints(50)).unwrap();
     let parts = [up.buffer(0), up.buffer(1)];
     // SAFETY: the parts are those of a valid array of this type and length.

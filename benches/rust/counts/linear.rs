@@ -153,9 +153,10 @@ fn collect<T>(all: impl Iterator<Item = DeviceResult<T>>) -> Result<Vec<T>> {
 }
 
 fn device(mode: SimMode) -> Result<Device> {
-    Ok(Device::new(SimDevice::new(
-        SimConfig::default().with_mode(mode),
-    )?)?)
+    Ok(Device::new(SimDevice::new(SimConfig {
+        mode,
+        ..SimConfig::default()
+    })?)?)
 }
 
 fn batch(kind: &str, columns: usize) -> Result<RecordBatch> {

@@ -30,7 +30,10 @@ fn figure(row: &str, what: &str, measured: f64, limit: f64) {
 
 /// A simulated device, and options that find it.
 fn simulated(mode: SimMode) -> Result<(Device, ImportOptions)> {
-    let device = Device::new(SimDevice::new(SimConfig::default().with_mode(mode))?)?;
+    let device = Device::new(SimDevice::new(SimConfig {
+        mode,
+        ..SimConfig::default()
+    })?)?;
     let devices = Devices::new();
     devices.add(device.clone())?;
     Ok((device, ImportOptions::default().with_devices(devices)))

@@ -81,7 +81,7 @@ async fn any_operation_may_fail() {
         let host = scan(host_table(&[batches(0, 3)])).await;
         let plan = with_transitions(double(double(host, &sim), &sim));
         sim.sim.faults().clear();
-        sim.sim.faults().fail_nth_of_any(n);
+        sim.sim.faults().fail_nth(None, n);
         let result = run(&plan).await;
         let fired = sim.sim.faults().fired() > 0;
         sim.sim.faults().clear();
@@ -282,7 +282,10 @@ async fn an_upload_passes_errors_on_as_they_are() {
 #[tokio::test]
 async fn out_of_memory_on_the_device() {
     let config = SimConfig::default();
-    let config = config.with_capacity_bytes(1 << 20);
+    let config = SimConfig {
+        capacity_bytes: 1 << 20,
+        ..config
+    };
     let sim = Sim::with(config);
     // By an upload, and by an operator.
     let (host, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 1 << 18))));

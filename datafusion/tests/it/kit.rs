@@ -61,7 +61,10 @@ impl Sim {
 
     /// Nothing runs until somebody waits for it.
     pub(crate) fn deferred() -> Self {
-        Self::with(SimConfig::default().with_mode(SimMode::Deferred))
+        Self::with(SimConfig {
+            mode: SimMode::Deferred,
+            ..SimConfig::default()
+        })
     }
 
     pub(crate) fn with(config: SimConfig) -> Self {

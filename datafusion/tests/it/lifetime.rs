@@ -159,8 +159,14 @@ async fn assert_bounded(sim: &Sim, plan: Plan, slow: bool, factor: i64) {
 async fn memory_stays_bounded_on_a_stream_larger_than_the_device() {
     // 1 MiB: 16 batches, with the gaps between them less; 200 pass through.
     let small = SimConfig::default();
-    let small = small.with_capacity_bytes(1 << 20);
-    let slow_copies = small.clone().with_bytes_per_second(100 << 20);
+    let small = SimConfig {
+        capacity_bytes: 1 << 20,
+        ..small
+    };
+    let slow_copies = SimConfig {
+        bytes_per_second: Some(100 << 20),
+        ..small.clone()
+    };
     for (config, slow) in [(small, true), (slow_copies, false)] {
         let sim = Sim::with(config);
         let (table, _) = host_stream(|i| large(i).map(Ok));

@@ -137,7 +137,12 @@ async fn between_devices_each_side_counts_its_own_half() {
 /// One that reaches the memory of the other copies on its own, and nothing passes through the host.
 #[tokio::test]
 async fn a_device_that_reaches_the_other_copies_directly() {
-    let peer = || Sim::with(SimConfig::default().with_peer_access(true));
+    let peer = || {
+        Sim::with(SimConfig {
+            peer_access: true,
+            ..SimConfig::default()
+        })
+    };
     let (a, b) = (peer(), peer());
     let table = device_table(&a, &[batches(0, 3)]);
     let moves = DeviceToDeviceExec::new(device_leaf(table.clone()).await, &b);
@@ -462,7 +467,12 @@ fn drive_blocking(sims: &[&Sim], plan: &Plan) -> Vec<RecordBatch> {
 /// A copy on a blocking thread goes on if its reader has gone, and what it has allocated stays reserved.
 #[tokio::test]
 async fn a_copy_that_nobody_waits_for_stays_reserved() {
-    let peer = || Sim::with(SimConfig::default().with_peer_access(true));
+    let peer = || {
+        Sim::with(SimConfig {
+            peer_access: true,
+            ..SimConfig::default()
+        })
+    };
     let (a, b) = (peer(), peer());
     let moves = device_leaf(device_table(&a, &[batches(0, 1)])).await;
     let moves = DeviceToDeviceExec::new(moves, &b);

@@ -123,8 +123,14 @@ impl Engine {
         } else {
             SimMode::Async
         };
-        let config = SimConfig::default().with_mode(mode);
-        let sim = SimDevice::new(config.with_capacity_bytes(capacity_bytes))?;
+        let config = SimConfig {
+            mode,
+            ..SimConfig::default()
+        };
+        let sim = SimDevice::new(SimConfig {
+            capacity_bytes,
+            ..config
+        })?;
         let queue = sim.default_queue()?;
         Ok(Arc::new(Self {
             sim,

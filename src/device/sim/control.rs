@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use super::{INJECTED, SimDevice};
+use crate::device::backend::out_of_memory;
 use crate::device::{DeviceId, device_error, lock};
 use crate::error::{Error, Result};
 
@@ -23,15 +24,23 @@ pub enum SimMode {
 /// ```
 /// use arrow_device::device::sim::{SimConfig, SimMode};
 /// // Nothing runs before it is waited for, so a missing wait fails every time.
-/// let config = SimConfig::default().with_mode(SimMode::Deferred).with_capacity_bytes(16 << 20);
+/// let config = SimConfig { mode: SimMode::Deferred, capacity_bytes: 16 << 20, ..SimConfig::default() };
+/// # let _ = config;
 /// ```
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    pub(super) mode: SimMode,
-    pub(super) capacity_bytes: usize,
-    pub(super) fill: bool,
-    pub(super) bytes_per_second: Option<u64>,
-    pub(super) peer_access: bool,
+    /// When queued work runs.
+    pub mode: SimMode,
+    /// How many bytes the device has. They are reserved addresses, and take up memory only once allocated.
+    pub capacity_bytes: usize,
+    /// Whether fresh memory is filled, which shows reads of it and costs as much time as a copy. For measurements, switch it
+    /// off: the memory is zero then.
+    pub fill: bool,
+    /// How fast a queue copies, in bytes per second, for tests of overlap; `None` is at full speed. The copies of different
+    /// queues overlap, and time passes from when they are queued. Has an effect only in [`SimMode::Async`].
+    pub bytes_per_second: Option<u64>,
+    /// Whether the device copies straight out of other simulated devices' memory.
+    pub peer_access: bool,
 }
 
 impl Default for SimConfig {
@@ -45,47 +54,6 @@ impl Default for SimConfig {
             bytes_per_second: None,
             peer_access: false,
         }
-    }
-}
-
-impl SimConfig {
-    /// Sets when queued work runs.
-    #[must_use]
-    pub fn with_mode(mut self, mode: SimMode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// Sets how many bytes the device has. They are reserved addresses, and take up memory only
-    /// once allocated.
-    #[must_use]
-    pub fn with_capacity_bytes(mut self, bytes: usize) -> Self {
-        self.capacity_bytes = bytes;
-        self
-    }
-
-    /// Sets whether fresh memory is filled, which shows reads of it and costs as much time as a copy. For measurements, switch it
-    /// off: the memory is zero then.
-    #[must_use]
-    pub fn with_fill(mut self, fill: bool) -> Self {
-        self.fill = fill;
-        self
-    }
-
-    /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of
-    /// different queues overlap, and time passes from when they are queued. Has an effect only in
-    /// [`SimMode::Async`]; 0 means full speed.
-    #[must_use]
-    pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
-        self.bytes_per_second = (bytes > 0).then_some(bytes);
-        self
-    }
-
-    /// Sets whether the device copies straight out of other simulated devices' memory.
-    #[must_use]
-    pub fn with_peer_access(mut self, peer_access: bool) -> Self {
-        self.peer_access = peer_access;
-        self
     }
 }
 
@@ -137,7 +105,7 @@ impl FaultOp {
 ///
 /// A failure happens when the operation is submitted: the call returns an error and nothing is
 /// queued. The next call succeeds again. To fail each operation of a program in turn, run it with
-/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any) for each `n` from 1 on until nothing has [`fired`](Self::fired).
+/// [`fail_nth(None, n)`](Self::fail_nth) for each `n` from 1 on until nothing has [`fired`](Self::fired).
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Counters>);
 
@@ -151,18 +119,10 @@ struct Counters {
 }
 
 impl Faults {
-    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an
-    /// earlier call for the same kind, and 0 cancels it.
-    pub fn fail_nth(&self, op: FaultOp, n: u64) {
-        self.arm(Some(op), n);
-    }
-
-    /// As [`fail_nth`](Self::fail_nth), but counts operations of all kinds.
-    pub fn fail_nth_of_any(&self, n: u64) {
-        self.arm(None, n);
-    }
-
-    fn arm(&self, op: Option<FaultOp>, n: u64) {
+    /// Makes the `n`-th operation of this kind from now fail, or of any with `None`; 1 is the next one. Replaces an earlier call
+    /// for the same kind, and 0 cancels it.
+    pub fn fail_nth(&self, op: impl Into<Option<FaultOp>>, n: u64) {
+        let op = op.into();
         let armed = &mut lock(&self.0).armed;
         armed.retain(|(other, _)| *other != op);
         armed.extend((n > 0).then_some((op, n)));
@@ -205,11 +165,7 @@ impl Faults {
         }
         counters.fired += 1;
         Err(match op {
-            FaultOp::Allocate | FaultOp::HostAllocate => Error::OutOfMemory {
-                device,
-                operation,
-                bytes,
-            },
+            FaultOp::Allocate | FaultOp::HostAllocate => out_of_memory(device, operation, bytes),
             _ => device_error(device, operation, INJECTED, "injected failure"),
         })
     }

@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::state::{Core, Done, Op, Point, State, is_host, owner_of};
+use super::state::{Core, Op, Point, State, is_host, owner_of};
 use super::{INVALID_ACCESS, MISUSE, SimMode};
+use crate::abi::guard;
 use crate::device::{CopyKind, CopyOp, DevicePtr, lock};
 use crate::error::Result;
 
@@ -30,7 +31,6 @@ impl Core {
         let (position, is_first) = (queue.submitted, queue.pending.len() == 1);
         // The worker comes by itself to what is behind the first.
         if is_first && self.is_async() {
-            state.ready.push_back(id);
             drop(state);
             let core = self.clone();
             self.worker.push(move || core.run_all());
@@ -77,11 +77,7 @@ impl Core {
             let queue = state.queues.get(&next.queue);
             match queue.and_then(|queue| queue.pending.front()) {
                 Some(Op::Wait(point)) if !state.reached(*point) => needed.push(*point),
-                _ => {
-                    let done = self.run_first(state, next.queue);
-                    drop(engine);
-                    drop(done);
-                }
+                _ => self.run_first(engine, state, next.queue),
             }
         }
         Ok(())
@@ -90,43 +86,25 @@ impl Core {
     /// Runs all that can run, on the worker: of each queue one operation, and so on.
     fn run_all(&self) {
         let before = ON_ENGINE.replace(true);
-        // How many queues in a row were at copies that are slowed down.
-        let mut slow = 0;
+        let mut last = 0;
         loop {
-            let engine = lock(&self.engine);
-            let mut state = self.state();
-            let Some(id) = state.ready.pop_front() else {
+            let (engine, state) = (lock(&self.engine), self.state());
+            if let Some(next) = state.next_after(last) {
+                last = next;
+                self.run_first(engine, state, next);
+            } else if state.queues.values().all(|q| q.pending.is_empty()) {
                 break;
-            };
-            let queue = state.queues.get(&id);
-            match queue.and_then(|queue| queue.pending.front()) {
-                // The device has failed.
-                None => {}
-                Some(&Op::Wait(point)) if !state.reached(point) => {
-                    state.waiting.entry(point).or_default().push(id);
-                }
-                Some(Op::Work(work)) if work.due.is_some_and(|due| due > Instant::now()) => {
-                    state.ready.push_back(id);
-                    slow += 1;
-                    if slow >= state.ready.len() {
-                        drop((state, engine));
-                        std::thread::sleep(Duration::from_micros(100));
-                        slow = 0;
-                    }
-                }
-                Some(_) => {
-                    slow = 0;
-                    let done = self.run_first(state, id);
-                    drop(engine);
-                    drop(done);
-                }
+            } else {
+                // At copies that are slowed down.
+                drop((state, engine));
+                std::thread::sleep(Duration::from_micros(100));
             }
         }
         ON_ENGINE.set(before);
     }
 
-    /// Runs the first operation of a queue. The caller holds `engine`, so only one operation of a device runs at a time.
-    fn run_first(&self, mut guard: MutexGuard<'_, State>, id: u64) -> Done {
+    /// Runs the first operation of a queue. `engine` is held, so that only one operation of a device runs at a time.
+    fn run_first(&self, engine: MutexGuard<'_, ()>, mut guard: MutexGuard<'_, State>, id: u64) {
         let state = &mut *guard;
         // It stays in the queue while it runs, and with it the host memory that it uses.
         let first = state.queues.get_mut(&id);
@@ -142,19 +120,17 @@ impl Core {
         let before = ON_ENGINE.replace(true);
         let result = run.map_or(Ok(()), |run| run(self));
         ON_ENGINE.set(before);
-        let mut done = Done::default();
         let mut state = self.state();
-        match result {
-            Ok(()) => state.complete(id, &mut done),
-            Err(error) => state.fail(error, &mut done),
-        }
-        let queue = state.queues.get(&id);
-        if self.is_async() && queue.is_some_and(|queue| !queue.pending.is_empty()) {
-            state.ready.push_back(id);
-        }
-        drop(state);
+        let dropped = match result {
+            Ok(()) => {
+                state.complete(id);
+                Vec::new()
+            }
+            Err(error) => state.fail(error),
+        };
+        drop((state, engine));
         self.done.notify_all();
-        done
+        let _ = guard::call_foreign("kernel", || drop(dropped));
     }
 
     pub(super) fn run_copy(&self, copy: &CopyOp) -> Result<()> {

@@ -65,6 +65,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
+use crate::device::backend::out_of_memory;
 use crate::device::engine::Reserved;
 use crate::device::handle::RELEASES;
 use crate::device::{
@@ -106,7 +107,7 @@ static IDS: Mutex<BTreeSet<i64>> = Mutex::new(BTreeSet::new());
 /// use arrow_device::device::{Backend, CopyKind, CopyOp, DevicePtr};
 /// # fn main() -> arrow_device::Result<()> {
 /// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
-/// let device = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred))?;
+/// let device = SimDevice::new(SimConfig { mode: SimMode::Deferred, ..SimConfig::default() })?;
 /// let queue = device.default_queue()?;
 /// let memory = queue.allocate(64)?;
 /// let mut host = [0u8; 64];
@@ -173,7 +174,7 @@ impl SimDevice {
         }
         let bytes = config.capacity_bytes.max(1);
         let addresses = Reserved::new(id, bytes).map_err(|e| {
-            let advice = "SimConfig::with_capacity_bytes asks for fewer";
+            let advice = "SimConfig::capacity_bytes asks for fewer";
             absent(id, format!("{bytes} bytes of addresses: {e}; {advice}"))
         })?;
         let core = Core::new(id, config, addresses);
@@ -286,11 +287,8 @@ unsafe impl Backend for SimDevice {
         }
         let operation = "allocate_host";
         core.count(FaultOp::HostAllocate, operation, bytes)?;
-        let memory = Memory::new(bytes, true).ok_or(Error::OutOfMemory {
-            device: core.id,
-            operation,
-            bytes,
-        })?;
+        let memory = Memory::new(bytes, true);
+        let memory = memory.ok_or_else(|| out_of_memory(core.id, operation, bytes))?;
         let start = memory.start;
         let memory = Arc::new(memory);
         core.state().host.insert(start.addr().get(), memory);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::kernel;
 use super::state::{Core, Op, QueueState, State, Work};
 use super::{FaultOp, MISUSE, SimMemory};
+use crate::device::backend::{not_supported, out_of_memory};
 use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
 use crate::error::{Error, Result};
 
@@ -31,11 +32,9 @@ impl Queue {
     /// Returns [`Error::NotSupported`] if the queue's device is not a simulated device.
     pub fn as_sim(&self) -> Result<&SimQueue> {
         let sim = self.raw().downcast_ref();
-        sim.ok_or_else(|| Error::NotSupported {
-            device: self.device().id(),
-            operation: "running a closure as a kernel",
-            reason: "it is not a simulated device; open one with Devices::simulated()".into(),
-        })
+        let reason = "it is not a simulated device; open one with Devices::simulated()";
+        let operation = "running a closure as a kernel";
+        sim.ok_or_else(|| not_supported(self.device().id(), operation, reason))
     }
 }
 
@@ -157,11 +156,7 @@ unsafe impl RawQueue for SimQueue {
         core.count(FaultOp::Allocate, "allocate", bytes)?;
         match state.memory.allocate(bytes, core.config.fill) {
             Some(address) => Ok(DevicePtr::new(std::ptr::without_provenance_mut(address))),
-            None => Err(Error::OutOfMemory {
-                device: core.id,
-                operation: "allocate",
-                bytes,
-            }),
+            None => Err(out_of_memory(core.id, "allocate", bytes)),
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use super::memory::{Allocator, Memory};
 use super::{FaultOp, Faults, INVALID_ACCESS, MISUSE, SimConfig};
-use crate::abi::guard;
 use crate::device::engine::ranges::Ranges;
 use crate::device::engine::{Reserved, Worker};
 use crate::device::{DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
@@ -54,10 +53,6 @@ pub(super) struct State {
     pub(super) events: BTreeMap<usize, Point>,
     pub(super) queues: BTreeMap<u64, QueueState>,
     pub(super) next_queue: u64,
-    /// Queues that the worker comes to, in this order; each is here once, or waits, or has no work.
-    pub(super) ready: VecDeque<u64>,
-    /// Queues that wait until another one has reached a position.
-    pub(super) waiting: BTreeMap<Point, Vec<u64>>,
     /// Live host allocations by address. Queued copies share them.
     pub(super) host: BTreeMap<usize, Arc<Memory>>,
     pub(super) violations: Vec<String>,
@@ -220,27 +215,29 @@ impl State {
         queue.is_none_or(|queue| queue.completed >= point.position)
     }
 
-    /// Records that the first operation of a queue has run, which is added to what is done.
-    pub(super) fn complete(&mut self, id: u64, done: &mut Done) {
-        let Some(queue) = self.queues.get_mut(&id) else {
-            return;
+    /// Returns the next queue after `last`, in a circle, whose first operation can run.
+    pub(super) fn next_after(&self, last: u64) -> Option<u64> {
+        let can_run = |(_, queue): &(&u64, &QueueState)| match queue.pending.front() {
+            None => false,
+            Some(Op::Wait(point)) => self.reached(*point),
+            Some(Op::Work(work)) => work.due.is_none_or(|due| due <= Instant::now()),
+            Some(Op::Free(_) | Op::Mark) => true,
         };
-        let mut op = queue.pending.pop_front();
-        queue.completed += 1;
-        let reached = Point {
-            queue: id,
-            position: queue.completed,
-        };
-        if queue.dropped && queue.pending.is_empty() {
-            self.queues.remove(&id);
+        let (others, after) = (self.queues.range(..=last), self.queues.range(last + 1..));
+        let next = after.chain(others).find(can_run);
+        next.map(|(id, _)| *id)
+    }
+
+    /// Records that the first operation of a queue has run.
+    pub(super) fn complete(&mut self, id: u64) {
+        if let Some(queue) = self.queues.get_mut(&id) {
+            // Its closure is gone, since it was called.
+            queue.pending.pop_front();
+            queue.completed += 1;
+            if queue.dropped && queue.pending.is_empty() {
+                self.queues.remove(&id);
+            }
         }
-        if let Some(Op::Work(work)) = &mut op {
-            // It may be freed from now on.
-            work.host.clear();
-        }
-        done.0.extend(op);
-        let waited = self.waiting.remove(&reached);
-        self.ready.extend(waited.into_iter().flatten());
     }
 
     /// Returns the host allocations in which some of these bytes lie.
@@ -250,8 +247,8 @@ impl State {
         overlapping.map(|(_, memory)| memory)
     }
 
-    /// Ends the device: runs queued frees and drops all other work.
-    pub(super) fn fail(&mut self, error: Error, done: &mut Done) {
+    /// Ends the device: runs queued frees, and returns all other work, to be dropped while no lock is held.
+    pub(super) fn fail(&mut self, error: Error) -> Vec<Op> {
         if let Error::Device {
             code: INVALID_ACCESS,
             ..
@@ -260,26 +257,21 @@ impl State {
             self.violations.push(error.to_string());
         }
         self.error.get_or_insert(error);
-        let ids: Vec<u64> = self.queues.keys().copied().collect();
-        for id in ids {
-            while let Some(op) = self.queues.get(&id).and_then(|q| q.pending.front()) {
-                if let Op::Free(address) = *op {
-                    self.memory.finish_free(address);
-                }
-                self.complete(id, done);
+        let mut left = Vec::new();
+        for queue in self.queues.values_mut() {
+            queue.completed = queue.submitted;
+            left.extend(queue.pending.drain(..));
+        }
+        self.queues.retain(|_, queue| !queue.dropped);
+        for op in &mut left {
+            match op {
+                Op::Free(address) => self.memory.finish_free(*address),
+                // It may be freed from now on.
+                Op::Work(work) => work.host.clear(),
+                Op::Mark | Op::Wait(_) => {}
             }
         }
-    }
-}
-
-/// Operations that are done. What they hold is dropped once no lock is held.
-#[derive(Default)]
-pub(super) struct Done(Vec<Op>);
-
-impl Drop for Done {
-    fn drop(&mut self) {
-        let done = std::mem::take(&mut self.0);
-        let _ = guard::call_foreign("kernel", || drop(done));
+        left
     }
 }
 

@@ -37,7 +37,10 @@ impl From<&Sim> for Queue {
 
 impl Sim {
     pub(crate) fn new(mode: SimMode) -> Self {
-        Self::with(SimConfig::default().with_mode(mode))
+        Self::with(SimConfig {
+            mode,
+            ..SimConfig::default()
+        })
     }
 
     pub(crate) fn with(config: SimConfig) -> Self {

@@ -242,7 +242,10 @@ fn both_directions_overlap() {
     let (n, rate) = (10, 6_000_000);
     let sent = batch(16_000, 0);
     let copy = Duration::from_secs_f64(f64::from(16_000 * 8) / rate as f64);
-    let sim = Sim::with(SimConfig::default().with_bytes_per_second(rate));
+    let sim = Sim::with(SimConfig {
+        bytes_per_second: Some(rate),
+        ..SimConfig::default()
+    });
     let most = copy.mul_f64(1.5 * f64::from(n)) + copy * 2;
     let took: Vec<_> = (0..10)
         .map(|_| {

@@ -272,7 +272,10 @@ fn production_uploads_and_the_consumer_overlap() {
     let (n, rate) = (12, 6_000_000);
     let batch = batch(16_000, 0);
     let copy = Duration::from_secs_f64(f64::from(16_000 * 8) / rate as f64);
-    let sim = Sim::with(SimConfig::default().with_bytes_per_second(rate));
+    let sim = Sim::with(SimConfig {
+        bytes_per_second: Some(rate),
+        ..SimConfig::default()
+    });
     // One batch more for each step that it takes, and a busy machine has some chances.
     let most = copy.mul_f64(1.15 * f64::from(n)) + 3 * copy;
     let took: Vec<_> = (0..10)

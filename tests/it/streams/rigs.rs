@@ -8,7 +8,11 @@ use crate::stream_suite::Rig;
 /// None where there are no simulated devices.
 pub(crate) fn rigs() -> Vec<Rig> {
     let open = |mode| {
-        let sim = SimDevice::new(SimConfig::default().with_mode(mode)).ok()?;
+        let sim = SimDevice::new(SimConfig {
+            mode,
+            ..SimConfig::default()
+        })
+        .ok()?;
         let device = Device::new(sim.clone()).unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
@@ -20,7 +24,7 @@ pub(crate) fn rigs() -> Vec<Rig> {
                 let report = report.report();
                 (!report.is_clean()).then(|| format!("{report:#?}"))
             }),
-            fail_nth: Box::new(move |n| faults.faults().fail_nth_of_any(n)),
+            fail_nth: Box::new(move |n| faults.faults().fail_nth(None, n)),
             failed: Box::new(move || {
                 let fired = sim.faults().fired() > 0;
                 sim.faults().clear();

@@ -26,7 +26,11 @@ pub(crate) fn simulated(mode: SimMode) -> Option<Place> {
     if cfg!(miri) {
         return None;
     }
-    let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+    let sim = SimDevice::new(SimConfig {
+        mode,
+        ..SimConfig::default()
+    })
+    .unwrap();
     let device = Device::new(sim.clone()).unwrap();
     let devices = Devices::new();
     devices.add(device.clone()).unwrap();

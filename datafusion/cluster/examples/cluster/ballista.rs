@@ -86,7 +86,7 @@ pub(crate) async fn role(role: &[String]) -> Result<()> {
         }
         // Where executors are killed, they should be at work.
         ["slow executor", port, bytes_per_second] => {
-            let config = SimConfig::default().with_bytes_per_second(number_of(bytes_per_second)?);
+            let config = SimConfig { bytes_per_second: Some(number_of(bytes_per_second)?), ..SimConfig::default() };
             let device = SimDevice::new(config).and_then(|sim| Device::new(sim));
             executor(number_of(port)?, device.map_err(to_datafusion)?).await
         }

@@ -25,7 +25,7 @@ async fn a_device_that_fails_fails_the_query_and_no_other() {
     let mut failed = 0;
     for n in [1, 2, 5, 10, 20, 40, 80, 160] {
         faults.clear();
-        faults.fail_nth_of_any(n);
+        faults.fail_nth(None, n);
         match query(&client, SQL).await {
             Ok(found) => assert_same(&found, &expected, "with a fault"),
             Err(e) => {
@@ -71,7 +71,7 @@ async fn a_task_can_be_tried_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_runs_out_of_memory_is_an_error() {
     let small = |policy| {
-        let config = SimConfig::default().with_capacity_bytes(64 << 10);
+        let config = SimConfig { capacity_bytes: 64 << 10, ..SimConfig::default() };
         Worker::with(config, plugin(), policy)
     };
     // Too often for the scheduler's patience, with both policies.
@@ -99,7 +99,7 @@ async fn a_device_that_runs_out_of_memory_is_an_error() {
 
 /// Devices so slow that a query takes seconds.
 fn slow() -> Worker {
-    let config = SimConfig::default().with_bytes_per_second(4 << 20);
+    let config = SimConfig { bytes_per_second: Some(4 << 20), ..SimConfig::default() };
     Worker::with(config, plugin(), OnDeviceError::Fail)
 }
 

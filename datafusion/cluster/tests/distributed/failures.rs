@@ -34,7 +34,7 @@ async fn a_device_that_fails_fails_the_query_and_no_other() {
             let worker = &cluster.workers[n as usize % 2];
             let faults = worker.sim.faults();
             faults.clear();
-            faults.fail_nth_of_any(n);
+            faults.fail_nth(None, n);
             match query(&session, SQL).await {
                 Ok(found) => assert_same(&found, &expected(SQL).await, "with a fault"),
                 Err(e) => {
@@ -57,7 +57,7 @@ async fn a_device_that_fails_fails_the_query_and_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_runs_out_of_memory_is_an_error() {
     for way in WAYS {
-        let small = SimConfig::default().with_capacity_bytes(64 << 10);
+        let small = SimConfig { capacity_bytes: 64 << 10, ..SimConfig::default() };
         let workers = vec![Worker::with(way, small.clone()), Worker::with(way, small)];
         let cluster = Cluster::start(way, workers).await;
         let session = cluster.session().await;
@@ -144,7 +144,7 @@ async fn a_rule_that_panics_is_an_error() {
 async fn a_cancelled_query_leaves_nothing() {
     let rows = "SELECT l_orderkey, l_comment FROM lineitem WHERE l_quantity < 49";
     for way in WAYS {
-        let slow = || SimConfig::default().with_bytes_per_second(20 << 20);
+        let slow = || SimConfig { bytes_per_second: Some(20 << 20), ..SimConfig::default() };
         let workers = vec![Worker::with(way, slow()), Worker::with(way, slow())];
         let cluster = Cluster::start(way, workers).await;
         let session = cluster.session().await;

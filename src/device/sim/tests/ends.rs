@@ -9,7 +9,7 @@ use super::*;
 fn a_failing_kernel_ends_the_device() {
     for mode in [SimMode::Async, SimMode::Deferred] {
         for panics in [false, true] {
-            let Some(device) = device(small().with_mode(mode)) else {
+            let Some(device) = device(SimConfig { mode, ..small() }) else {
                 return;
             };
             let (queue, other) = (device.default_queue().unwrap(), device.new_queue().unwrap());
@@ -66,7 +66,7 @@ fn a_failing_kernel_ends_the_device() {
 #[test]
 fn a_kernel_cannot_wait() {
     for mode in [SimMode::Async, SimMode::Deferred] {
-        let Some(device) = device(small().with_mode(mode)) else {
+        let Some(device) = device(SimConfig { mode, ..small() }) else {
             return;
         };
         let queue = device.default_queue().unwrap();
@@ -83,7 +83,7 @@ fn a_kernel_cannot_wait() {
 #[test]
 fn drop_finishes_or_drops_pending_work() {
     for mode in [SimMode::Async, SimMode::Deferred] {
-        let Some(device) = device(small().with_mode(mode)) else {
+        let Some(device) = device(SimConfig { mode, ..small() }) else {
             return;
         };
         let queue = device.default_queue().unwrap();

@@ -35,7 +35,7 @@ fn with_host(device: &SimDevice, host: DevicePtr) -> Result<()> {
     })();
     let freed = free(&queue, memory, 128);
     // So that no copy is left, whatever failed.
-    device.faults().fail_nth_of_any(0);
+    device.faults().fail_nth(None, 0);
     device.synchronize()?;
     result.and(freed)
 }
@@ -69,13 +69,13 @@ fn each_operation_fails_in_turn() {
     let total = FaultOp::ALL.len() as u64; // one of each
     for n in 1..=total {
         device.faults().clear();
-        device.faults().fail_nth_of_any(n);
+        device.faults().fail_nth(None, n);
         assert!(program(&device).is_err(), "{n}");
         assert_eq!(device.faults().fired(), 1);
         device.assert_clean();
     }
     device.faults().clear();
-    device.faults().fail_nth_of_any(total + 1);
+    device.faults().fail_nth(None, total + 1);
     program(&device).unwrap();
 }
 
@@ -107,7 +107,11 @@ fn ids_are_unique_and_absence_is_clear() {
     assert_ne!(a.capabilities().id, b.capabilities().id);
     assert_eq!(a.capabilities().id.device_type, ArrowDeviceType::EXT_DEV);
     for huge in [usize::MAX, usize::MAX / 4] {
-        let error = SimDevice::new(SimConfig::default().with_capacity_bytes(huge)).unwrap_err();
+        let error = SimDevice::new(SimConfig {
+            capacity_bytes: huge,
+            ..SimConfig::default()
+        })
+        .unwrap_err();
         assert!(matches!(error, Error::DeviceNotAvailable { .. }), "{error}");
     }
 }

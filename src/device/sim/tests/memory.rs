@@ -61,7 +61,7 @@ fn system_calls_refuse_device_memory() {
 #[test]
 fn copies_round_trip_in_both_modes() {
     for mode in [SimMode::Async, SimMode::Deferred] {
-        let Some(device) = device(small().with_mode(mode)) else {
+        let Some(device) = device(SimConfig { mode, ..small() }) else {
             return;
         };
         let queue = device.default_queue().unwrap();
@@ -91,9 +91,11 @@ fn copies_round_trip_in_both_modes() {
 
 #[test]
 fn memory_is_filled_and_quarantined() {
-    let config = small()
-        .with_mode(SimMode::Deferred)
-        .with_capacity_bytes(1 << 16);
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        capacity_bytes: 1 << 16,
+        ..small()
+    };
     let Some(device) = device(config) else { return };
     let queue = device.default_queue().unwrap();
     let mut seen = std::collections::BTreeSet::new();
@@ -114,9 +116,11 @@ fn memory_is_filled_and_quarantined() {
 
 #[test]
 fn capacity_ends_and_comes_back() {
-    let config = small()
-        .with_mode(SimMode::Deferred)
-        .with_capacity_bytes(1 << 16);
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        capacity_bytes: 1 << 16,
+        ..small()
+    };
     let Some(device) = device(config) else { return };
     let queue = device.default_queue().unwrap();
     for _ in 0..3 {
@@ -306,7 +310,10 @@ fn addresses_are_classified() {
 fn peers_copy_only_with_access() {
     let Some(source) = deferred() else { return };
     for access in [false, true] {
-        let Some(device) = device(small().with_peer_access(access)) else {
+        let Some(device) = device(SimConfig {
+            peer_access: access,
+            ..small()
+        }) else {
             return;
         };
         assert_eq!(device.relation(&*source).copies, access);
@@ -342,7 +349,10 @@ fn peers_copy_only_with_access() {
 
 #[test]
 fn memory_that_is_not_filled_is_guarded_still() {
-    let Some(device) = device(small().with_fill(false)) else {
+    let Some(device) = device(SimConfig {
+        fill: false,
+        ..small()
+    }) else {
         return;
     };
     let queue = device.default_queue().unwrap();

@@ -23,11 +23,17 @@ fn device(config: SimConfig) -> Option<Arc<SimDevice>> {
 }
 
 fn deferred() -> Option<Arc<SimDevice>> {
-    device(small().with_mode(SimMode::Deferred))
+    device(SimConfig {
+        mode: SimMode::Deferred,
+        ..small()
+    })
 }
 
 fn small() -> SimConfig {
-    SimConfig::default().with_capacity_bytes(16 << 20)
+    SimConfig {
+        capacity_bytes: 16 << 20,
+        ..SimConfig::default()
+    }
 }
 
 fn sim(queue: &Arc<dyn RawQueue>) -> &SimQueue {

@@ -236,7 +236,10 @@ fn submissions_are_checked() {
 
 #[test]
 fn copies_can_be_slowed_down() {
-    let Some(device) = device(small().with_bytes_per_second(100_000)) else {
+    let Some(device) = device(SimConfig {
+        bytes_per_second: Some(100_000),
+        ..small()
+    }) else {
         return;
     };
     let queue = device.default_queue().unwrap();
@@ -257,7 +260,7 @@ fn copies_can_be_slowed_down() {
 #[test]
 fn threads_share_a_device() {
     for mode in [SimMode::Async, SimMode::Deferred] {
-        let Some(device) = device(small().with_mode(mode)) else {
+        let Some(device) = device(SimConfig { mode, ..small() }) else {
             return;
         };
         let shared = device.default_queue().unwrap();
