@@ -1,14 +1,16 @@
 //! Host batches on their way to an upload.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::mpsc::{SendError, Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker, ready};
+use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::device::engine::Worker;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
 };
@@ -155,8 +157,22 @@ impl DeviceRecordBatchStream for Uploaded {
 
 /// How long rows wait for more to be joined with.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Wakes the tasks whose rows have waited so long: a runtime need not have timers.
-static TIMER: LazyLock<Worker> = LazyLock::new(|| Worker::new("arrow-device uploads"));
+/// Wakes the tasks whose rows have waited so long, on a thread of its own: a runtime need not have timers.
+static TIMER: LazyLock<Sender<(Instant, Waker)>> = LazyLock::new(|| {
+    let (timer, tasks) = channel::<(Instant, Waker)>();
+    let wake_all = move || {
+        // All wait for the same time, so that they come in this order.
+        for (due, waker) in tasks {
+            sleep(due.saturating_duration_since(Instant::now()));
+            // A waker's panic is not for the tasks after it.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
+    };
+    let thread = Builder::new().name("arrow-device uploads".into());
+    // Without a thread tasks are woken at once (`wake_later`).
+    let _ = thread.spawn(wake_all);
+    timer
+});
 
 /// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.
 const MAX_JOINED: usize = 1 << 30;
@@ -320,7 +336,9 @@ impl ToUpload {
         {
             self.timer = Some(waker.clone());
             let (due, waker) = (self.since + PATIENCE, waker.clone());
-            TIMER.watch(move || Instant::now() >= due, move || waker.wake());
+            if let Err(SendError((_, waker))) = TIMER.send((due, waker)) {
+                waker.wake();
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use std::ptr::{NonNull, null, null_mut, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use arrow_device::Result;
-use arrow_device::device::engine::{Health, Memories, Runtime, Worker};
+use arrow_device::device::engine::{Health, Memories, Runtime};
 use arrow_device::device::{Capabilities, CopyOp, DevicePtr, EventPtr, ExportSync, Relation};
 use opencl_sys::*;
 
@@ -153,12 +153,15 @@ impl Event {
         // SAFETY: the event is live.
         let object = unsafe { Object::retain(cl, EVENT, self.object.raw()) }?;
         let (kept, context) = (Self { object, ..*self }, context.clone());
-        Worker::new("arrow-device opencl flush").push(move || {
+        let wait = move || {
             if let Some(_inside) = context.health.enter_to_drop() {
                 // The queue that was made to wait asks how it ends.
                 let _: Answer = kept.wait(cl);
             }
-        });
+        };
+        let thread = std::thread::Builder::new().name("arrow-device opencl flush".into());
+        // Without a thread it makes progress when its producer flushes the queue.
+        let _ = thread.spawn(wait);
         Ok(())
     }
 }

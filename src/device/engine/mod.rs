@@ -42,7 +42,7 @@ pub use self::ranges::Memories;
 pub use self::reserved::Reserved;
 pub use self::runtime::Runtime;
 use self::shared::{End, Shared};
-pub use self::worker::Worker;
+pub(crate) use self::worker::Worker;
 use crate::device::backend::{
     Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
 };

@@ -1,11 +1,9 @@
 //! Work that the host does for a device, on a thread of its own.
 
-use std::fmt;
-use std::mem::{forget, replace, take};
+use std::mem::{replace, take};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::process::Process;
 use crate::abi::guard;
 use crate::device::lock;
 
@@ -26,27 +24,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return,
 ///   and those that come meanwhile. Call them without a lock held that a job takes.
 /// - **Drop** does not wait: what is left is still done, and the thread then ends.
-/// - **Forks.** A child of the process that made the worker has neither its thread nor a runtime that may be called. Jobs that the
-///   child pushes are leaked, without a call.
-///
-/// ```
-/// use arrow_device::device::engine::Worker;
-/// use std::sync::mpsc;
-///
-/// let worker = Worker::new("arrow-device example");
-/// let (complete, event) = mpsc::channel();
-/// let (freed, is_freed) = mpsc::channel();
-/// worker.watch(move || event.try_recv().is_ok(), move || freed.send("freed").unwrap());
-/// worker.push(|| std::thread::yield_now()); // stands for a call that blocks
-/// assert!(is_freed.try_recv().is_err());
-/// complete.send(()).unwrap(); // the event completes
-/// assert_eq!(is_freed.recv(), Ok("freed"));
-/// ```
-pub struct Worker {
-    shared: Arc<Shared>,
-    /// Where the thread runs.
-    process: Process,
-}
+/// - **Forks.** A child of the process that made the worker has not its thread: nobody pushes there.
+pub(crate) struct Worker(Arc<Shared>);
 
 /// Returns whether it has ended; otherwise it is called again.
 type Job = Box<dyn FnMut() -> bool + Send>;
@@ -62,8 +41,6 @@ struct Shared {
 struct State {
     /// Jobs that the thread has not seen yet.
     jobs: Vec<Job>,
-    /// How many jobs have not ended, those that the thread has seen included.
-    pending: usize,
     running: bool,
     /// The worker was dropped.
     closed: bool,
@@ -83,7 +60,6 @@ impl Shared {
             // After a panic it still holds what it has not come to.
             let rest = replace(job, Box::new(|| true));
             let _ = guard::call_foreign("drop of a job", || drop(rest));
-            self.lock().pending -= 1;
             false
         });
     }
@@ -133,26 +109,22 @@ impl Shared {
 
 impl Worker {
     /// Makes a worker without a thread. `name` is that of its threads.
-    pub fn new(name: &'static str) -> Self {
-        let shared = Shared {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self(Arc::new(Shared {
             name,
             state: Mutex::default(),
             wake: Condvar::new(),
-        };
-        Self {
-            shared: Arc::new(shared),
-            process: Process::this(),
-        }
+        }))
     }
 
     /// Runs `job` on the thread. Pushed jobs run one after the other, in the order in which they were pushed.
-    pub fn push(&self, job: impl FnOnce() + Send + 'static) {
+    pub(crate) fn push(&self, job: impl FnOnce() + Send + 'static) {
         self.watch(|| true, job);
     }
 
     /// Calls `poll` on the thread until it returns `true`, at growing intervals of up to a millisecond, then drops it and calls
     /// `then`. If `poll` panics, `then` is dropped without a call.
-    pub fn watch(
+    pub(crate) fn watch(
         &self,
         poll: impl FnMut() -> bool + Send + 'static,
         then: impl FnOnce() + Send + 'static,
@@ -170,21 +142,15 @@ impl Worker {
             }
             true
         });
-        if !self.process.is_this() {
-            return forget(job);
-        }
-        let shared = &self.shared;
+        let shared = &self.0;
         let mut state = shared.lock();
         state.jobs.push(job);
-        state.pending += 1;
         let is_first = !replace(&mut state.running, true);
         drop(state);
         shared.wake.notify_one();
         if is_first {
             let thread = shared.clone();
-            // The standard library panics for a name with a null byte.
-            let name = shared.name.replace('\0', "");
-            let builder = std::thread::Builder::new().name(name);
+            let builder = std::thread::Builder::new().name(shared.name.into());
             // With a stack that is too large there is no thread.
             #[cfg(test)]
             let builder = builder.stack_size(tests::stack_bytes(shared.name));
@@ -193,31 +159,15 @@ impl Worker {
             }
         }
     }
-
-    /// Returns how many jobs have not ended.
-    pub fn pending(&self) -> usize {
-        match self.process.is_this() {
-            true => self.shared.lock().pending,
-            false => 0,
-        }
-    }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if self.process.is_this() {
-            self.shared.lock().closed = true;
-            self.shared.wake.notify_one();
+        // In a child of the process it may be locked for ever. A thread that is not told ends later, since it has nothing to do.
+        if let Ok(mut state) = self.0.state.try_lock() {
+            state.closed = true;
+            self.0.wake.notify_one();
         }
-    }
-}
-
-impl fmt::Debug for Worker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
-            .field("name", &self.shared.name)
-            .field("pending", &self.pending())
-            .finish()
     }
 }
 
@@ -231,15 +181,6 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     /// The name of workers that get no thread.
     const NO_THREAD: &str = "no thread";
-
-    /// Waits until no job is left.
-    fn finish(worker: &Worker) {
-        let end = Instant::now() + LONG;
-        while worker.pending() > 0 {
-            assert!(Instant::now() < end, "{} pending", worker.pending());
-            std::thread::yield_now();
-        }
-    }
 
     pub(super) fn stack_bytes(name: &str) -> usize {
         match name {
@@ -268,12 +209,11 @@ mod tests {
         };
         worker.watch(poll, move || sender.send(()).unwrap());
         assert_eq!(ran.try_recv(), Ok(()));
-        assert_eq!(worker.pending(), 0);
     }
 
     #[test]
     fn jobs_run_in_order_on_one_thread() {
-        let worker = Worker::new("a name with a \0 byte");
+        let worker = Worker::new("a test");
         let (sender, ran) = mpsc::channel();
         for i in 0..100 {
             let sender = sender.clone();
@@ -317,7 +257,6 @@ mod tests {
         }
         event.store(true, Ordering::Release);
         assert_eq!(ran.recv_timeout(LONG), Ok("watched"));
-        finish(&worker);
     }
 
     #[test]
@@ -350,7 +289,6 @@ mod tests {
         );
         let (sender, ran) = mpsc::channel();
         worker.push(move || sender.send(()).unwrap());
-        finish(&worker);
         assert_eq!(ran.recv_timeout(LONG), Ok(()));
         assert!(!called.load(Ordering::Relaxed));
         assert_eq!(Arc::strong_count(&called), 1);
@@ -360,18 +298,16 @@ mod tests {
     #[test]
     fn jobs_use_their_worker() {
         let worker = Arc::new(Worker::new("a test"));
-        let left = Arc::new(AtomicUsize::new(50));
-        fn step(worker: &Arc<Worker>, left: &Arc<AtomicUsize>) {
-            let (this, count) = (worker.clone(), left.clone());
-            worker.push(move || {
-                if count.fetch_sub(1, Ordering::Relaxed) > 1 {
-                    step(&this, &count);
-                }
+        fn step(worker: &Arc<Worker>, left: usize, last: mpsc::Sender<()>) {
+            let this = worker.clone();
+            worker.push(move || match left {
+                0 => last.send(()).unwrap(),
+                left => step(&this, left - 1, last),
             });
         }
-        step(&worker, &left);
-        finish(&worker);
-        assert_eq!(left.load(Ordering::Relaxed), 0);
+        let (sender, last) = mpsc::channel();
+        step(&worker, 50, sender);
+        assert_eq!(last.recv_timeout(LONG), Ok(()));
         // The last job may drop the last handle, on the worker's own thread.
         let (sender, ran) = mpsc::channel();
         let this = worker.clone();
@@ -387,7 +323,7 @@ mod tests {
     #[test]
     fn a_dropped_worker_ends_its_work() {
         let worker = Worker::new("a test");
-        let shared = Arc::downgrade(&worker.shared);
+        let shared = Arc::downgrade(&worker.0);
         let (go, wait) = mpsc::channel::<()>();
         let (sender, ran) = mpsc::channel();
         worker.push(move || wait.recv_timeout(LONG).unwrap());
@@ -406,28 +342,23 @@ mod tests {
     #[test]
     fn no_job_is_left_behind() {
         let rounds = if cfg!(miri) { 3 } else { 300 };
-        let ran = Arc::new(AtomicUsize::new(0));
         for _ in 0..rounds {
             let worker = Worker::new("a test");
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         for polls in 0..3 {
-                            let (count, mut left) = (ran.clone(), polls);
+                            let ((sender, ran), mut left) = (mpsc::channel(), polls);
                             let poll = move || {
                                 left -= 1;
                                 left < 0
                             };
-                            worker.watch(poll, move || {
-                                count.fetch_add(1, Ordering::Relaxed);
-                            });
-                            finish(&worker);
+                            worker.watch(poll, move || sender.send(()).unwrap());
+                            assert_eq!(ran.recv_timeout(LONG), Ok(()));
                         }
                     });
                 }
             });
-            assert_eq!(worker.pending(), 0);
         }
-        assert_eq!(ran.load(Ordering::Relaxed), rounds * 9);
     }
 }
