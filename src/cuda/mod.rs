@@ -142,6 +142,7 @@ use cudarc::driver::{
 };
 
 use crate::abi::{ArrowDeviceType, guard};
+use crate::device::backend::not_supported;
 use crate::device::cuda::{Cuda, Kept};
 use crate::device::engine::Engine;
 use crate::device::gpu::{Block, Event, Gpu, Library, Origin, RawEvent, RawStream, Stream, Vendor};
@@ -162,7 +163,7 @@ impl Queue {
         let raw = RawStream(stream.cu_stream().expose_provenance());
         let context = stream.context().cu_ctx();
         let stream = Kept::new(stream.context().clone(), stream);
-        let cuda = &Gpu::<Cuda>::of(device)?.runtime().context;
+        let cuda = &Engine::<Gpu<Cuda>>::of(device)?.runtime().context;
         // The driver knows the context of any but a default stream.
         if raw.is_default() && !cuda.vendor.is(context) {
             let advice = <Cuda as Vendor>::Library::ADVICE;
@@ -180,7 +181,7 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a CUDA device.
     pub fn cuda_stream(&self) -> Result<&CudaStream> {
-        let stream = Gpu::<Cuda>::stream(self)?.given_or(|raw| {
+        let stream = Engine::<Gpu<Cuda>>::stream(self)?.given_or(|raw| {
             let context = self.device().cuda_context()?;
             let raw = std::ptr::with_exposed_provenance_mut(raw.0);
             // SAFETY: the stream belongs to the queue, in the device's context. The queue keeps
@@ -202,7 +203,7 @@ impl SyncEvent {
     pub fn from_cuda_event(device: &Device, event: CudaEvent) -> Result<Self> {
         let raw = RawEvent(event.cu_event().expose_provenance());
         let event = Kept::new(event.context().clone(), event);
-        let engine = Gpu::<Cuda>::of(device)?;
+        let engine = Engine::<Gpu<Cuda>>::of(device)?;
         let origin = Origin::Kept(Box::new(event));
         engine.give_event(device, Event::new(&engine.runtime().context, raw, origin))
     }
@@ -210,15 +211,12 @@ impl SyncEvent {
 
 /// Returns the engine of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&Engine<Gpu<Cuda>>> {
-    let cuda = Gpu::<Cuda>::of(device)?;
+    let cuda = Engine::<Gpu<Cuda>>::of(device)?;
     if device.id().device_type == ArrowDeviceType::CUDA {
         return Ok(cuda);
     }
-    Err(Error::NotSupported {
-        device: device.id(),
-        operation: "CudaSlice",
-        reason: "a slice is the device's own memory: use the device of type CUDA".into(),
-    })
+    let reason = "a slice is the device's own memory: use the device of type CUDA";
+    Err(not_supported(device.id(), "CudaSlice", reason))
 }
 
 impl DeviceBuffer {

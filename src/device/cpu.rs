@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::abi::ArrowDeviceType;
 use crate::device::DeviceId;
-use crate::device::backend::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
+use crate::device::backend::{
+    Backend, Capabilities, CopyOp, DevicePtr, RawQueue, not_supported, out_of_memory,
+};
 use crate::error::{Error, Result};
 
 /// The alignment, in bytes, of everything this crate allocates.
@@ -87,20 +89,13 @@ impl HostQueue {
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         if self.page.is_none() {
-            return Err(Error::NotSupported {
-                device: self.id,
-                operation: "allocate",
-                reason: "page-locked memory needs the device's own backend".into(),
-            });
+            let reason = "page-locked memory needs the device's own backend";
+            return Err(not_supported(self.id, "allocate", reason));
         }
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
-        let oom = || Error::OutOfMemory {
-            device: self.id,
-            operation: "allocate",
-            bytes,
-        };
+        let oom = || out_of_memory(self.id, "allocate", bytes);
         let layout = self.layout(bytes).ok_or_else(oom)?;
         // Zeroed, because safe code may later view the memory as bytes.
         // SAFETY: `bytes` is not 0, as was just checked.

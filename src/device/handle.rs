@@ -8,7 +8,7 @@ use std::thread::{available_parallelism, sleep};
 use std::time::Duration;
 
 use crate::abi::guard;
-use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue};
+use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
 use crate::device::host_pool::HostPool;
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
@@ -66,7 +66,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(pool) = self.host_pool() {
             pool.clear(&*self.backend);
-            forget_host_memory(self.capabilities.id);
         }
     }
 }
@@ -136,11 +135,7 @@ impl Device {
     /// Returns an error if arrays of this device cannot be exported.
     pub(crate) fn check_export(&self) -> Result<()> {
         match self.0.capabilities.exports {
-            ExportSync::Refused(reason) => Err(Error::NotSupported {
-                device: self.id(),
-                operation: "export",
-                reason: reason.into(),
-            }),
+            ExportSync::Refused(reason) => Err(not_supported(self.id(), "export", reason)),
             _ => Ok(()),
         }
     }
@@ -293,23 +288,13 @@ impl Device {
 }
 
 /// A reference to a device that does not keep it alive; [`Device::downgrade`] makes one.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WeakDevice(Weak<Inner>);
-
-impl fmt::Debug for WeakDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WeakDevice")
-    }
-}
 
 impl WeakDevice {
     /// Returns the device, if it is still used.
     pub fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(Device)
-    }
-
-    pub(crate) fn is_used(&self) -> bool {
-        self.0.strong_count() > 0
     }
 }
 
@@ -353,15 +338,8 @@ pub(crate) fn host_memory(id: DeviceId) -> Device {
         return device;
     }
     let device = Device::on_host(id);
+    // Ids come from producers: those that are not used any more must not take memory for ever.
+    devices.retain(|_, device| device.0.strong_count() > 0);
     devices.insert(id, device.downgrade());
     device
-}
-
-/// Forgets the device of [`host_memory`] with this id if it is not used any more. Ids come from producers, so that an unused one must
-/// not take memory for ever.
-fn forget_host_memory(id: DeviceId) {
-    let mut devices = lock(&HOST_MEMORY);
-    if devices.get(&id).is_some_and(|device| !device.is_used()) {
-        devices.remove(&id);
-    }
 }

@@ -4,7 +4,7 @@ use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
 use crate::abi::DeviceId;
-use crate::device::backend::{Backend, DevicePtr};
+use crate::device::backend::{self, Backend, DevicePtr};
 use crate::device::cpu::ALIGNMENT;
 use crate::device::engine::pool::{Block as Idle, Pool};
 use crate::error::{Error, Result};
@@ -107,11 +107,7 @@ impl Block {
 }
 
 pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
-    Error::OutOfMemory {
-        device,
-        operation: "host buffer",
-        bytes,
-    }
+    backend::out_of_memory(device, "host buffer", bytes)
 }
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
@@ -144,7 +140,7 @@ impl HostPool {
 
     /// Frees all idle blocks.
     pub(crate) fn clear(&self, backend: &dyn Backend) {
-        free(self.0.take_all(), backend);
+        free(self.0.take_done(true, |_| true), backend);
     }
 }
 

@@ -227,19 +227,15 @@ fn of_this_id(found: Device, id: DeviceId, by: &str) -> Result<Device> {
 fn no_backend(device: DeviceId) -> Error {
     let reason = match device.device_type {
         ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
-            if cfg!(feature = "cuda") {
-                "CUDA is not registered with this set of devices; see cuda::register"
-            } else {
-                "arrow-device was built without CUDA; enable its feature `cuda`"
+            match cfg!(feature = "cuda") {
+                true => "CUDA is not registered with this set of devices; see cuda::register",
+                false => "arrow-device was built without CUDA; enable its feature `cuda`",
             }
         }
-        ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => {
-            if cfg!(feature = "rocm") {
-                "ROCm is not registered with this set of devices; see rocm::register"
-            } else {
-                "arrow-device was built without ROCm; enable its feature `rocm`"
-            }
-        }
+        ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => match cfg!(feature = "rocm") {
+            true => "ROCm is not registered with this set of devices; see rocm::register",
+            false => "arrow-device was built without ROCm; enable its feature `rocm`",
+        },
         ArrowDeviceType::METAL => {
             "no backend is registered for Metal; memory that the host shares with it can be used \
              without one, see the module `metal`"

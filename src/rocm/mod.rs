@@ -113,7 +113,7 @@ impl Queue {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let context = &Gpu::<Rocm>::of(device)?.runtime().context;
+        let context = &Engine::<Gpu<Rocm>>::of(device)?.runtime().context;
         let raw = RawStream(stream.expose_provenance());
         // SAFETY: the caller guarantees a stream of this device that lives until `owner` is dropped (see `# Safety`).
         unsafe { Engine::<Gpu<Rocm>>::adopt(device, Stream::given(context, raw, owner)?) }
@@ -125,7 +125,7 @@ impl Queue {
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
-        let raw = Gpu::<Rocm>::stream(self)?.lend();
+        let raw = Engine::<Gpu<Rocm>>::stream(self)?.lend();
         Ok(std::ptr::with_exposed_provenance_mut(raw.0))
     }
 }
@@ -141,7 +141,7 @@ impl SyncEvent {
     /// # Safety
     /// The event is live, and nothing else records it again or destroys it.
     pub unsafe fn from_hip_event(device: &Device, event: hipEvent_t) -> Result<Self> {
-        let engine = Gpu::<Rocm>::of(device)?;
+        let engine = Engine::<Gpu<Rocm>>::of(device)?;
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }

@@ -67,7 +67,7 @@ fn a_host_function_waits_for_a_thread_that_frees() {
     }
 }
 
-/// Page-locked memory that is not in use serves again, and is freed where the device is waited for.
+/// Page-locked memory that the device's pool does not keep is freed where the device is waited for.
 #[test]
 fn page_locked_memory_is_freed_by_a_wait() {
     let rig = Rig::new(0);
@@ -80,9 +80,6 @@ fn page_locked_memory_is_freed_by_a_wait() {
     let held = hold(&queue);
     free(first, 2);
     assert_eq!(pinned(), 1, "work is pending");
-    let again = allocate(2);
-    assert_eq!((pinned(), again), (1, first), "it serves again");
-    free(again, 2);
     drop(held);
     rig.synchronize().unwrap();
     assert_eq!(pinned(), 0);

@@ -17,6 +17,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use self::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{CopyOp, device_error};
+use crate::device::engine::Engine;
 use crate::device::gpu::{
     self, Answer, Context, Failed, Found, Gpu, Library, PointerKind, RawStream, Vendor, find,
 };
@@ -97,7 +98,7 @@ impl Device {
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device of this crate, and
     /// [`Error::Device`] if cudarc cannot retain the context.
     pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
-        Gpu::<Cuda>::of(self)?.runtime().context.handle()
+        Engine::<Gpu<Cuda>>::of(self)?.runtime().context.handle()
     }
 }
 

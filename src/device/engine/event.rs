@@ -1,4 +1,5 @@
-//! The events that queues of engines have recorded, by what `sync_event` points to: what is not there is a foreign producer's.
+//! [`EngineEvent`]: those that queues of engines have recorded are found by what `sync_event` points to; what is not there is a foreign
+//! producer's.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -20,19 +21,26 @@ struct Entry {
     event: Arc<dyn Any + Send + Sync>,
 }
 
-/// An event that a queue has recorded.
-pub(super) struct Recorded<R: Runtime> {
+/// An event that a queue or a foreign producer has recorded.
+pub(super) struct EngineEvent<R: Runtime> {
     pub(super) event: Guarded<R::Event>,
+    /// Of the device that has recorded it; of the one that asks about a foreign producer's.
     pub(super) shared: Arc<Shared<R>>,
+    is_foreign: bool,
 }
 
-impl<R: Runtime> Recorded<R> {
-    /// Puts an event into the table.
-    pub(super) fn publish(shared: &Arc<Shared<R>>, event: R::Event) -> Result<EventPtr> {
-        let recorded = Arc::new(Self {
+impl<R: Runtime> EngineEvent<R> {
+    fn new(shared: &Arc<Shared<R>>, event: R::Event, is_foreign: bool) -> Arc<Self> {
+        Arc::new(Self {
             event: Guarded::new(event, &shared.health),
             shared: shared.clone(),
-        });
+            is_foreign,
+        })
+    }
+
+    /// Puts an event into the table.
+    pub(super) fn publish(shared: &Arc<Shared<R>>, event: R::Event) -> Result<EventPtr> {
+        let recorded = Self::new(shared, event, false);
         let pointer = EventPtr::new(shared.runtime.pointer(&recorded.event));
         let pointer = pointer.ok_or_else(|| Error::argument("a null event"))?;
         let entry = Entry {
@@ -47,6 +55,19 @@ impl<R: Runtime> Recorded<R> {
     /// Finds an event that a device of this runtime has recorded.
     pub(super) fn find(event: EventPtr) -> Option<Arc<Self>> {
         find(event)?.event.downcast().ok()
+    }
+
+    /// Finds an event that a device of this runtime has recorded, or makes one of a foreign producer's.
+    ///
+    /// # Safety
+    /// `event` points to a live event of the type of `shared`'s device.
+    pub(super) unsafe fn of(shared: &Arc<Shared<R>>, event: EventPtr) -> Result<Arc<Self>> {
+        if let Some(recorded) = Self::find(event) {
+            return Ok(recorded);
+        }
+        // SAFETY: the caller guarantees a live event of the device's type (see `# Safety`).
+        let event = unsafe { shared.runtime.foreign_event(event) }?;
+        Ok(Self::new(shared, event, true))
     }
 
     pub(super) fn release(event: EventPtr) {
@@ -64,6 +85,11 @@ impl<R: Runtime> Recorded<R> {
         let is_done = self.shared.runtime.is_done(&self.event);
         self.check(on)?;
         is_done
+    }
+
+    /// Whether it was recorded by this device, and not by another one or a foreign producer.
+    pub(super) fn is_of(&self, device: &Shared<R>) -> bool {
+        !self.is_foreign && std::ptr::eq(&*self.shared, device)
     }
 
     /// Returns the failure of the event's device.
@@ -89,12 +115,10 @@ pub(super) fn recorder(event: EventPtr) -> Option<DeviceId> {
 }
 
 /// Returns how many events of a device are in use.
-pub(super) fn count<R: Runtime>(shared: &Arc<Shared<R>>) -> usize {
+pub(super) fn count<R: Runtime>(shared: &Shared<R>) -> usize {
     let events = EVENTS.read().unwrap_or_else(PoisonError::into_inner);
     let recorded = events
         .values()
-        .filter_map(|entry| entry.event.downcast_ref::<Recorded<R>>());
-    recorded
-        .filter(|recorded| Arc::ptr_eq(&recorded.shared, shared))
-        .count()
+        .filter_map(|entry| entry.event.downcast_ref::<EngineEvent<R>>());
+    recorded.filter(|recorded| recorded.is_of(shared)).count()
 }

@@ -1,6 +1,5 @@
 //! [`Health`]: whether the runtime of a device may be called.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,9 +36,10 @@ pub(super) const NO_CODE: i32 = -1;
 /// assert!(text.contains("a kernel failed; the device cannot be used any more in this process"));
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Health(Arc<State>);
 
+#[derive(Debug)]
 struct State {
     id: DeviceId,
     process: Process,
@@ -47,8 +47,6 @@ struct State {
     failure: OnceLock<Error>,
     /// Nothing of the device runs any more.
     is_over: AtomicBool,
-    /// Whether the end of the process waits for threads that are in the runtime.
-    ends_with_process: bool,
 }
 
 impl Health {
@@ -57,22 +55,11 @@ impl Health {
     pub fn new(device: DeviceId) -> Self {
         // Also for calls without a device, which list devices for example. For a device, the engine watches again.
         process::watch(false);
-        Self::with(device, true)
-    }
-
-    /// Makes that of a device whose runtime sees to the end of the process by itself.
-    #[cfg_attr(not(any(feature = "cuda", feature = "rocm")), allow(dead_code))]
-    pub(crate) fn beyond_exit(device: DeviceId) -> Self {
-        Self::with(device, false)
-    }
-
-    fn with(id: DeviceId, ends_with_process: bool) -> Self {
         Self(Arc::new(State {
-            id,
+            id: device,
             process: Process::this(),
             failure: OnceLock::new(),
             is_over: AtomicBool::new(false),
-            ends_with_process,
         }))
     }
 
@@ -96,32 +83,20 @@ impl Health {
     /// As [`enter`](Self::enter), also if the device has failed.
     pub fn enter_even_if_failed(&self) -> Result<Inside> {
         self.0.process.check(self.0.id, NO_CODE)?;
-        self.let_in()
+        process::enter()
             .ok_or_else(|| device_error(self.0.id, "exit", NO_CODE, "the process is ending"))
     }
 
     /// Lets this thread release what it owns. Returns `None` if that is to be left to the system: in a child of the process, and on the
     /// thread that ends it.
     pub fn enter_to_drop(&self) -> Option<Inside> {
-        self.is_here().then(|| self.let_in()).flatten()
-    }
-
-    fn let_in(&self) -> Option<Inside> {
-        match self.0.ends_with_process {
-            true => process::enter(),
-            false => Some(Inside::uncounted()),
-        }
+        self.is_here().then(process::enter).flatten()
     }
 
     /// Whether this is the process in which the device was opened. In a child of it, no lock may be taken that another thread of the parent
     /// may have held.
     pub(crate) fn is_here(&self) -> bool {
         self.0.process.is_this()
-    }
-
-    /// Whether the end of the process is to be watched.
-    pub(super) fn ends_with_process(&self) -> bool {
-        self.0.ends_with_process
     }
 
     /// Returns the failure as an error, if there is one. Costs an atomic load while there is none.
@@ -167,17 +142,6 @@ impl Health {
     /// Whether nothing of the device runs any more, and never will; in a child of the process nothing of it does.
     pub fn is_over(&self) -> bool {
         self.0.is_over.load(Ordering::Acquire) || !self.is_here()
-    }
-}
-
-impl fmt::Debug for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Health({}, failed: {})",
-            self.0.id,
-            self.check().is_err()
-        )
     }
 }
 

@@ -8,8 +8,8 @@ use super::health::Guarded;
 use super::pool::{Block, Pool};
 use super::ranges::{Piece, Ranges};
 use super::runtime::Runtime;
-use super::shared::{Entry, Idle, Shared, Staging};
-use crate::device::backend::{AddressClass, DevicePtr, PointerInfo};
+use super::shared::{Entry, Idle, Shared};
+use crate::device::backend::{AddressClass, DevicePtr, PointerInfo, not_supported, out_of_memory};
 use crate::device::lock;
 use crate::error::{Error, Result};
 
@@ -29,11 +29,7 @@ impl<R: Runtime> Shared<R> {
 
     /// Allocates memory for work in a stream.
     pub(super) fn allocate(&self, entry: &Entry<R>, bytes: usize) -> Result<DevicePtr> {
-        let out_of_memory = || Error::OutOfMemory {
-            device: self.health.id(),
-            operation: "allocate",
-            bytes,
-        };
+        let out_of_memory = || out_of_memory(self.health.id(), "allocate", bytes);
         let rounded = Pool::<Idle<R>>::rounded(bytes).ok_or_else(out_of_memory)?;
         let rounded = rounded.min(self.runtime.max_allocation().max(bytes));
         let inside = self.health.enter()?;
@@ -41,7 +37,9 @@ impl<R: Runtime> Shared<R> {
             .pool
             .take(entry.number, rounded, |idle| self.is_idle(idle))
         {
-            return Ok(self.insert(block.base, bytes, (block.after.memory, block.bytes)));
+            let piece = (block.after.memory, block.bytes);
+            self.live().insert(block.base, bytes, piece);
+            return Ok(block.base);
         }
         self.free_idle(false);
         drop(inside);
@@ -57,7 +55,9 @@ impl<R: Runtime> Shared<R> {
             }
             let memory = memory?;
             let base = self.runtime.base(&memory);
-            Ok(self.insert(base, bytes, (Guarded::new(memory, &self.health), rounded)))
+            let piece = (Guarded::new(memory, &self.health), rounded);
+            self.live().insert(base, bytes, piece);
+            Ok(base)
         };
         match allocate() {
             // What is idle, or what pending work frees, may be enough.
@@ -67,11 +67,6 @@ impl<R: Runtime> Shared<R> {
             }
             done => done,
         }
-    }
-
-    fn insert(&self, base: DevicePtr, bytes: usize, piece: Piece<R::Memory>) -> DevicePtr {
-        self.live().insert(base, bytes, piece);
-        base
     }
 
     /// Adds a program's memory, unless some of it is known already.
@@ -92,12 +87,8 @@ impl<R: Runtime> Shared<R> {
             return Ok(());
         };
         let Some((_, (memory, bytes))) = self.live().remove(base) else {
-            return Err(Error::NotSupported {
-                device: self.health.id(),
-                operation: "free",
-                reason: format!("{base:?} is not the beginning of an allocation of this device")
-                    .into(),
-            });
+            let reason = format!("{base:?} is not the beginning of an allocation of this device");
+            return Err(not_supported(self.health.id(), "free", reason));
         };
         // SAFETY: the memory is out of the books, so it is freed once; the entry's stream comes after the work of
         // other streams that uses it (contract of `RawQueue::free`).
@@ -143,43 +134,24 @@ impl<R: Runtime> Shared<R> {
     /// Allocates host memory for staging. Returns `None` beyond the limit, or if the runtime refuses it for whatever reason: ordinary memory
     /// serves then, which is slower.
     pub(super) fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let inside = self.health.enter()?;
-        let is_full = |staging: &Staging<_>| staging.bytes.saturating_add(bytes) > STAGING_LIMIT;
-        let mut staging = lock(&self.staging);
-        if let Some(i) = staging.idle.iter().position(|idle| idle.1 == bytes) {
-            let piece = staging.idle.swap_remove(i);
-            drop(staging);
-            return Ok(Some(self.insert_host(piece)));
-        }
-        if is_full(&staging) && !staging.idle.is_empty() {
-            drop((staging, inside));
+        drop(self.health.enter()?);
+        let is_full = || self.staging.load(Ordering::Relaxed).saturating_add(bytes) > STAGING_LIMIT;
+        if is_full() && !lock(&self.idle_staging).is_empty() {
             // It frees what is idle. After an error there is no more than before.
             let _ = self.synchronize();
-            staging = lock(&self.staging);
-        } else {
-            drop(inside);
         }
-        if is_full(&staging) {
+        if is_full() {
             return Ok(None);
         }
-        staging.bytes += bytes;
-        drop(staging);
         let _inside = self.health.enter()?;
-        let memory = self.runtime.allocate_host(bytes);
-        if !matches!(memory, Ok(Some(_))) {
-            lock(&self.staging).bytes -= bytes;
-            self.health.check()?;
-        }
-        Ok(memory
-            .ok()
-            .flatten()
-            .map(|memory| self.insert_host((Guarded::new(memory, &self.health), bytes))))
-    }
-
-    fn insert_host(&self, piece: Piece<R::Memory>) -> DevicePtr {
-        let (base, bytes) = (self.runtime.base(&piece.0), piece.1);
+        let Ok(Some(memory)) = self.runtime.allocate_host(bytes) else {
+            return self.health.check().map(|()| None);
+        };
+        self.staging.fetch_add(bytes, Ordering::Relaxed);
+        let base = self.runtime.base(&memory);
+        let piece = (Guarded::new(memory, &self.health), bytes);
         self.host().insert(base, bytes, piece);
-        base
+        Ok(Some(base))
     }
 
     /// Takes host memory back, which no copy uses any more.
@@ -188,7 +160,7 @@ impl<R: Runtime> Shared<R> {
             return;
         };
         if let Some((_, piece)) = self.host().remove(address) {
-            lock(&self.staging).idle.push(piece);
+            lock(&self.idle_staging).push(piece);
         }
     }
 
@@ -250,11 +222,10 @@ impl<R: Runtime> Shared<R> {
             return self.health.check();
         };
         self.free_idle(true);
-        let mut staging = lock(&self.staging);
-        let idle = take(&mut staging.idle);
-        staging.bytes -= idle.iter().map(|piece| piece.1).sum::<usize>();
-        drop(staging);
+        let idle = take(&mut *lock(&self.idle_staging));
+        let bytes = idle.iter().map(|piece| piece.1).sum();
         drop(idle);
+        self.staging.fetch_sub(bytes, Ordering::Relaxed);
         self.sweep();
         self.health.check()
     }
@@ -279,7 +250,7 @@ impl<R: Runtime> Shared<R> {
     /// Whether nothing is left to be freed that may have to be waited for.
     pub(super) fn is_clear(&self) -> bool {
         self.pool.is_empty()
-            && lock(&self.staging).idle.is_empty()
+            && lock(&self.idle_staging).is_empty()
             && lock(&self.given_up).is_empty()
             && self.streams().iter().all(|entry| self.has_ended(entry))
     }

@@ -27,13 +27,10 @@ mod runtime;
 mod shared;
 mod worker;
 
-use std::any::TypeId;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use self::event::Recorded;
-use self::health::Guarded;
+use self::event::EngineEvent;
 pub use self::health::Health;
 pub use self::process::Inside;
 pub(crate) use self::process::{FORKED, Process};
@@ -44,7 +41,7 @@ pub use self::runtime::Runtime;
 use self::shared::{End, Shared};
 pub(crate) use self::worker::Worker;
 use crate::device::backend::{
-    Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
+    Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation, not_supported,
 };
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
@@ -65,9 +62,7 @@ impl<R: Runtime> Engine<R> {
     /// # Safety
     /// The stream is one of `runtime`.
     pub unsafe fn open(runtime: R, stream: Arc<R::Stream>, idle_bytes: usize) -> Result<Device> {
-        if runtime.health().ends_with_process() {
-            process::watch(is_watch_due(TypeId::of::<R>()));
-        }
+        process::watch_opened();
         let shared = Arc::new(Shared::new(runtime, idle_bytes));
         let end = Arc::new(End(shared.clone()));
         Device::new(Arc::new(Self {
@@ -115,28 +110,18 @@ impl<R: Runtime> Engine<R> {
         &self.shared.runtime
     }
 
-    /// Returns the memory of the device that is in use.
-    pub fn memories(&self) -> &Memories<R::Memory> {
-        self.shared.runtime.memories()
-    }
-
     /// Returns whether a queue of this device has recorded an event, and has not released it.
     pub fn has_recorded(&self, event: EventPtr) -> bool {
         // In a child of the process another thread may have had the lock.
-        let found = self
-            .shared
-            .health
-            .is_here()
-            .then(|| Recorded::find(event))
-            .flatten();
-        found.is_some_and(|event| Arc::ptr_eq(&event.shared, &self.shared))
+        self.shared.health.is_here()
+            && EngineEvent::<R>::find(event).is_some_and(|event| event.is_of(&self.shared))
     }
 
     /// Makes an event of one that was given to the runtime.
     #[cfg_attr(not(any(feature = "cuda", feature = "rocm")), allow(dead_code))]
     pub(crate) fn give_event(&self, device: &Device, event: R::Event) -> Result<SyncEvent> {
         let _inside = self.shared.health.enter()?;
-        let event = Recorded::publish(&self.shared, event)?;
+        let event = EngineEvent::publish(&self.shared, event)?;
         // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing else has it.
         Ok(unsafe { SyncEvent::from_recorded(device.clone(), event) })
     }
@@ -192,24 +177,10 @@ impl<R: Runtime> Engine<R> {
 }
 
 fn not_ours<R: Runtime>(device: &Device) -> Error {
-    let name = std::any::type_name::<R>().rsplit("::").next();
-    Error::NotSupported {
-        device: device.id(),
-        operation: "access to native handles",
-        reason: format!("it is no {}", name.unwrap_or_default()).into(),
-    }
-}
-
-/// Returns whether the end of the process is to be watched once more, after the libraries of a runtime have been loaded: when its first device
-/// is opened, and then ever more seldom, since later devices rarely load more and each entry stays.
-fn is_watch_due(runtime: TypeId) -> bool {
-    static OPENED: Mutex<BTreeMap<TypeId, u64>> = Mutex::new(BTreeMap::new());
-    // In a child of the process another thread may have had the lock.
-    OPENED.try_lock().map_or(true, |mut opened| {
-        let count = opened.entry(runtime).or_insert(0);
-        *count += 1;
-        count.is_power_of_two()
-    })
+    let name = std::any::type_name::<R>().trim_end_matches('>');
+    let name = name.rsplit("::").next().unwrap_or_default();
+    let reason = format!("it is no device of the runtime {name}");
+    not_supported(device.id(), "access to native handles", reason)
 }
 
 /// Keeps a program's memory.
@@ -251,19 +222,17 @@ unsafe impl<R: Runtime> Backend for Engine<R> {
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         drop(self.shared.health.enter_even_if_failed()?);
-        let id = self.shared.health.id();
-        if self.has_recorded(event) {
-            return Ok(());
-        }
+        let (shared, id) = (&self.shared, self.shared.health.id());
         if let Some(other) = event::recorder(event) {
-            if Recorded::<R>::find(event)
-                .is_some_and(|other| self.shared.runtime.accepts_events_of(&other.shared.runtime))
-            {
-                return Ok(());
-            }
-            return Err(Error::argument(format!(
-                "the event is not of {id}, but of another device, {other}; import with a set of devices that has that device"
-            )));
+            let accepts = |event: Arc<EngineEvent<R>>| {
+                event.is_of(shared) || shared.runtime.accepts_events_of(&event.shared.runtime)
+            };
+            return match EngineEvent::find(event).is_some_and(accepts) {
+                true => Ok(()),
+                false => Err(Error::argument(format!(
+                    "the event is not of {id}, but of another device, {other}; import with a set of devices that has that device"
+                ))),
+            };
         }
         let words = event.as_ptr().cast::<usize>();
         if R::EVENT_WORDS == 0 || !words.is_aligned() {
@@ -281,41 +250,24 @@ unsafe impl<R: Runtime> Backend for Engine<R> {
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        let shared = &self.shared;
-        let _inside = shared.health.enter()?;
-        match Recorded::<R>::find(event) {
-            Some(recorded) => recorded.is_done(shared),
-            None => {
-                // SAFETY: the caller guarantees a live event of the device's type (contract of `query_event`).
-                let event = unsafe { shared.runtime.foreign_event(event) }?;
-                shared.runtime.is_done(&Guarded::new(event, &shared.health))
-            }
-        }
+        let _inside = self.shared.health.enter()?;
+        // SAFETY: the caller guarantees a live event of the device's type (contract of `query_event`).
+        unsafe { EngineEvent::of(&self.shared, event) }?.is_done(&self.shared)
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        let shared = &self.shared;
-        let inside = shared.health.enter()?;
-        match Recorded::<R>::find(event) {
-            Some(recorded) => {
-                drop(inside);
-                let waited = recorded.shared.runtime.wait_host(&recorded.event);
-                recorded.check(shared)?;
-                waited
-            }
-            None => {
-                // SAFETY: the caller guarantees a live event of the device's type (contract of `wait_event`).
-                let event = unsafe { shared.runtime.foreign_event(event) }?;
-                let event = Guarded::new(event, &shared.health);
-                drop(inside);
-                shared.runtime.wait_host(&event)
-            }
-        }
+        let inside = self.shared.health.enter()?;
+        // SAFETY: the caller guarantees a live event of the device's type (contract of `wait_event`).
+        let event = unsafe { EngineEvent::of(&self.shared, event) }?;
+        drop(inside);
+        let waited = event.shared.runtime.wait_host(&event.event);
+        event.check(&self.shared)?;
+        waited
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
         if let Some(_inside) = self.shared.health.enter_to_drop() {
-            Recorded::<R>::release(event);
+            EngineEvent::<R>::release(event);
         }
     }
 
@@ -361,17 +313,5 @@ unsafe impl<R: Runtime> Backend for Engine<R> {
 impl<R: Runtime> fmt::Debug for Engine<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.runtime.fmt(f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is registered for the end of the process stays until then.
-    #[test]
-    fn many_devices_register_few_times_for_the_end() {
-        let due = |_: &i32| is_watch_due(TypeId::of::<[u8; 17]>());
-        assert!((0..1000).filter(due).count() <= 10);
     }
 }

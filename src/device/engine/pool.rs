@@ -1,7 +1,6 @@
 //! Device memory that was freed and waits for its next use.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -97,10 +96,8 @@ impl<E> Pool<E> {
         let fits = |block: &Block<E>| (bytes..=bytes.saturating_mul(2)).contains(&block.bytes);
         let mut idle = lock(&self.idle);
         let fitting = || idle.blocks.iter().enumerate().filter(|(_, b)| fits(b));
-        let own = || fitting().rev().filter(|(_, block)| block.queue == queue);
-        let exact = own().find(|(_, block)| block.bytes == bytes);
-        let own = exact.or_else(|| own().min_by_key(|(_, block)| block.bytes));
-        let found = own.or_else(|| {
+        let own = fitting().rev().filter(|(_, block)| block.queue == queue);
+        let found = own.min_by_key(|(_, block)| block.bytes).or_else(|| {
             let mut others: Vec<_> = fitting().take(ASKED).collect();
             others.sort_by_key(|(_, block)| block.bytes);
             others.into_iter().find(|(_, block)| is_done(&block.after))
@@ -136,13 +133,6 @@ impl<E> Pool<E> {
         done
     }
 
-    /// Takes out all blocks, at the end of a device. The caller waits for their events before it frees them.
-    pub(crate) fn take_all(&self) -> Vec<Block<E>> {
-        let mut idle = lock(&self.idle);
-        idle.bytes = 0;
-        idle.blocks.drain(..).collect()
-    }
-
     /// Returns whether there is more in the pool than `times` its limits: with 1, it is worth freeing what is done; with more,
     /// waiting for the device first.
     pub(crate) fn is_over(&self, times: usize) -> bool {
@@ -157,16 +147,6 @@ impl<E> Pool<E> {
     /// Returns whether there are no blocks in the pool.
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.idle).blocks.is_empty()
-    }
-}
-
-impl<E> fmt::Debug for Pool<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let idle = lock(&self.idle);
-        f.debug_struct("Pool")
-            .field("blocks", &idle.blocks.len())
-            .field("bytes", &idle.bytes)
-            .finish()
     }
 }
 
@@ -277,7 +257,7 @@ mod tests {
         assert_eq!(names(pool.take_done(false, |_| true)), [0; 0]);
         assert_eq!(names(pool.take_done(true, |after| *after != 3)), [0, 4]);
         assert_eq!(idle_bytes(&pool), 200);
-        assert_eq!(names(pool.take_all()), [3]);
+        assert_eq!(names(pool.take_done(true, |_| true)), [3]);
         assert!(pool.is_empty() && idle_bytes(&pool) == 0);
     }
 
@@ -323,7 +303,7 @@ mod tests {
         let panicking = std::panic::AssertUnwindSafe(panicking);
         assert!(std::panic::catch_unwind(panicking).is_err());
         assert_eq!(idle_bytes(&pool), 200);
-        assert_eq!(names(pool.take_all()), [1, 2]);
+        assert_eq!(names(pool.take_done(true, |_| true)), [1, 2]);
     }
 
     /// Queues on several threads: no block is in two places, and none is used by another queue before it is done.
@@ -373,7 +353,7 @@ mod tests {
             }
         });
         assert!(taken.into_inner() > rounds, "{} uses", rounds);
-        let mut left = names(pool.take_all());
+        let mut left = names(pool.take_done(true, |_| true));
         left.sort_unstable();
         assert_eq!(left, Vec::from_iter(0..BLOCKS));
     }

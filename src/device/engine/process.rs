@@ -85,6 +85,9 @@ static LEFT: AtomicU64 = AtomicU64::new(0);
 /// How long the end of the process waits for threads that are in a runtime. It then goes on all the same.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How many devices are registered for the end of the process, each when it is opened.
+const FEW: u64 = 64;
+
 thread_local! {
     /// How many values of [`Inside`] this thread has.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
@@ -94,29 +97,11 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "the runtime may be called only while it lives"]
 pub struct Inside {
-    is_counted: bool,
     not_send: PhantomData<*const ()>,
-}
-
-impl Inside {
-    fn new(is_counted: bool) -> Self {
-        Self {
-            is_counted,
-            not_send: PhantomData,
-        }
-    }
-
-    /// The end of the process does not wait for it.
-    pub(super) fn uncounted() -> Self {
-        Self::new(false)
-    }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if !self.is_counted {
-            return;
-        }
         let outer = DEPTH.get() - 1;
         DEPTH.set(outer);
         if outer == 0 {
@@ -152,12 +137,14 @@ pub(super) fn enter() -> Option<Inside> {
         }
     }
     DEPTH.set(outer + 1);
-    Some(Inside::new(true))
+    Some(Inside {
+        not_send: PhantomData,
+    })
 }
 
 /// Watches for the end of the process, when libraries of drivers run their destructors: a thread that is in one of them crashes. What is
-/// registered last runs first, so this is called when a device has been made, with `is_new` if libraries may have been loaded for it; a
-/// thread that leaves a runtime registers again now and then, for what those libraries make later.
+/// registered last runs first, so this is called with `is_new` if libraries may have been loaded; a thread that leaves a runtime registers
+/// again now and then, for what those libraries make later.
 ///
 /// All devices share what is known of the end. On systems without `atexit`, and under Miri, this does nothing.
 pub(super) fn watch(is_new: bool) {
@@ -171,6 +158,14 @@ pub(super) fn watch(is_new: bool) {
     if is_new || before != this {
         register();
     }
+}
+
+/// As [`watch`], when a device is opened. Each entry stays, so that the first devices are registered, and of later ones, for which libraries
+/// are rarely loaded, ever fewer.
+pub(super) fn watch_opened() {
+    static OPENED: AtomicU64 = AtomicU64::new(0);
+    let opened = OPENED.fetch_add(1, Ordering::Relaxed) + 1;
+    watch(opened <= FEW || opened.is_power_of_two());
 }
 
 fn register() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::event::Recorded;
+use super::event::EngineEvent;
 use super::health::Guarded;
 use super::runtime::Runtime;
 use super::shared::{End, Entry, Shared};
@@ -36,7 +36,7 @@ impl<R: Runtime> EngineQueue<R> {
     }
 
     /// Makes the stream wait for an event behind a gate, as the runtime itself cannot.
-    fn wait_behind_gate(&self, event: Waited<R>) -> Result<bool> {
+    fn wait_behind_gate(&self, event: Arc<EngineEvent<R>>) -> Result<bool> {
         let shared = &self.shared;
         let Some(gate) = shared.runtime.gate(self.stream())? else {
             return Ok(false);
@@ -57,21 +57,6 @@ impl<R: Runtime> EngineQueue<R> {
         };
         shared.worker.watch(has_ended, move || drop(gate));
         Ok(true)
-    }
-}
-
-/// An event for which a queue waits.
-enum Waited<R: Runtime> {
-    Recorded(Arc<Recorded<R>>),
-    Foreign(Guarded<R::Event>),
-}
-
-impl<R: Runtime> Waited<R> {
-    fn is_done(&self, shared: &Shared<R>) -> Result<bool> {
-        match self {
-            Self::Recorded(recorded) => recorded.is_done(shared),
-            Self::Foreign(event) => shared.runtime.is_done(event),
-        }
     }
 }
 
@@ -117,34 +102,24 @@ unsafe impl<R: Runtime> RawQueue for EngineQueue<R> {
     fn record(&self) -> Result<EventPtr> {
         let _inside = self.shared.health.enter()?;
         let event = self.shared.runtime.record(&self.entry.stream)?;
-        Recorded::publish(&self.shared, event)
+        EngineEvent::publish(&self.shared, event)
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<bool> {
         let shared = &self.shared;
         let _inside = shared.health.enter()?;
-        let (event, is_own) = match Recorded::find(event) {
-            Some(recorded) => {
-                // Of another device, perhaps: its work would be waited for in vain.
-                recorded.check(shared)?;
-                let is_own = Arc::ptr_eq(&recorded.shared, shared);
-                (Waited::Recorded(recorded), is_own)
-            }
-            None => {
-                // SAFETY: the caller guarantees a live event of the device's type (contract of `RawQueue::wait`).
-                let event = unsafe { shared.runtime.foreign_event(event) }?;
-                (Waited::Foreign(Guarded::new(event, &shared.health)), false)
-            }
-        };
-        let raw: &R::Event = match &event {
-            Waited::Recorded(recorded) => &recorded.event,
-            Waited::Foreign(event) => event,
-        };
+        // SAFETY: the caller guarantees a live event of the device's type (contract of `RawQueue::wait`).
+        let event = unsafe { EngineEvent::of(shared, event) }?;
+        // Of another device, perhaps: its work would be waited for in vain.
+        event.check(shared)?;
         let stream = match self.entry.is_adopted {
             true => &self.entry.stream,
             false => self.stream(),
         };
-        match shared.runtime.wait(stream, raw, is_own)? {
+        match shared
+            .runtime
+            .wait(stream, &event.event, event.is_of(shared))?
+        {
             true => Ok(true),
             false => self.wait_behind_gate(event),
         }

@@ -123,20 +123,6 @@ impl<T: Clone> Ranges<T> {
     }
 }
 
-impl<T> Default for Ranges<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<T> fmt::Debug for Ranges<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranges = lock(&self.0);
-        let ranges = ranges.values().map(|entry| (entry.base, entry.bytes));
-        f.debug_map().entries(ranges).finish()
-    }
-}
-
 /// Memory, with its length in bytes as the runtime was asked for it.
 pub(super) type Piece<M> = (Guarded<M>, usize);
 
@@ -225,7 +211,7 @@ mod tests {
 
     /// Two neighbours, and one apart.
     fn ranges() -> Ranges<&'static str> {
-        let ranges = Ranges::default();
+        let ranges = Ranges::new();
         ranges.insert(at(1000), 100, "a");
         ranges.insert(at(1100), 50, "b");
         ranges.insert(at(2000), 10, "c");

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::device::DeviceId;
-use crate::device::backend::DevicePtr;
+use crate::device::backend::{DevicePtr, out_of_memory};
 use crate::device::engine::ranges::Ranges;
 use crate::error::{Error, Result};
 
@@ -44,11 +44,7 @@ impl Reserved {
             return Err(Error::argument("0 bytes of addresses"));
         }
         let base = with_end(bytes).and_then(system::reserve);
-        let base = base.ok_or(Error::OutOfMemory {
-            device,
-            operation: "reserve addresses",
-            bytes,
-        })?;
+        let base = base.ok_or_else(|| out_of_memory(device, "reserve addresses", bytes))?;
         let base = DevicePtr::new(base);
         RESERVED.insert(base, bytes + 1, ());
         Ok(Self { base, bytes })

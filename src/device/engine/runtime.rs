@@ -5,11 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::device::backend::no_handles;
 use crate::device::engine::{Health, Memories};
 use crate::device::{
     AddressClass, Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The shortest and the longest pause between two questions of a thread that waits for an event.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
@@ -68,11 +69,7 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// The handle is that of a live stream of this runtime, or stands for a default stream, as long as the queue lives that is made of it.
     unsafe fn adopt_stream(&self, handle: usize) -> Result<Arc<Self::Stream>> {
         let _ = handle;
-        Err(Error::NotSupported {
-            device: self.health().id(),
-            operation: "adopt a queue",
-            reason: "streams of this device have no handles".into(),
-        })
+        Err(no_handles(self.health().id()))
     }
 
     /// Returns the runtime's handle of a stream as a number, if there is one.

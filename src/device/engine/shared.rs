@@ -1,7 +1,5 @@
 //! What a device and its queues share, and its streams: those of queues that were dropped too, until their work has ended.
 
-use std::collections::BTreeMap;
-use std::mem::take;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
@@ -14,17 +12,15 @@ use super::worker::Worker;
 use crate::device::lock;
 use crate::error::Result;
 
-/// A stream of a device.
+/// A queue, and its stream. Queues that share a stream have an entry each.
 pub(super) struct Entry<R: Runtime> {
     pub(super) stream: Guarded<Arc<R::Stream>>,
     /// Whether the stream is a program's, to which nothing is given only because the queue is dropped.
     pub(super) is_adopted: bool,
     /// For the pool: no other stream has it, or had it.
     pub(super) number: u64,
-    /// How many queues have it.
-    queues: AtomicUsize,
-    /// How often a queue got it.
-    times: AtomicUsize,
+    /// Whether the queue was dropped.
+    is_dropped: AtomicBool,
     /// Whether it was given work since `last`.
     pub(super) is_used: AtomicBool,
     /// Its last work could not be marked, and it may be a program's that is gone: the work has ended after a wait for the device.
@@ -39,33 +35,18 @@ pub(super) struct Idle<R: Runtime> {
     pub(super) after: Guarded<R::Event>,
 }
 
-/// Host memory that nobody uses.
-pub(super) struct Staging<M> {
-    /// Of all host memory, in use or not.
-    pub(super) bytes: usize,
-    pub(super) idle: Vec<Piece<M>>,
-}
-
-impl<M> Default for Staging<M> {
-    fn default() -> Self {
-        Self {
-            bytes: 0,
-            idle: Vec::new(),
-        }
-    }
-}
-
 /// What a device and its queues share.
 pub(super) struct Shared<R: Runtime> {
     pub(super) health: Health,
     pub(super) pool: Pool<Idle<R>>,
     /// Memory that could not be freed in the order of a stream: freed once all work has ended.
     pub(super) given_up: Mutex<Vec<Guarded<R::Memory>>>,
-    pub(super) staging: Mutex<Staging<R::Memory>>,
-    /// Of all queues, by the address of the stream; those of dropped ones until their work has ended.
-    streams: Mutex<BTreeMap<usize, Arc<Entry<R>>>>,
-    /// Those that no queue has any more.
-    dropped: Mutex<Vec<Arc<Entry<R>>>>,
+    /// Bytes of host memory, in use or not.
+    pub(super) staging: AtomicUsize,
+    /// Host memory that nobody uses: freed where the device is waited for.
+    pub(super) idle_staging: Mutex<Vec<Piece<R::Memory>>>,
+    /// Of all queues; those of dropped ones until their work has ended.
+    streams: Mutex<Vec<Arc<Entry<R>>>>,
     /// Read while a stream is given work.
     pub(super) giving: RwLock<()>,
     /// Opens gates.
@@ -80,9 +61,9 @@ impl<R: Runtime> Shared<R> {
         Self {
             pool: Pool::new(idle_bytes),
             given_up: Mutex::default(),
-            staging: Mutex::default(),
+            staging: AtomicUsize::new(0),
+            idle_staging: Mutex::default(),
             streams: Mutex::default(),
-            dropped: Mutex::default(),
             giving: RwLock::default(),
             worker: Worker::new("arrow-device events"),
             runtime: Guarded::new(runtime, &health),
@@ -91,29 +72,27 @@ impl<R: Runtime> Shared<R> {
     }
 
     pub(super) fn streams(&self) -> Vec<Arc<Entry<R>>> {
-        lock(&self.streams).values().cloned().collect()
+        lock(&self.streams).clone()
     }
 
-    /// Returns the entry of a stream for a queue, which may be one that another queue has.
+    /// Makes the entry of a new queue.
     pub(super) fn entry(&self, stream: Arc<R::Stream>, is_adopted: bool) -> Arc<Entry<R>> {
         self.sweep();
-        let address = Arc::as_ptr(&stream).addr();
         let mut streams = lock(&self.streams);
-        let entry = streams.entry(address).or_insert_with(|| {
-            Arc::new(Entry {
-                stream: Guarded::new(stream, &self.health),
-                is_adopted,
-                number: queue_number(),
-                is_unmarked: AtomicBool::new(false),
-                queues: AtomicUsize::new(0),
-                times: AtomicUsize::new(0),
-                is_used: AtomicBool::new(false),
-                last: Mutex::default(),
-            })
+        let same = streams
+            .iter()
+            .find(|other| Arc::ptr_eq(&other.stream, &stream));
+        let entry = Arc::new(Entry {
+            number: same.map_or_else(queue_number, |other| other.number),
+            stream: Guarded::new(stream, &self.health),
+            is_adopted,
+            is_dropped: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
+            is_unmarked: AtomicBool::new(false),
+            last: Mutex::default(),
         });
-        entry.queues.fetch_add(1, Ordering::AcqRel);
-        entry.times.fetch_add(1, Ordering::AcqRel);
-        entry.clone()
+        streams.push(entry.clone());
+        entry
     }
 
     /// Lets this thread give work to a stream, unless the device has failed.
@@ -125,17 +104,15 @@ impl<R: Runtime> Shared<R> {
         Ok((inside, giving))
     }
 
-    /// A queue of the stream is dropped.
-    pub(super) fn leave(&self, entry: &Arc<Entry<R>>) {
-        if entry.queues.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Before another thread finds it among the dropped ones: after this a program's stream may be gone.
-            let has_ended = self.has_ended(entry);
-            if !has_ended && entry.is_adopted && entry.is_used.swap(false, Ordering::AcqRel) {
-                entry.is_unmarked.store(true, Ordering::Release);
-            }
-            lock(&self.dropped).push(entry.clone());
-            self.sweep();
+    /// The queue is dropped.
+    pub(super) fn leave(&self, entry: &Entry<R>) {
+        // Before another thread finds it among the dropped ones: after this a program's stream may be gone.
+        let has_ended = self.has_ended(entry);
+        if !has_ended && entry.is_adopted && entry.is_used.swap(false, Ordering::AcqRel) {
+            entry.is_unmarked.store(true, Ordering::Release);
         }
+        entry.is_dropped.store(true, Ordering::Release);
+        self.sweep();
     }
 
     /// Whether all work that a stream was given has ended.
@@ -166,32 +143,12 @@ impl<R: Runtime> Shared<R> {
         let Some(_inside) = self.health.enter_to_drop() else {
             return;
         };
-        // The runtime is called without the locks: to ask, and to release the streams.
-        let dropped = take(&mut *lock(&self.dropped));
-        let (mut ended, mut others) = (Vec::new(), Vec::new());
-        for entry in dropped {
-            let times = entry.times.load(Ordering::Acquire);
-            match self.has_ended(&entry) {
-                true => ended.push((entry, times)),
-                false => others.push(entry),
-            }
-        }
-        lock(&self.dropped).extend(others);
-        let mut streams = lock(&self.streams);
-        for (entry, times) in &ended {
-            // A new queue may have the stream meanwhile, or may have had it and given it work.
-            let address = Arc::as_ptr(&entry.stream).addr();
-            let is_listed = streams
-                .get(&address)
-                .is_some_and(|listed| Arc::ptr_eq(listed, entry));
-            if is_listed
-                && entry.queues.load(Ordering::Acquire) == 0
-                && entry.times.load(Ordering::Acquire) == *times
-            {
-                streams.remove(&address);
-            }
-        }
-        drop(streams);
+        // The runtime is called without the lock: to ask, and to release the streams.
+        let is_dropped = |entry: &&Arc<Entry<R>>| entry.is_dropped.load(Ordering::Acquire);
+        let mut ended = Vec::from_iter(lock(&self.streams).iter().filter(is_dropped).cloned());
+        ended.retain(|entry| self.has_ended(entry));
+        let has_ended = |entry: &Arc<Entry<R>>| ended.iter().any(|ended| Arc::ptr_eq(ended, entry));
+        lock(&self.streams).retain(|entry| !has_ended(entry));
     }
 }
 

@@ -12,7 +12,7 @@ use super::api::{
     RawStream, code,
 };
 use super::vendor::{Kind, Library, Vendor};
-use crate::device::backend::device_error;
+use crate::device::backend::{device_error, out_of_memory};
 use crate::device::engine::Health;
 use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
@@ -45,8 +45,7 @@ impl<V: Vendor> Context<V> {
     /// Makes the context of a device, with a pool of its own if the device allocates its own memory and has pools.
     pub(super) fn new(id: DeviceId, vendor: V, pools: bool, reads_managed: bool) -> Result<Self> {
         let mut context = Self {
-            // The libraries see to the end of the process by themselves: their calls return a code then.
-            health: Health::beyond_exit(id),
+            health: Health::new(id),
             kind: Kind::of(id.device_type),
             reads_managed,
             vendor,
@@ -98,11 +97,7 @@ impl<V: Vendor> Context<V> {
             Err(Failed {
                 call,
                 code: code::OUT_OF_MEMORY | code::INVALID_VALUE,
-            }) => Err(Error::OutOfMemory {
-                device: self.health.id(),
-                operation: call,
-                bytes,
-            }),
+            }) => Err(out_of_memory(self.health.id(), call, bytes)),
             answer => self.check(answer),
         }
     }

@@ -11,7 +11,7 @@ use super::memory::Block;
 use super::vendor::{Kind, Library, Vendor, to_ptr};
 use crate::device::backend::{Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation};
 use crate::device::engine::{Engine, Health, Memories, Runtime};
-use crate::device::{Device, DeviceId, Queue};
+use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 
 /// Most bytes of freed memory that a device without a pool keeps.
@@ -158,26 +158,6 @@ impl<V: Vendor> Gpu<V> {
         let memories = Memories::default();
         // SAFETY: the stream was made of this context.
         unsafe { Engine::open(Self { context, memories }, stream, IDLE_BYTES) }
-    }
-
-    /// Returns the engine of a device of this vendor's.
-    pub(crate) fn of(device: &Device) -> Result<&Engine<Self>> {
-        Engine::of(device).map_err(|_| not_ours::<V>(device))
-    }
-
-    /// Returns the stream of a queue of a device of this vendor's.
-    pub(crate) fn stream(queue: &Queue) -> Result<&Stream<V>> {
-        let stream = Engine::<Self>::stream(queue).map(Arc::as_ref);
-        stream.map_err(|_| not_ours::<V>(queue.device()))
-    }
-}
-
-fn not_ours<V: Vendor>(device: &Device) -> Error {
-    let vendor = V::Library::VENDOR;
-    Error::NotSupported {
-        device: device.id(),
-        operation: vendor,
-        reason: format!("it is not a {vendor} device of this crate").into(),
     }
 }
 
@@ -327,7 +307,8 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
 
     /// Asks again and again, which returns soonest.
     fn wait_host(&self, event: &Self::Event) -> Result<()> {
-        let _inside = self.context.health.enter()?;
+        // The end of the process does not wait for this: the library ends the call then.
+        drop(self.context.health.enter()?);
         let (context, raw) = (&self.context, event.raw);
         // SAFETY: the event is live while it is borrowed.
         context.call(|calls| unsafe { calls.wait_event(raw) })
@@ -341,7 +322,8 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
     }
 
     fn synchronize(&self, _streams: &[Arc<Self::Stream>]) -> Result<()> {
-        let _inside = self.context.health.enter_even_if_failed()?;
+        // As for `wait_host`.
+        drop(self.context.health.enter_even_if_failed()?);
         self.context.synchronize()
     }
 
