@@ -81,6 +81,26 @@ impl Validity {
             nulls: None,
         })
     }
+
+    /// Returns the same bitmap with a number of nulls that is known.
+    ///
+    /// # Safety
+    /// It is the number of unset bits of these rows.
+    #[must_use]
+    pub unsafe fn with_null_count(self, nulls: usize) -> Self {
+        let nulls = Some(nulls);
+        Self { nulls, ..self }
+    }
+
+    /// Returns the buffer that holds the bits.
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// Returns which bit of the buffer is the first row's.
+    pub fn bit_offset(&self) -> usize {
+        self.bit_offset
+    }
 }
 
 impl DeviceArray {

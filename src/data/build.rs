@@ -157,6 +157,41 @@ impl DeviceArray {
         }
     }
 
+    /// As [`from_parts`](Self::from_parts), on a device that is given, so that no part is needed (for an array of type null, say), and
+    /// with a validity bitmap that may start at any bit. `others` are the buffers after the bitmap. For whoever receives arrays
+    /// as descriptions of memory; [`validate`](Self::validate) checks the values afterwards.
+    ///
+    /// ```
+    /// use arrow_buffer::Buffer;
+    /// use arrow_device::{DeviceArray, Devices};
+    /// use arrow_schema::DataType;
+    /// let parts = [Buffer::from_vec(vec![0i32, 2, 9]), Buffer::from(b"text")];
+    /// let parts = parts.map(|part| Some(part.into()));
+    /// // SAFETY: the values are checked before anything else is done with the array.
+    /// let array = unsafe { DeviceArray::from_parts_on(&Devices::cpu(), DataType::Utf8, 2, None, &parts, &[]) }?;
+    /// assert!(array.validate().is_err()); // the second text ends at byte 9 of 4
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// As [`from_parts`](Self::from_parts). Until the values have been checked, nothing that reads them may be called.
+    ///
+    /// # Errors
+    /// As [`from_parts`](Self::from_parts).
+    pub unsafe fn from_parts_on(
+        device: &Device,
+        data_type: DataType,
+        length: usize,
+        validity: Option<Validity>,
+        others: &[Option<DeviceBuffer>],
+        children: &[DeviceArray],
+    ) -> Result<Self> {
+        check_type(&data_type)?;
+        let (operation, on) = ("DeviceArray::from_parts_on", Some(device));
+        // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
+        unsafe { Self::assemble(operation, on, data_type, length, validity, others, children) }
+    }
+
     /// Makes an array at offset 0 of a type that [`check_type`] accepts, on `device`, or where its parts are. `others` are the buffers
     /// without the validity bitmap.
     ///

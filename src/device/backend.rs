@@ -288,7 +288,7 @@ impl dyn RawQueue {
 /// - After [`synchronize`](Self::synchronize) has succeeded, or failed while [`is_over`](Self::is_over) is `true`, no work that was queued
 ///   before it runs any more.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
-///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
+///   device is host-readable, [`RawQueue::allocate`] returns initialised memory; if it is of type CPU, the host may write it too.
 pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// Returns what is always true of the device.
     fn capabilities(&self) -> Capabilities;

@@ -110,7 +110,13 @@ impl Device {
 
     /// Returns whether the device's memory is ordinary memory of the host.
     pub(crate) fn is_host_memory(&self) -> bool {
-        self.host().is_some()
+        self.id() == DeviceId::CPU || self.host().is_some()
+    }
+
+    /// Returns whether all memory of the host is the device's: the CPU, but not a program's own device of that type, whose memory is
+    /// special (shared with other processes, say), so that an upload copies.
+    pub(crate) fn has_all_host_memory(&self) -> bool {
+        self.id() == DeviceId::CPU && self.host().is_some()
     }
 
     /// Returns the number of bytes of which each buffer of an array on this device fills a multiple.

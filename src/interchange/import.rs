@@ -86,6 +86,15 @@ impl DeviceArray {
         }
         Ok(array)
     }
+
+    /// Checks all values of the array and its null counts, as an import with [`Validation::Full`] does, also for arrays that were made
+    /// of parts. Waits for the memory that it reads.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidInput`] with the path of what is wrong, and the errors that the device reports.
+    pub fn validate(&self) -> Result<()> {
+        check(self, Validation::Full)
+    }
 }
 
 impl DeviceRecordBatch {

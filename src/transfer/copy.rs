@@ -32,7 +32,7 @@ pub(super) fn copy(
 /// Copies what was planned of arrays of one device to `queue`'s device, as [`copy`] does.
 pub(super) fn execute(plan: Plan, arrays: &[&DeviceArray], queue: &Queue) -> Result<Arc<Node>> {
     let (from, to) = (arrays[0].device(), queue.device());
-    if to.id() == DeviceId::CPU {
+    if to.has_all_host_memory() {
         return to_host_buffer(plan, to);
     }
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;

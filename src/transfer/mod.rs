@@ -27,7 +27,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 
 use crate::data::host::{to_array, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, DeviceId, Queue};
+use crate::device::{Device, Queue};
 use crate::error::Result;
 use crate::memory::check_queue;
 use crate::transfer::copy::copy;
@@ -192,7 +192,7 @@ impl DeviceArray {
         if self.device() == to {
             return Ok(self.clone());
         }
-        let node = if to.id() == DeviceId::CPU {
+        let node = if to.has_all_host_memory() {
             // Host memory of another device (page-locked memory, say) becomes the CPU's.
             Self::from_host(unwrap(self)?)?.node().clone()
         } else if to.is_host_memory() {

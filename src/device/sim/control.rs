@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use super::memory::{Memory, SimBacking};
 use super::{INJECTED, SimDevice};
 use crate::device::backend::out_of_memory;
 use crate::device::{DeviceId, device_error, lock};
@@ -41,6 +42,9 @@ pub struct SimConfig {
     pub bytes_per_second: Option<u64>,
     /// Whether the device copies straight out of other simulated devices' memory.
     pub peer_access: bool,
+    /// What allocates the device's memory, in place of ordinary memory of the host's: it gets a number of bytes, and returns at least as
+    /// many, which nothing else uses, aligned to 64 bytes, or `None` if there are not as many.
+    pub memory: Option<fn(usize) -> Option<SimBacking>>,
 }
 
 impl Default for SimConfig {
@@ -53,7 +57,23 @@ impl Default for SimConfig {
             fill: true,
             bytes_per_second: None,
             peer_access: false,
+            memory: None,
         }
+    }
+}
+
+impl SimConfig {
+    /// Allocates device memory.
+    pub(super) fn allocate(&self, bytes: usize) -> Option<Memory> {
+        let Some(allocate) = self.memory else {
+            return Memory::new(bytes, self.fill);
+        };
+        let memory = Memory::of(allocate(bytes)?, bytes)?;
+        if self.fill {
+            // SAFETY: `SimBacking::new` demands writable memory for a device's allocations, and `memory` some that nothing else uses.
+            unsafe { memory.fill() };
+        }
+        Some(memory)
     }
 }
 

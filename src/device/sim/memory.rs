@@ -1,6 +1,7 @@
 //! The memory behind the addresses that users see, and who has which.
 
 use std::alloc::Layout;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,15 +12,50 @@ pub(super) const FRESH: u8 = 0xA5;
 /// Alignment of an allocation and least distance between two, in bytes.
 const UNIT: usize = 64;
 
+/// Host memory of a program's that is behind an allocation of a simulated device: memory that other processes share, say.
+/// [`SimConfig::memory`](super::SimConfig::memory) makes a device allocate such memory,
+/// [`SimDevice::adopt`](super::SimDevice::adopt) makes an allocation of it, and
+/// [`SimDevice::backing`](super::SimDevice::backing) returns what owns it.
+#[derive(Debug)]
+pub struct SimBacking {
+    start: NonNull<u8>,
+    bytes: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl SimBacking {
+    /// Wraps `bytes` bytes of host memory, which `owner` keeps. Its drop must not use the device.
+    ///
+    /// # Safety
+    /// The host may read the memory on any thread, and write to it if a device allocates it or if work of the device will, as long as
+    /// `owner` lives. Nobody else writes to it meanwhile, except as what is queued on the device expects.
+    pub unsafe fn new(start: NonNull<u8>, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self {
+            start,
+            bytes,
+            owner,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
-    /// What was allocated, of which `start` is the first multiple of [`UNIT`].
-    base: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
+    owner: Owner,
 }
 
-// SAFETY: this alone owns the memory, and never reads or writes it after `new`.
+enum Owner {
+    /// What was allocated, of which `start` is the first multiple of [`UNIT`].
+    Here(NonNull<u8>, Layout),
+    Program(Arc<dyn Any + Send + Sync>),
+}
+
+// SAFETY: this alone owns the memory, or the program's owner does, and never reads or writes it after `new`.
 unsafe impl Send for Memory {}
 // SAFETY: a shared reference gives the address, which does not change, and nothing of the memory.
 unsafe impl Sync for Memory {}
@@ -40,27 +76,58 @@ impl Memory {
             };
             let base = NonNull::new(base)?;
             let start = base.add(base.align_offset(UNIT));
-            if fill {
-                start.write_bytes(FRESH, bytes);
-            }
             (base, start)
         };
-        Some(Self {
+        let memory = Self {
             start,
-            base,
-            layout,
+            bytes,
+            owner: Owner::Here(base, layout),
+        };
+        if fill {
+            // SAFETY: it was just allocated.
+            unsafe { memory.fill() };
+        }
+        Some(memory)
+    }
+
+    /// `bytes` bytes of a program's memory, or `None` if it has fewer or is not aligned.
+    pub(super) fn of(backing: SimBacking, bytes: usize) -> Option<Self> {
+        let is_aligned = backing.start.addr().get() % UNIT == 0;
+        (is_aligned && bytes <= backing.bytes).then_some(Self {
+            start: backing.start,
+            bytes,
+            owner: Owner::Program(backing.owner),
         })
     }
 
+    /// Fills fresh memory.
+    ///
+    /// # Safety
+    /// The memory is writable, and nothing else uses it.
+    pub(super) unsafe fn fill(&self) {
+        // SAFETY: as the caller guarantees.
+        unsafe { self.start.write_bytes(FRESH, self.bytes) };
+    }
+
     pub(super) fn bytes(&self) -> usize {
-        self.layout.size() - UNIT
+        self.bytes
+    }
+
+    /// What owns memory of a program's.
+    pub(super) fn program(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
+        match &self.owner {
+            Owner::Here(..) => None,
+            Owner::Program(owner) => Some(owner),
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
+        if let Owner::Here(base, layout) = self.owner {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { std::alloc::dealloc(base.as_ptr(), layout) };
+        }
     }
 }
 
@@ -95,12 +162,16 @@ impl Allocator {
         }
     }
 
-    /// Returns the address of a new allocation, or `None` if there is not enough.
-    pub(super) fn allocate(&mut self, bytes: usize, fill: bool) -> Option<usize> {
+    /// Returns the address of a new allocation of memory, or `None` if there is not enough.
+    pub(super) fn allocate(
+        &mut self,
+        bytes: usize,
+        memory: impl FnOnce() -> Option<Memory>,
+    ) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let behind = self.gap(self.next, block);
         let address = behind.or_else(|| self.gap(self.range.start, block))?;
-        let memory = Arc::new(Memory::new(bytes, fill)?);
+        let memory = Arc::new(memory()?);
         let allocation = Allocation {
             memory,
             freeing: false,

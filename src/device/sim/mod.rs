@@ -60,6 +60,7 @@
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -86,6 +87,7 @@ mod tests;
 pub use control::{FaultOp, Faults, SimConfig, SimMode, SimReport};
 pub use kernel::SimMemory;
 use memory::Memory;
+pub use memory::SimBacking;
 pub use queue::SimQueue;
 use state::{Core, Point, State, is_host};
 
@@ -185,6 +187,36 @@ impl SimDevice {
     /// Returns the failures to inject, and counts of operations.
     pub fn faults(&self) -> &Faults {
         &self.core.faults
+    }
+
+    /// Makes a program's host memory an allocation of the device, and returns its address. Nothing is copied.
+    /// [`free_now`](Self::free_now) ends it.
+    ///
+    /// # Errors
+    /// Returns [`Error::OutOfMemory`] if the device has not as many addresses, and the error of a device that has failed.
+    pub fn adopt(&self, backing: SimBacking) -> Result<DevicePtr> {
+        let bytes = backing.bytes();
+        let mut state = self.core.alive()?;
+        self.core.count(FaultOp::Allocate, "adopt", bytes)?;
+        let address = state.memory.allocate(bytes, || Memory::of(backing, bytes));
+        let address = address.ok_or(Error::OutOfMemory {
+            device: self.core.id,
+            operation: "adopt",
+            bytes,
+        })?;
+        Ok(DevicePtr::new(std::ptr::without_provenance_mut(address)))
+    }
+
+    /// Returns the owner of the program's memory in which these bytes of the device lie, and where in it they begin. Returns `None` if
+    /// they are not the device's, or if it allocated the memory itself.
+    pub fn backing(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
+        let state = self.core.here()?;
+        let (allocation, within) = state.memory.find(address.address(), bytes).ok()?;
+        Some((allocation.memory.program()?.clone(), within))
     }
 
     /// Frees an allocation at once, in no queue's order and without running queued work, which

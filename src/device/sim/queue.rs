@@ -154,7 +154,8 @@ unsafe impl RawQueue for SimQueue {
             return Err(Error::argument("allocation of 0 bytes"));
         }
         core.count(FaultOp::Allocate, "allocate", bytes)?;
-        match state.memory.allocate(bytes, core.config.fill) {
+        let memory = || core.config.allocate(bytes);
+        match state.memory.allocate(bytes, memory) {
             Some(address) => Ok(DevicePtr::new(std::ptr::without_provenance_mut(address))),
             None => Err(out_of_memory(core.id, "allocate", bytes)),
         }

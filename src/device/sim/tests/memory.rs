@@ -376,3 +376,53 @@ fn memory_that_is_not_filled_is_guarded_still() {
         "{error}"
     );
 }
+
+#[repr(align(64))]
+struct Lines([u8; 128]);
+
+/// 128 bytes of a program's memory from `at` on.
+fn of_a_program(at: usize) -> SimBacking {
+    let mut lines = Box::new(Lines([0; 128]));
+    let start = std::ptr::NonNull::new(lines.0[at..].as_mut_ptr()).unwrap();
+    let owner = Arc::new(std::sync::Mutex::new(lines));
+    // SAFETY: the owner keeps the bytes, and locks them only once nothing is queued.
+    unsafe { SimBacking::new(start, 128 - at, owner) }
+}
+
+/// A program's memory: a device allocates it, adopts it, and says whose it is.
+#[test]
+fn memory_of_a_program() {
+    let config = SimConfig {
+        mode: SimMode::Deferred,
+        memory: Some(|bytes| (bytes <= 128).then(|| of_a_program(0))),
+        ..SimConfig::default()
+    };
+    let Ok(device) = SimDevice::new(config) else {
+        return;
+    };
+    assert!(device.adopt(of_a_program(8)).is_err());
+    let queue = device.default_queue().unwrap();
+    assert!(matches!(
+        queue.allocate(192),
+        Err(Error::OutOfMemory { .. })
+    ));
+    let own = queue.allocate(64).unwrap();
+    let adopted = device.adopt(of_a_program(0)).unwrap();
+    // SAFETY: the memory is live until it is freed below, in order.
+    unsafe { queue.fill(own, 7, 64) }.unwrap();
+    device.synchronize().unwrap();
+    let (owner, at) = device.backing(own.offset(8), 56).unwrap();
+    assert!(device.backing(own.offset(8), 64).is_none());
+    let bytes = owner.downcast::<std::sync::Mutex<Box<Lines>>>().unwrap();
+    // Fresh memory is poisoned, except what is adopted.
+    assert_eq!((at, lock(&bytes).0[..64].to_vec()), (8, vec![7; 64]));
+    let (owner, _) = device.backing(adopted, 128).unwrap();
+    let bytes = owner.downcast::<std::sync::Mutex<Box<Lines>>>().unwrap();
+    assert_eq!(lock(&bytes).0[0], 0);
+    // SAFETY: both are freed once, and nothing uses them.
+    unsafe { device.free_now(adopted, 128) }.unwrap();
+    assert_eq!(Arc::strong_count(&bytes), 1);
+    free(&queue, own, 64).unwrap();
+    device.synchronize().unwrap();
+    device.assert_clean();
+}
