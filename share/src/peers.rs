@@ -1,0 +1,358 @@
+//! The publisher's side of its connections: what each subscriber has been sent, what it holds, and the thread that listens to all.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use crate::error::{Error, Result};
+use crate::wire::{Kind, Outgoing, Packet, Received, Users, VERSION, receive};
+
+/// What a lease keeps: a batch, or the values of a dictionary.
+pub(crate) type Kept = Box<dyn Any + Send + Sync>;
+
+/// The connections, which the thread and the publisher share.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    users: Users,
+    most: usize,
+    state: Mutex<State>,
+    /// Signalled when a subscriber has come or gone, or has returned a lease.
+    changed: Condvar,
+    /// Wakes the thread.
+    wake: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) next_lease: u64,
+    next_peer: u64,
+    /// Subscribers that have left in order, and that have died.
+    pub(crate) left: u64,
+    pub(crate) died: u64,
+    /// The thread ends.
+    over: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) id: u64,
+    socket: OwnedFd,
+    /// It has said what it is.
+    pub(crate) is_subscriber: bool,
+    pub(crate) has_schema: bool,
+    /// What was sent last for each dictionary of the schema.
+    pub(crate) dictionaries: Vec<Option<u64>>,
+    leases: BTreeMap<u64, Lease>,
+    /// It takes nothing more.
+    gone: bool,
+    /// What the socket had no room for.
+    outbox: VecDeque<Outgoing>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    is_batch: bool,
+    /// The memory may not be read yet.
+    is_unready: bool,
+    _kept: Kept,
+}
+
+impl Peers {
+    pub(crate) fn new(users: Users, most: usize) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            users,
+            most,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            wake: rustix::event::eventfd(0, flags).map_err(Error::of("make an event"))?,
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something has changed, for at most so long. The flag is `false` if nothing has.
+    pub(crate) fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        at_most: Duration,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let waited = self.changed.wait_timeout(state, at_most);
+        let (state, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        (state, !result.timed_out())
+    }
+
+    /// Adds a connection, whose other end has not said anything yet.
+    pub(crate) fn add(&self, socket: OwnedFd) -> Result<()> {
+        let allowed = self.users.check(socket.as_fd());
+        let mut state = self.lock();
+        let is_full = state.peers.len() >= self.most;
+        let refusal = match &allowed {
+            Err(e) => Some(e.to_string()),
+            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it may".into()),
+        };
+        if let Some(why) = refusal {
+            // If there is no room even for this, closing says enough.
+            let _ = Outgoing::text(Kind::Refused, &why).send(socket.as_fd());
+            return allowed;
+        }
+        let id = state.next_peer;
+        state.next_peer += 1;
+        state.peers.push(Peer {
+            id,
+            socket,
+            is_subscriber: false,
+            has_schema: false,
+            dictionaries: Vec::new(),
+            leases: BTreeMap::new(),
+            gone: false,
+            outbox: VecDeque::new(),
+        });
+        drop(state);
+        self.wake();
+        Ok(())
+    }
+
+    /// Tells the subscribers that hold leases that the memory may be read, or never can.
+    pub(crate) fn ready(&self, leases: &[(u64, u64)], packet: &Outgoing) {
+        let mut state = self.lock();
+        for (id, number) in leases {
+            let peer = state.peers.iter_mut().find(|peer| peer.id == *id);
+            let lease = peer.and_then(|peer| {
+                peer.leases.get_mut(number)?.is_unready = false;
+                Some(peer)
+            });
+            if let Some(peer) = lease {
+                peer.post(packet.numbered(*number));
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+        self.wake();
+    }
+
+    /// Lets the thread look again at what there is to do.
+    pub(crate) fn wake(&self) {
+        // It fails if the counter is full: then the thread is awake already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Ends the thread, and closes all connections.
+    pub(crate) fn end(&self) {
+        self.lock().over = true;
+        self.wake();
+    }
+
+    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end).
+    pub(crate) fn serve(&self, listener: Option<&OwnedFd>) {
+        // Without a descriptor for the next connection there is no use in asking again at once.
+        let mut is_crowded = false;
+        loop {
+            let mut freed = Vec::new();
+            let sockets = {
+                let mut state = self.lock();
+                if state.over {
+                    freed.extend(state.peers.drain(..).map(|peer| Box::new(peer) as Kept));
+                    drop(state);
+                    self.changed.notify_all();
+                    return;
+                }
+                let peers = state.peers.iter();
+                let waiting = peers.map(|peer| {
+                    let has_more = !peer.outbox.is_empty();
+                    (peer.id, peer.socket.as_raw_fd(), has_more)
+                });
+                waiting.collect::<Vec<(u64, RawFd, bool)>>()
+            };
+            let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            for (_, socket, has_more) in &sockets {
+                let flags = if *has_more {
+                    PollFlags::OUT
+                } else {
+                    PollFlags::empty()
+                };
+                // SAFETY: only this thread removes connections, after the wait.
+                let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
+                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | flags));
+            }
+            if let Some(listener) = listener.filter(|_| !is_crowded) {
+                polled.push(PollFd::new(listener, PollFlags::IN));
+            }
+            let pause = Timespec {
+                tv_sec: 0,
+                tv_nsec: 50_000_000,
+            };
+            let timeout = is_crowded.then_some(&pause);
+            is_crowded = match rustix::event::poll(&mut polled, timeout) {
+                Err(Errno::INTR) => continue,
+                // There was no memory to wait with.
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                }
+                Ok(_) => false,
+            };
+            let happened: Vec<_> = polled.iter().map(|of| !of.revents().is_empty()).collect();
+            drop(polled);
+            if happened[0] {
+                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            }
+            let mut changed = false;
+            for ((id, _, _), _) in sockets.iter().zip(&happened[1..]).filter(|(_, did)| **did) {
+                let mut state = self.lock();
+                changed |= state.hear(*id, &mut freed);
+            }
+            if let (Some(listener), Some(true)) = (listener, happened.get(1 + sockets.len())) {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                match rustix::net::accept_with(listener, flags) {
+                    // One that is refused has been told, as far as possible.
+                    Ok(socket) => _ = self.add(socket),
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => is_crowded = true,
+                    Err(_) => {}
+                }
+            }
+            if changed {
+                self.changed.notify_all();
+            }
+            // Without the lock: this frees memory.
+            drop(freed);
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn subscribers(&self) -> usize {
+        self.peers
+            .iter()
+            .filter(|peer| peer.takes_batches())
+            .count()
+    }
+
+    pub(crate) fn leases(&self) -> usize {
+        self.peers.iter().map(|peer| peer.leases.len()).sum()
+    }
+
+    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
+    fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
+        let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
+            return false;
+        };
+        let peer = &mut self.peers[at];
+        let (changed, is_over) = peer.hear(freed);
+        if is_over {
+            let peer = self.peers.remove(at);
+            match (peer.is_subscriber, peer.gone) {
+                (true, true) => self.left += 1,
+                (true, false) => self.died += 1,
+                (false, _) => {}
+            }
+            freed.push(Box::new(peer));
+        }
+        changed || is_over
+    }
+}
+
+impl Peer {
+    pub(crate) fn takes_batches(&self) -> bool {
+        self.is_subscriber && !self.gone
+    }
+
+    pub(crate) fn batches(&self) -> usize {
+        self.leases.values().filter(|lease| lease.is_batch).count()
+    }
+
+    /// Keeps `kept`, whose memory may not be ready yet, until the subscriber returns the lease, goes or dies.
+    pub(crate) fn lend(&mut self, lease: u64, is_batch: bool, kept: Kept, is_unready: bool) {
+        let lease_of = Lease {
+            is_batch,
+            is_unready: is_batch && is_unready,
+            _kept: kept,
+        };
+        self.leases.insert(lease, lease_of);
+    }
+
+    /// Whether it has a batch that it may not read yet.
+    pub(crate) fn waits_for_memory(&self) -> bool {
+        self.leases.values().any(|lease| lease.is_unready)
+    }
+
+    /// Sends a packet, now or when there is room. If the peer has closed its end, the thread notices.
+    pub(crate) fn post(&mut self, packet: Outgoing) {
+        self.outbox.push_back(packet);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while let Some(packet) = self.outbox.front() {
+            match packet.send(self.socket.as_fd()) {
+                Ok(true) => _ = self.outbox.pop_front(),
+                Ok(false) => return,
+                Err(_) => return self.outbox.clear(),
+            }
+        }
+    }
+
+    /// Whether everything was sent.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// Reads what has come. Returns whether something has changed, and whether the connection is over.
+    fn hear(&mut self, freed: &mut Vec<Kept>) -> (bool, bool) {
+        self.flush();
+        let mut changed = self.outbox.is_empty();
+        // The rest waits for the next turn, so that nobody keeps the others waiting.
+        for _ in 0..64 {
+            match receive(self.socket.as_fd(), false) {
+                Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
+                    Ok(()) => changed = true,
+                    Err(_) => return (true, true),
+                },
+                Ok(Received::Nothing) => break,
+                // Also a peer that does not keep to the protocol.
+                Ok(Received::Closed) | Err(_) => return (true, true),
+            }
+        }
+        (changed, false)
+    }
+
+    fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
+        match packet.kind {
+            Kind::Hello if !self.is_subscriber => {
+                if packet.body != VERSION {
+                    let why = "the publisher has another version of the protocol: 1";
+                    let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
+                    return Err(Error::protocol("another version"));
+                }
+                self.is_subscriber = true;
+                self.post(Outgoing::new(Kind::Welcome, 0, &VERSION)?);
+                Ok(())
+            }
+            Kind::Done if self.is_subscriber => {
+                let lease = self.leases.remove(&packet.number);
+                let lease = lease.ok_or_else(|| Error::protocol("a lease that is not out"))?;
+                freed.push(Box::new(lease));
+                Ok(())
+            }
+            Kind::Gone if self.is_subscriber && !self.gone => {
+                self.gone = true;
+                // It will never see these.
+                let unseen = self.leases.split_off(&packet.number.saturating_add(1));
+                freed.extend(unseen.into_values().map(|lease| Box::new(lease) as Kept));
+                self.outbox.clear();
+                Ok(())
+            }
+            _ => Err(Error::protocol("a packet out of order")),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! [`Publisher`].
+
+use std::fs::Permissions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arrow_device::DeviceRecordBatch;
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketFlags};
+
+use crate::error::{Error, Result};
+use crate::options::{DeadPeers, PublisherOptions, PublisherStats};
+use crate::peers::{Peer, Peers, State};
+use crate::sending::{Sending, tell_when_ready};
+use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
+
+/// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
+///
+/// A thread of its own accepts subscribers and frees what they return. Dropping a publisher without [`finish`](Self::finish) looks to its
+/// subscribers like its death, as a panic does.
+///
+/// ```
+/// use std::time::Duration;
+/// use arrow_array::record_batch;
+/// use arrow_device_share::{Publisher, Subscriber, shared_cpu};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("batches");
+/// let publisher = Publisher::bind(&path)?;
+/// let subscriber = Subscriber::connect(&path)?; // in another process, as a rule
+/// publisher.wait_for_subscribers(1, Duration::from_secs(10))?;
+///
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+/// publisher.send(&shared_cpu().upload(&batch)?)?;
+/// publisher.finish()?;
+///
+/// for received in subscriber {
+///     assert_eq!(received?.to_host()?, batch);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Publisher {
+    peers: Arc<Peers>,
+    options: PublisherOptions,
+    /// Held by one `send` at a time, so that all subscribers get the batches in one order.
+    sending: Mutex<Sending>,
+    thread: Option<JoinHandle<()>>,
+    /// The socket's file, and which one it is.
+    file: Option<(PathBuf, u64)>,
+    /// Whether the only subscriber there will ever be is there from the start.
+    over: bool,
+}
+
+impl Publisher {
+    /// Listens for subscribers at a path. A socket that a dead publisher has left there is replaced. The file is this user's alone, and
+    /// removed when the publisher is dropped.
+    ///
+    /// # Errors
+    /// Returns [`Error::Io`], for example if another publisher listens there.
+    pub fn bind(path: impl AsRef<Path>) -> Result<Self> {
+        Self::bind_with(path, PublisherOptions::default())
+    }
+
+    /// As [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with(path: impl AsRef<Path>, options: PublisherOptions) -> Result<Self> {
+        let (path, io) = (path.as_ref(), Error::of("listen for subscribers"));
+        let address = SocketAddrUnix::new(path).map_err(&io)?;
+        let socket = seqpacket(SocketFlags::NONBLOCK)?;
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) if is_stale(&address) => {
+                std::fs::remove_file(path).map_err(Error::of("remove an old socket"))?;
+                rustix::net::bind(&socket, &address).map_err(&io)?;
+            }
+            bound => bound.map_err(&io)?,
+        }
+        // Before anybody can connect.
+        let mode = if options.users.0.is_empty() {
+            0o600
+        } else {
+            0o666
+        };
+        std::fs::set_permissions(path, Permissions::from_mode(mode))
+            .map_err(Error::of("protect the socket"))?;
+        let file = std::fs::metadata(path).map_err(Error::of("look at the socket"))?;
+        rustix::net::listen(&socket, 128).map_err(&io)?;
+        let file = Some((path.to_owned(), file.ino()));
+        Self::start(options, Some(socket), file)
+    }
+
+    /// Publishes to the one subscriber at the other end of a socket ([`socket_pair`](crate::socket_pair)), such as a child process.
+    /// [`send`](Self::send) waits until it has begun, and returns [`Error::SubscriberDied`] once it has died.
+    ///
+    /// # Errors
+    /// Returns [`Error::Refused`] for a socket of another kind or a peer of another user.
+    pub fn over(socket: OwnedFd) -> Result<Self> {
+        let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+        Self::over_with(socket, options)
+    }
+
+    /// As [`over`](Self::over), with options.
+    ///
+    /// # Errors
+    /// As [`over`](Self::over).
+    pub fn over_with(socket: OwnedFd, options: PublisherOptions) -> Result<Self> {
+        check_kind(socket.as_fd())?;
+        let mut publisher = Self::start(options, None, None)?;
+        publisher.peers.add(socket)?;
+        publisher.over = true;
+        Ok(publisher)
+    }
+
+    fn start(
+        options: PublisherOptions,
+        listener: Option<OwnedFd>,
+        file: Option<(PathBuf, u64)>,
+    ) -> Result<Self> {
+        let peers = Arc::new(Peers::new(options.users.clone(), options.subscribers)?);
+        let thread = std::thread::Builder::new().name("arrow-device publisher".into());
+        let served = peers.clone();
+        let thread = thread.spawn(move || served.serve(listener.as_ref()));
+        Ok(Self {
+            peers,
+            options,
+            sending: Mutex::default(),
+            thread: Some(thread.map_err(Error::of("start a thread"))?),
+            file,
+            over: false,
+        })
+    }
+
+    /// Waits until there are so many subscribers.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if there are fewer after `at_most`.
+    pub fn wait_for_subscribers(&self, subscribers: usize, at_most: Duration) -> Result<()> {
+        let end = Instant::now() + at_most;
+        let mut state = self.peers.lock();
+        while state.subscribers() < subscribers {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut("too few subscribers have come"));
+            }
+            state = self.peers.wait(state, left).0;
+        }
+        Ok(())
+    }
+
+    /// Sends a batch to all subscribers, and returns how many these are. The batch is kept until each has returned it, gone or died.
+    ///
+    /// A batch that lies in one shareable allocation, on [`shared_cpu`](crate::shared_cpu) or a [`shared_sim`](crate::shared_sim), is not
+    /// copied: slices and projections of such a batch neither. Its dictionaries may lie in others. Any other batch is copied once, on
+    /// its device, and [`stats`](Self::stats) says so. From now on nobody can write to memory of the CPU that was sent, also not after
+    /// [`DeviceBuffer::into_raw`](arrow_device::DeviceBuffer::into_raw).
+    ///
+    /// This does not wait for the work that fills the memory: subscribers wait for it. It waits for subscribers that have as many batches
+    /// as they may.
+    ///
+    /// # Errors
+    /// Returns [`Error::Device`] if the batch has another schema than the first one, or is on a device whose memory cannot be shared;
+    /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::with_patience`]), where those before it have
+    /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Io`].
+    pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
+        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = sending.prepare(batch)?;
+        let mut unready = Vec::new();
+        let sent = self.each(|peer, next_lease| {
+            let lease = prepared.post(peer, next_lease);
+            unready.push((peer.id, lease));
+        });
+        if let Some(event) = &prepared.event {
+            tell_when_ready(&self.peers, event, unready);
+        }
+        let sent = sent?;
+        sending.stats.batches += 1;
+        self.report(&mut sending.reported)?;
+        Ok(sent)
+    }
+
+    /// Calls `post` for each subscriber, once it may have another batch. Returns their number.
+    fn each(&self, mut post: impl FnMut(&mut Peer, &mut u64)) -> Result<usize> {
+        let mut state = self.peers.lock();
+        let ids: Vec<_> = state.peers.iter().map(|peer| peer.id).collect();
+        let mut sent = 0;
+        for id in ids {
+            loop {
+                let State {
+                    peers, next_lease, ..
+                } = &mut *state;
+                let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
+                    break;
+                };
+                // The only one there will ever be is waited for.
+                let has_begun = peer.is_subscriber || !self.over;
+                if has_begun && !peer.takes_batches() {
+                    break;
+                }
+                if has_begun && peer.batches() < self.options.leases {
+                    post(peer, next_lease);
+                    sent += 1;
+                    if !peer.is_flushed() {
+                        self.peers.wake();
+                    }
+                    break;
+                }
+                state = self.patiently(state)?;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Reports a subscriber that has died.
+    fn report(&self, reported: &mut u64) -> Result<()> {
+        let died = self.peers.lock().died;
+        if self.options.dead == DeadPeers::Report && *reported < died {
+            *reported += 1;
+            return Err(Error::SubscriberDied);
+        }
+        Ok(())
+    }
+
+    /// Ends the stream: subscribers read what was sent, and then its end. Waits until all memory is ready and all that was
+    /// sent has left this process. What subscribers still have stays in their own addresses.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
+    pub fn finish(self) -> Result<()> {
+        self.end(&Outgoing::empty(Kind::End, 0))
+    }
+
+    /// Ends the stream with an error: subscribers read what was sent, and then [`Error::Failed`] with this text.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn fail(self, why: &str) -> Result<()> {
+        self.end(&Outgoing::text(Kind::Fail, why))
+    }
+
+    fn end(&self, last: &Outgoing) -> Result<()> {
+        let mut state = self.peers.lock();
+        let is_late = |peer: &Peer| self.over && !peer.is_subscriber || peer.waits_for_memory();
+        while state.peers.iter().any(is_late) {
+            state = self.patiently(state)?;
+        }
+        for peer in state.peers.iter_mut().filter(|peer| peer.takes_batches()) {
+            peer.post(last.clone());
+        }
+        self.peers.wake();
+        while state.peers.iter().any(|peer| !peer.is_flushed()) {
+            state = self.patiently(state)?;
+        }
+        drop(state);
+        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        self.report(&mut sending.reported)
+    }
+
+    /// Waits until something has changed.
+    fn patiently<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        match self.peers.wait(state, self.options.patience) {
+            (state, true) => Ok(state),
+            (_, false) => Err(Error::TimedOut("a subscriber returns nothing")),
+        }
+    }
+
+    /// Returns what was done so far.
+    pub fn stats(&self) -> PublisherStats {
+        let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.peers.lock();
+        PublisherStats {
+            subscribers: state.subscribers(),
+            leases: state.leases(),
+            left: state.left,
+            died: state.died,
+            ..sending.stats
+        }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if let Some((path, number)) = &self.file {
+            // Unless another publisher has put its own there.
+            if std::fs::metadata(path).is_ok_and(|file| file.ino() == *number) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        self.peers.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether nobody listens at an address.
+fn is_stale(address: &SocketAddrUnix) -> bool {
+    let socket = seqpacket(SocketFlags::NONBLOCK);
+    socket.is_ok_and(|it| rustix::net::connect(&it, address) == Err(Errno::CONNREFUSED))
+}

@@ -1,0 +1,173 @@
+//! [`Region`]: an allocation that other processes can map, and [`Mapping`]: what they map.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+
+/// Memory of a file that has no name, mapped writable until it is handed out.
+#[derive(Debug)]
+pub(crate) struct Region {
+    mapping: Mapping,
+    file: OwnedFd,
+    number: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Writable,
+    /// Nobody can write any more, nor map the memory so that it could.
+    Frozen,
+    /// Only this process can write.
+    OthersRead,
+}
+
+impl Region {
+    /// Allocates at least `bytes` bytes, all zero, whose size cannot change.
+    pub(crate) fn new(bytes: usize) -> Result<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let io = Error::of("allocate shared memory");
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(c"arrow-device", flags).map_err(&io)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(&io)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(&io)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapping = Mapping::of(file.as_fd(), bytes, access, MapFlags::SHARED)?;
+        // A child that has not called `exec` yet would have a writable mapping, too, which `freeze` does not allow.
+        mapping.advise(Advice::LinuxDontFork).map_err(&io)?;
+        // Where the system has large pages for such files, both sides take fewer faults. Elsewhere nothing changes.
+        let _ = mapping.advise(Advice::LinuxHugepage);
+        Ok(Self {
+            mapping,
+            file,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(State::Writable),
+        })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.mapping.start
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.mapping.bytes
+    }
+
+    /// Which of this process's allocations it is.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Ends all writing to memory of the CPU: this process maps it read-only from now on, at the same address, and the system
+    /// lets nobody write to it again.
+    ///
+    /// # Errors
+    /// If somebody else has mapped it writable, or a device writes to it.
+    pub(crate) fn freeze(&self) -> Result<()> {
+        self.leave(State::Frozen, || {
+            // The content stays: both mappings are of the file's pages, and a private one that is never written has no others.
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            let start = self.start().as_ptr().cast();
+            // SAFETY: this replaces the mapping by one of the same bytes, so that references to them stay valid. Nobody writes any more:
+            // the memory is that of a `DeviceBuffer`. After an error, the old mapping is still there, since the system checks its limits
+            // before.
+            unsafe {
+                rustix::mm::mmap(start, self.bytes(), ProtFlags::READ, flags, &self.file, 0)
+            }?;
+            rustix::fs::fcntl_add_seals(&self.file, SealFlags::WRITE | SealFlags::SEAL)
+        })
+    }
+
+    /// Ends all writing of others: the device of this process may still fill the memory.
+    pub(crate) fn keep_others_from_writing(&self) -> Result<()> {
+        self.leave(State::OthersRead, || {
+            rustix::fs::fcntl_add_seals(&self.file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+        })
+    }
+
+    fn leave(&self, next: State, how: impl FnOnce() -> rustix::io::Result<()>) -> Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == State::Writable {
+            how().map_err(Error::of("seal shared memory"))?;
+            *state = next;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a memory file in this process's addresses.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns the addresses, which any thread may use and unmap; it never reads through them itself.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared reference only tells the address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps memory that a peer passed, to be read. Its file has at least `bytes` bytes and always will; if it is `frozen`, nobody can
+    /// write to it any more.
+    ///
+    /// # Errors
+    /// Returns [`Error::Protocol`] if one of these is not so.
+    pub(crate) fn of_peer(file: BorrowedFd<'_>, bytes: usize, frozen: bool) -> Result<Self> {
+        let not_ours = |_| Error::protocol("the memory is no sealed memory file");
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(not_ours)?;
+        let size = rustix::fs::fstat(file).map_err(not_ours)?.st_size;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(Error::protocol("the memory may shrink"));
+        }
+        if frozen && !seals.contains(SealFlags::WRITE) {
+            return Err(Error::protocol("the memory may still be written"));
+        }
+        if bytes == 0 || !u64::try_from(size).is_ok_and(|size| bytes as u64 <= size) {
+            return Err(Error::protocol(format!(
+                "{bytes} bytes of memory are described, the file has {size}"
+            )));
+        }
+        // Private: systems before 6.7 refuse a shared mapping of a sealed file. It has the file's pages as long as nobody writes, and
+        // nobody can.
+        Self::of(file, bytes, ProtFlags::READ, MapFlags::PRIVATE)
+    }
+
+    fn of(file: BorrowedFd<'_>, bytes: usize, access: ProtFlags, flags: MapFlags) -> Result<Self> {
+        // SAFETY: a new mapping at addresses that the system chooses.
+        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, flags, file, 0) };
+        let start = start.map_err(Error::of("map shared memory"))?;
+        let start = NonNull::new(start.cast::<u8>());
+        let start = start.ok_or_else(|| Error::protocol("memory at address 0"))?;
+        Ok(Self { start, bytes })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
+        // SAFETY: the addresses are this mapping's; neither advice changes its content.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast::<c_void>(), self.bytes, advice) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the addresses are this mapping's, and whoever uses them holds it.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}

@@ -1,0 +1,236 @@
+//! From a batch to the packets that describe it.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Wake, Waker};
+
+use arrow_device::{DeviceArray, DeviceId, DeviceRecordBatch, SyncEvent};
+use arrow_schema::{DataType, SchemaRef};
+
+use crate::describe::{Described, Description, describe};
+use crate::device::copied;
+use crate::error::Result;
+use crate::manifest::{Manifest, Slot, machine, slots};
+use crate::options::PublisherStats;
+use crate::peers::{Peer, Peers};
+use crate::schema;
+use crate::wire::{Kind, Outgoing};
+
+/// What a publisher knows from one batch to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Sending {
+    schema: Option<Known>,
+    pub(crate) stats: PublisherStats,
+    /// Deaths of subscribers that the program was told of.
+    pub(crate) reported: u64,
+}
+
+#[derive(Debug)]
+struct Known {
+    schema: SchemaRef,
+    packet: Outgoing,
+    /// Its dictionaries, and what was sent for each last.
+    slots: Vec<Slot>,
+    values: Vec<Option<(Manifest, u64)>>,
+    /// Values of dictionaries so far.
+    count: u64,
+}
+
+/// A batch that can be sent.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    batch: DeviceRecordBatch,
+    schema: Outgoing,
+    values: Vec<Values>,
+    offer: Outgoing,
+    /// When the memory may be read; `None` if it may be read now.
+    pub(crate) event: Option<SyncEvent>,
+}
+
+/// The values of a dictionary.
+#[derive(Debug)]
+struct Values {
+    array: DeviceArray,
+    /// Of all that were sent, which these are.
+    number: u64,
+    packet: Outgoing,
+}
+
+impl Sending {
+    pub(crate) fn prepare(&mut self, batch: &DeviceRecordBatch) -> Result<Prepared> {
+        let known = match &mut self.schema {
+            Some(known) => known,
+            none => none.insert(Known::new(batch.schema())?),
+        };
+        if known.schema != *batch.schema_ref() {
+            let what = "the batch has another schema than the first one that was sent";
+            return Err(arrow_device::Error::InvalidArgument(what.into()).into());
+        }
+        let (batch, described) = place(batch, &mut self.stats)?;
+        let of_cpu = batch.device().id() == DeviceId::CPU;
+        let all = described
+            .dictionaries
+            .iter()
+            .map(|(described, _)| described);
+        for region in all.chain([&described.batch]).flat_map(|of| &of.region) {
+            match of_cpu {
+                true => region.freeze()?,
+                false => region.keep_others_from_writing()?,
+            }
+        }
+        let event = batch.as_struct().ready_event()?;
+        let manifest = |described: &Described| Manifest {
+            device_type: batch.device().id().device_type,
+            machine: machine(),
+            memory: described
+                .region
+                .as_ref()
+                .map_or(0, |region| region.number()),
+            size: described
+                .region
+                .as_ref()
+                .map_or(0, |region| region.bytes() as u64),
+            ready: event.is_none(),
+            parts: described.parts.clone(),
+        };
+        let bytes = manifest(&described.batch).to_bytes();
+        let offer = Outgoing::new(Kind::Offer, 0, &bytes)?;
+        let offer = offer.with_memory(described.batch.region);
+        let dictionaries = described.dictionaries.into_iter().enumerate();
+        let values = dictionaries.map(|(slot, (described, array))| {
+            let manifest = manifest(&described);
+            let mut bytes = (slot as u32).to_le_bytes().to_vec();
+            bytes.extend(manifest.to_bytes());
+            let packet = Outgoing::new(Kind::Dictionary, 0, &bytes)?;
+            let packet = packet.with_memory(described.region);
+            let number = known.number(slot, manifest);
+            Ok(Values {
+                array,
+                number,
+                packet,
+            })
+        });
+        let values = values.collect::<Result<_>>()?;
+        let schema = known.packet.clone();
+        Ok(Prepared {
+            batch,
+            schema,
+            values,
+            offer,
+            event,
+        })
+    }
+}
+
+impl Known {
+    fn new(schema: SchemaRef) -> Result<Self> {
+        let mut found = Vec::new();
+        slots(&DataType::Struct(schema.fields().clone()), &mut found);
+        Ok(Self {
+            packet: Outgoing::new(Kind::Schema, 0, &schema::to_bytes(&schema))?,
+            schema,
+            values: vec![None; found.len()],
+            slots: found,
+            count: 0,
+        })
+    }
+
+    /// Returns the number of a dictionary's values: the same as before, if they are the same memory, and so are the dictionaries inside
+    /// them, which come first.
+    fn number(&mut self, slot: usize, manifest: Manifest) -> u64 {
+        let last = self.values[slot].take();
+        let is_same = |(last, number): &(Manifest, u64)| {
+            let inside = self.values[self.slots[slot].first..slot].iter().flatten();
+            last.memory == manifest.memory
+                && last.parts == manifest.parts
+                && inside.map(|(_, of)| of).all(|of| of < number)
+        };
+        let number = last
+            .filter(is_same)
+            .map_or(self.count + 1, |(_, number)| number);
+        self.count = self.count.max(number);
+        self.values[slot] = Some((manifest, number));
+        number
+    }
+}
+
+impl Prepared {
+    /// Sends the batch to a subscriber, after what it does not have yet of its schema and dictionaries. Returns the lease.
+    pub(crate) fn post(&self, peer: &mut Peer, next_lease: &mut u64) -> u64 {
+        let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept| {
+            *next_lease += 1;
+            peer.lend(*next_lease, is_batch, kept, self.event.is_some());
+            peer.post(packet.numbered(*next_lease));
+            *next_lease
+        };
+        if !peer.has_schema {
+            peer.has_schema = true;
+            peer.post(self.schema.clone());
+            peer.dictionaries.resize(self.values.len(), None);
+        }
+        for (slot, values) in self.values.iter().enumerate() {
+            if peer.dictionaries[slot] != Some(values.number) {
+                peer.dictionaries[slot] = Some(values.number);
+                lend(peer, &values.packet, false, Box::new(values.array.clone()));
+            }
+        }
+        lend(peer, &self.offer, true, Box::new(self.batch.clone()))
+    }
+}
+
+/// Returns a batch in one shareable allocation, and where it lies there: the same one, or a copy, which is counted.
+fn place(
+    batch: &DeviceRecordBatch,
+    stats: &mut PublisherStats,
+) -> Result<(DeviceRecordBatch, Description)> {
+    if let Some(described) = describe(batch)? {
+        return Ok((batch.clone(), described));
+    }
+    let copy = copied(batch)?;
+    let Some(described) = describe(&copy)? else {
+        return Err(arrow_device::Error::NotSupported {
+            device: batch.device().id(),
+            operation: "sharing with another process",
+            reason: "its memory is this process's own; copy the batch with to_device to \
+                     arrow_device_share::shared_cpu, or simulate the device with shared_sim"
+                .into(),
+        }
+        .into());
+    };
+    stats.copied_batches += 1;
+    stats.copied_bytes += copy.get_array_memory_size() as u64;
+    Ok((copy, described))
+}
+
+/// Tells subscribers once the memory of their leases may be read.
+pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, leases: Vec<(u64, u64)>) {
+    let readiness = Arc::new(Readiness {
+        peers: Arc::downgrade(peers),
+        event: event.clone(),
+        leases: Mutex::new(leases),
+    });
+    match event.notify(&Waker::from(readiness.clone())) {
+        Ok(false) => {}
+        Ok(true) | Err(_) => readiness.wake(),
+    }
+}
+
+struct Readiness {
+    peers: Weak<Peers>,
+    event: SyncEvent,
+    /// By subscriber.
+    leases: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Wake for Readiness {
+    fn wake(self: Arc<Self>) {
+        let leases =
+            std::mem::take(&mut *self.leases.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(peers) = self.peers.upgrade() else {
+            return;
+        };
+        let failed = self.event.is_complete().err().map(|e| e.to_string());
+        let packet = failed.map(|why| Outgoing::text(Kind::Ready, &why));
+        let packet = packet.unwrap_or_else(|| Outgoing::empty(Kind::Ready, 0));
+        peers.ready(&leases, &packet);
+    }
+}

@@ -1,0 +1,334 @@
+//! [`Subscriber`].
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceRecordBatch};
+use arrow_schema::{DataType, SchemaRef};
+use rustix::net::{SocketAddrUnix, SocketFlags};
+
+use crate::build::Building;
+use crate::error::{Error, Result};
+use crate::lease::{Lease, Link, Places};
+use crate::manifest::{Manifest, Slot, slots};
+use crate::schema;
+use crate::wire::{self, Kind, Outgoing, Packet, Received, Users, VERSION, check_kind, seqpacket};
+
+/// How a [`Subscriber`] behaves.
+#[derive(Clone, Debug, Default)]
+pub struct SubscriberOptions {
+    places: Places,
+    users: Users,
+}
+
+impl SubscriberOptions {
+    /// Makes options for a publisher that is trusted: what it says of its memory is believed without reading it, so that receiving a batch
+    /// takes the same time whatever its size, and memory of devices is accepted.
+    ///
+    /// # Safety
+    /// The publisher is one of this crate, or does as one: values are valid for their types, null counts are right, and memory does not
+    /// change from when it is ready until its lease is returned.
+    #[must_use]
+    pub unsafe fn trusting() -> Self {
+        let mut options = Self::default();
+        options.places.trusting = true;
+        options
+    }
+
+    /// Sets the device whose type the publisher's batches may have, beside the CPU: a simulated device of this process. Needs
+    /// [`trusting`](Self::trusting).
+    #[must_use]
+    pub fn with_device(mut self, device: Device) -> Self {
+        self.places.device = Some(device);
+        self
+    }
+
+    /// Allows a publisher of another user.
+    #[must_use]
+    pub fn with_user(mut self, user: u32) -> Self {
+        self.users.0.push(user);
+        self
+    }
+}
+
+/// Receives the batches of a [`Publisher`](crate::Publisher), which lie in its memory: an iterator, which waits for the next batch, or a
+/// stream ([`into_stream`](Self::into_stream)).
+///
+/// Each batch is a lease, which goes back when the last array that uses its memory is dropped; batches may outlive the subscriber. A
+/// publisher that is told how many batches a subscriber may have waits for the rest.
+///
+/// The publisher is not trusted, unless [options](SubscriberOptions::trusting) say so: it can make a batch an error, but not change it once
+/// it is there. Memory must be frozen by the system, and all values are [validated](DeviceArray::validate), for which text, lists and
+/// columns with nulls are read; the others are not.
+///
+/// After the end of the stream, or an error, there are no more batches. The end of a publisher that did not end its stream is an error:
+/// [`Error::PublisherDied`].
+#[derive(Debug)]
+pub struct Subscriber {
+    link: Arc<Link>,
+    places: Places,
+    welcome: bool,
+    schema: Option<(SchemaRef, Vec<Slot>)>,
+    /// The values of the schema's dictionaries that came last.
+    dictionaries: Vec<Option<DeviceArray>>,
+    /// Batches that were not returned yet. Those that are not ready wait for the publisher's word.
+    batches: VecDeque<Next>,
+    last_lease: u64,
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Next {
+    lease: u64,
+    ready: bool,
+    batch: DeviceRecordBatch,
+    /// Keeps the lease until the batch is ready, also of a batch that has no bytes.
+    _memory: DeviceBuffer,
+}
+
+impl Subscriber {
+    /// Connects to the publisher that listens at a path.
+    ///
+    /// # Errors
+    /// Returns [`Error::Io`] if there is none, and [`Error::Refused`] if it runs as another user. What else the publisher refuses is the
+    /// first item.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self> {
+        Self::connect_with(path, SubscriberOptions::default())
+    }
+
+    /// As [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_with(path: impl AsRef<Path>, options: SubscriberOptions) -> Result<Self> {
+        let io = Error::of("connect to the publisher");
+        let address = SocketAddrUnix::new(path.as_ref()).map_err(&io)?;
+        let socket = seqpacket(SocketFlags::empty())?;
+        rustix::net::connect(&socket, &address).map_err(&io)?;
+        Self::over_with(socket, options)
+    }
+
+    /// Subscribes to the publisher at the other end of a socket ([`socket_pair`](crate::socket_pair)).
+    ///
+    /// # Errors
+    /// Returns [`Error::Refused`] for a socket of another kind or a peer of another user.
+    pub fn over(socket: OwnedFd) -> Result<Self> {
+        Self::over_with(socket, SubscriberOptions::default())
+    }
+
+    /// As [`over`](Self::over), with options.
+    ///
+    /// # Errors
+    /// As [`over`](Self::over).
+    pub fn over_with(socket: OwnedFd, options: SubscriberOptions) -> Result<Self> {
+        check_kind(socket.as_fd())?;
+        options.users.check(socket.as_fd())?;
+        let link = Arc::new(Link::new(socket));
+        link.post(Outgoing::new(Kind::Hello, 0, &VERSION)?);
+        Ok(Self {
+            link,
+            places: options.places,
+            welcome: false,
+            schema: None,
+            dictionaries: Vec::new(),
+            batches: VecDeque::new(),
+            last_lease: 0,
+            over: false,
+        })
+    }
+
+    /// Returns the schema of all batches. Waits for it; a stream that ends without a batch has none.
+    ///
+    /// # Errors
+    /// As the next item.
+    pub fn schema(&mut self) -> Result<Option<SchemaRef>> {
+        while self.schema.is_none() && !self.over {
+            if !self.hear()? {
+                wire::wait(self.link.socket())?;
+            }
+        }
+        Ok(self.schema.as_ref().map(|(schema, _)| schema.clone()))
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Returns the next item if it has come: `Some(None)` at the end.
+    pub(crate) fn try_next(&mut self) -> Option<Option<Result<DeviceRecordBatch>>> {
+        loop {
+            if self.batches.front().is_some_and(|next| next.ready) {
+                let next = self.batches.pop_front();
+                return Some(next.map(|next| self.checked(next.batch)));
+            }
+            if self.over {
+                return Some(None);
+            }
+            match self.hear() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(e) => return Some(Some(Err(e))),
+            }
+        }
+    }
+
+    /// Checks a batch that is ready, before the program gets it.
+    fn checked(&mut self, batch: DeviceRecordBatch) -> Result<DeviceRecordBatch> {
+        if self.places.trusting {
+            return Ok(batch);
+        }
+        match batch.as_struct().validate() {
+            Ok(()) => Ok(batch),
+            Err(e) => {
+                self.leave();
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Takes in a packet, if one has come. After an error nothing more is taken.
+    fn hear(&mut self) -> Result<bool> {
+        let heard = match wire::receive(self.link.socket(), true) {
+            Ok(Received::Nothing) => return Ok(false),
+            Ok(Received::Closed) => Err(Error::PublisherDied),
+            Ok(Received::Packet(packet)) => self.take(packet),
+            Err(e) => Err(e),
+        };
+        if heard.is_err() {
+            self.leave();
+        }
+        heard.map(|()| true)
+    }
+
+    fn take(&mut self, packet: Packet) -> Result<()> {
+        let text = |body: &[u8]| String::from_utf8_lossy(body).into_owned();
+        match packet.kind {
+            Kind::Refused if !self.welcome => Err(Error::Refused(text(&packet.body).into())),
+            Kind::Welcome if !self.welcome => {
+                if packet.body != VERSION {
+                    return Err(Error::Refused("the publisher has another version".into()));
+                }
+                self.welcome = true;
+                Ok(())
+            }
+            _ if !self.welcome => Err(Error::protocol("a packet before the welcome")),
+            Kind::Schema if self.schema.is_none() => {
+                let schema = Arc::new(schema::from_bytes(&packet.body)?);
+                let root = DataType::Struct(schema.fields().clone());
+                let mut found = Vec::new();
+                slots(&root, &mut found);
+                self.dictionaries.resize(found.len(), None);
+                self.schema = Some((schema, found));
+                Ok(())
+            }
+            Kind::Dictionary => self.take_dictionary(packet),
+            Kind::Offer => self.take_batch(packet),
+            Kind::Ready => {
+                let mut waiting = self.batches.iter_mut();
+                let found = waiting.find(|next| next.lease == packet.number && !next.ready);
+                let next = found.ok_or_else(|| Error::protocol("a batch that does not wait"))?;
+                if !packet.body.is_empty() {
+                    return Err(Error::Failed(text(&packet.body)));
+                }
+                next.ready = true;
+                Ok(())
+            }
+            Kind::End | Kind::Fail if self.batches.iter().any(|next| !next.ready) => Err(
+                Error::protocol("an end before the memory of a batch was ready"),
+            ),
+            Kind::End => {
+                self.leave();
+                Ok(())
+            }
+            Kind::Fail => Err(Error::Failed(text(&packet.body))),
+            _ => Err(Error::protocol("a packet out of order")),
+        }
+    }
+
+    fn take_dictionary(&mut self, packet: Packet) -> Result<()> {
+        let lease = self.lease(&packet);
+        let cut = || Error::protocol("a dictionary is cut short");
+        let (slot, body) = packet.body.split_first_chunk().ok_or_else(cut)?;
+        let slot = u32::from_le_bytes(*slot) as usize;
+        let (_, slots) = self.known()?;
+        let of = slots.get(slot).cloned();
+        let of = of.ok_or_else(|| Error::protocol("a dictionary that the schema does not have"))?;
+        let manifest = Manifest::from_bytes(body)?;
+        let memory = self.places.map(&manifest, packet.memory, lease)?;
+        let building = self.building(&memory);
+        // SAFETY: the values are validated with each batch that has them, or the program vouches for the publisher.
+        let values = unsafe { building.values(&manifest.parts, &of.values, of.first) }?;
+        self.dictionaries[slot] = Some(values);
+        Ok(())
+    }
+
+    fn take_batch(&mut self, packet: Packet) -> Result<()> {
+        let lease = self.lease(&packet);
+        let schema = self.known()?.0.clone();
+        let manifest = Manifest::from_bytes(&packet.body)?;
+        let memory = self.places.map(&manifest, packet.memory, lease)?;
+        // SAFETY: `checked` validates the batch before anybody gets it, or the program vouches for the publisher.
+        let batch = unsafe { self.building(&memory).batch(&manifest.parts, &schema) }?;
+        self.batches.push_back(Next {
+            lease: packet.number,
+            ready: manifest.ready,
+            batch,
+            _memory: memory,
+        });
+        Ok(())
+    }
+
+    /// The lease that a packet gives, which its drop returns.
+    fn lease(&mut self, packet: &Packet) -> Lease {
+        self.last_lease = packet.number;
+        Lease::new(self.link.clone(), packet.number)
+    }
+
+    fn known(&self) -> Result<&(SchemaRef, Vec<Slot>)> {
+        let schema = self.schema.as_ref();
+        schema.ok_or_else(|| Error::protocol("memory before the schema"))
+    }
+
+    fn building<'a>(&'a self, memory: &'a DeviceBuffer) -> Building<'a> {
+        Building {
+            device: memory.device(),
+            memory,
+            dictionaries: &self.dictionaries,
+            trusted: self.places.trusting,
+        }
+    }
+
+    /// Takes nothing more, and tells the publisher so.
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.over, true) {
+            self.batches.clear();
+            self.dictionaries.clear();
+            self.link.post(Outgoing::empty(Kind::Gone, self.last_lease));
+        }
+    }
+}
+
+impl Iterator for Subscriber {
+    type Item = Result<DeviceRecordBatch>;
+
+    /// Waits for the next batch, and for its memory.
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(next) = self.try_next() {
+                return next;
+            }
+            if let Err(e) = wire::wait(self.link.socket()) {
+                self.leave();
+                return Some(Err(e));
+            }
+        }
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

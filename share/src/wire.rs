@@ -1,0 +1,348 @@
+//! Packets of the protocol, on a socket that keeps their bounds.
+//!
+//! Each packet has a header of 16 bytes: kind (1), flags (1), 0 (2), bytes of the body (4), a number (8); all little-endian. A body
+//! beyond [`INLINE`] bytes travels in a memory file, as the last descriptor.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sockopt,
+};
+
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// The bytes of each [`HELLO`](Kind::Hello) and [`WELCOME`](Kind::Welcome): what this is, and which version.
+pub(crate) const VERSION: [u8; 8] = *b"ADSHARE\x01";
+const HEADER: usize = 16;
+/// The most bytes of a body that travel in the packet.
+const INLINE: usize = 8 << 10;
+/// The most bytes of any body.
+const MOST: usize = 64 << 20;
+/// Flag: the body is in a memory file.
+const APART: u8 = 1;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
+        /// What a packet says.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Kind { $($(#[$doc])* $name,)* }
+
+        impl Kind {
+            fn to_byte(self) -> u8 {
+                match self { $(Self::$name => $value,)* }
+            }
+
+            fn from_byte(byte: u8) -> Option<Self> {
+                match byte { $($value => Some(Self::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Subscriber: its version.
+    Hello = 1,
+    /// Publisher: its version, in answer.
+    Welcome = 2,
+    /// Publisher: why the subscriber is not accepted. Nothing follows.
+    Refused = 3,
+    /// Publisher: the schema, before the first batch.
+    Schema = 4,
+    /// Publisher: the values of a dictionary, which replace those of the same slot, in the memory that comes along. The number is the
+    /// lease; the first 4 bytes of the body are the slot.
+    Dictionary = 5,
+    /// Publisher: a batch in the memory that comes along. The number is the lease.
+    Offer = 6,
+    /// Publisher: the memory of a lease may be read; with a body, why it never can.
+    Ready = 7,
+    /// Publisher: the stream is complete.
+    End = 8,
+    /// Publisher: the stream ends with an error.
+    Fail = 9,
+    /// Subscriber: nothing uses the memory of this lease any more.
+    Done = 10,
+    /// Subscriber: it takes nothing more. The number is the last lease that it has seen.
+    Gone = 11,
+}
+
+/// A packet to send, any number of times.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    kind: Kind,
+    number: u64,
+    body: Arc<[u8]>,
+    apart: Option<Arc<OwnedFd>>,
+    memory: Option<Arc<Region>>,
+}
+
+impl Outgoing {
+    pub(crate) fn new(kind: Kind, number: u64, body: &[u8]) -> Result<Self> {
+        let apart = body.len() > INLINE;
+        Ok(Self {
+            kind,
+            number,
+            apart: apart.then(|| file_of(body).map(Arc::new)).transpose()?,
+            body: if apart { &[] } else { body }.into(),
+            memory: None,
+        })
+    }
+
+    /// With a text, of which a very long one loses its end.
+    pub(crate) fn text(kind: Kind, text: &str) -> Self {
+        let body = &text.as_bytes()[..text.len().min(INLINE)];
+        Self {
+            body: body.into(),
+            ..Self::empty(kind, 0)
+        }
+    }
+
+    /// Without a body.
+    pub(crate) fn empty(kind: Kind, number: u64) -> Self {
+        let (body, apart, memory) = (Arc::default(), None, None);
+        Self {
+            kind,
+            number,
+            body,
+            apart,
+            memory,
+        }
+    }
+
+    pub(crate) fn with_memory(self, memory: Option<Arc<Region>>) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// Returns the same packet with another number.
+    pub(crate) fn numbered(&self, number: u64) -> Self {
+        Self {
+            number,
+            ..self.clone()
+        }
+    }
+
+    /// Sends the packet, whole, without waiting. Returns `false` if there is no room.
+    ///
+    /// # Errors
+    /// Returns the system's error, such as [`Errno::PIPE`] once the peer has closed its end.
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+        let apart = self.apart.as_ref();
+        let length = match apart {
+            Some(file) => rustix::fs::fstat(file)?.st_size as u32,
+            None => self.body.len() as u32,
+        };
+        let mut header = [0; HEADER];
+        header[0] = self.kind.to_byte();
+        header[1] = if apart.is_some() { APART } else { 0 };
+        header[4..8].copy_from_slice(&length.to_le_bytes());
+        header[8..].copy_from_slice(&self.number.to_le_bytes());
+        let memory = self.memory.as_ref().map(|region| region.file());
+        let files = memory.into_iter().chain(apart.map(|file| file.as_fd()));
+        let files: Vec<BorrowedFd<'_>> = files.collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let parts = [IoSlice::new(&header), IoSlice::new(&self.body)];
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            match rustix::net::sendmsg(socket, &parts, &mut control, flags) {
+                Ok(_) => return Ok(true),
+                Err(Errno::INTR) => {}
+                // NOBUFS and TOOMANYREFS: too much is on its way in the system; both pass.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// A packet that has come.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) kind: Kind,
+    pub(crate) number: u64,
+    pub(crate) body: Vec<u8>,
+    pub(crate) memory: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Received {
+    Packet(Packet),
+    /// Nothing has come yet.
+    Nothing,
+    /// The peer has closed its end, and everything was read.
+    Closed,
+}
+
+/// Receives a packet, without waiting. Descriptors are taken only if the peer is one that may send some.
+///
+/// # Errors
+/// Returns [`Error::Protocol`] for what is no packet, and [`Error::Io`] if the system fails, for example because this process may not open
+/// as many descriptors.
+pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Received> {
+    let mut bytes = vec![0; HEADER + INLINE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = match takes_files {
+        true => RecvAncillaryBuffer::new(&mut space),
+        false => RecvAncillaryBuffer::new(&mut []),
+    };
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut resets = 0;
+    let message = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Ok(message) => break message,
+            Err(Errno::INTR) => {}
+            // The peer closed its end before it had read everything. What it sent before is still here.
+            Err(Errno::CONNRESET) if resets == 0 => resets = 1,
+            Err(Errno::CONNRESET) => return Ok(Received::Closed),
+            Err(Errno::AGAIN) => return Ok(Received::Nothing),
+            Err(e) => return Err(Error::of("receive")(e)),
+        }
+    };
+    // Closed again if this returns early.
+    let mut files: Vec<OwnedFd> = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = part {
+            files.extend(some);
+        }
+    }
+    if message.bytes == 0 {
+        return Ok(Received::Closed);
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) && takes_files {
+        let why = std::io::Error::other("this process may not open as many descriptors");
+        return Err(Error::of("receive a descriptor")(why));
+    }
+    if message.bytes < HEADER || message.flags.contains(ReturnFlags::TRUNC) {
+        return Err(Error::protocol("a packet of a wrong length"));
+    }
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[8..HEADER]);
+    let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
+    let kind = Kind::from_byte(bytes[0]).ok_or_else(|| Error::protocol("an unknown packet"))?;
+    let is_apart = bytes[1] == APART;
+    if bytes[1] & !APART != 0 || bytes[2..4] != [0, 0] || length > MOST {
+        return Err(Error::protocol("a packet with an unknown flag"));
+    }
+    bytes.truncate(message.bytes);
+    let mut body = bytes.split_off(HEADER);
+    if is_apart {
+        let file = files.pop();
+        let file = file.ok_or_else(|| Error::protocol("a body apart does not come along"))?;
+        body = content_of(&file, length)?;
+    }
+    let memory = files.pop();
+    if body.len() != length || !files.is_empty() {
+        return Err(Error::protocol("a packet of another length than it says"));
+    }
+    Ok(Received::Packet(Packet {
+        kind,
+        number: u64::from_le_bytes(number),
+        body,
+        memory,
+    }))
+}
+
+/// Waits until something has come, or the peer has closed its end.
+pub(crate) fn wait(socket: BorrowedFd<'_>) -> Result<()> {
+    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    match rustix::event::poll(&mut sockets, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(Error::of("wait for a packet")(e)),
+    }
+}
+
+fn file_of(body: &[u8]) -> Result<OwnedFd> {
+    let io = Error::of("write a long message");
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"arrow-device-message", flags).map_err(&io)?;
+    let mut rest = body;
+    while !rest.is_empty() {
+        let written = rustix::io::write(&file, rest).map_err(&io)?;
+        rest = &rest[written..];
+    }
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(&io)?;
+    Ok(file)
+}
+
+fn content_of(file: &OwnedFd, length: usize) -> Result<Vec<u8>> {
+    let mut body = vec![0; length];
+    let mut at = 0;
+    // A regular file: a pipe, say, might let this process wait for ever.
+    let size = rustix::fs::fcntl_get_seals(file).and_then(|_| rustix::fs::fstat(file));
+    if !size.is_ok_and(|of| of.st_size == length as i64) {
+        return Err(Error::protocol(
+            "a body apart is no memory file of its length",
+        ));
+    }
+    while at < length {
+        match rustix::io::pread(file, &mut body[at..], at as u64) {
+            Ok(0) => return Err(Error::protocol("a body apart is cut short")),
+            Ok(read) => at += read,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Error::of("read a long message")(e)),
+        }
+    }
+    Ok(body)
+}
+
+/// Which users may be at the other end: this process's own, and these.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Users(pub(crate) Vec<u32>);
+
+impl Users {
+    /// # Errors
+    /// Returns [`Error::Refused`] for a peer of another user.
+    pub(crate) fn check(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let peer =
+            sockopt::socket_peercred(socket).map_err(Error::of("ask for the peer's user"))?;
+        let user = peer.uid.as_raw();
+        match user == rustix::process::geteuid().as_raw() || self.0.contains(&user) {
+            true => Ok(()),
+            false => Err(Error::Refused(
+                format!("the peer runs as user {user}; with_user allows it").into(),
+            )),
+        }
+    }
+}
+
+/// Returns two ends of a connection, for [`Publisher::over`](crate::Publisher::over) and [`Subscriber::over`](crate::Subscriber::over). The
+/// one of a child process can be its standard input, for example.
+///
+/// # Errors
+/// Returns [`Error::Io`].
+pub fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let pair = rustix::net::socketpair(family, SocketType::SEQPACKET, flags, None);
+    pair.map_err(Error::of("make a pair of sockets"))
+}
+
+/// Returns a socket that keeps packets apart.
+pub(crate) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC | flags);
+    let socket = rustix::net::socket_with(family, SocketType::SEQPACKET, flags, None);
+    socket.map_err(Error::of("make a socket"))
+}
+
+/// # Errors
+/// Returns [`Error::Refused`] for a socket of another kind.
+pub(crate) fn check_kind(socket: BorrowedFd<'_>) -> Result<()> {
+    match sockopt::socket_type(socket) {
+        Ok(SocketType::SEQPACKET) => Ok(()),
+        Ok(_) => Err(Error::Refused(
+            "the socket does not keep packets apart: SOCK_SEQPACKET".into(),
+        )),
+        Err(e) => Err(Error::of("look at a socket")(e)),
+    }
+}

@@ -1,0 +1,213 @@
+//! Leases: what is kept until when, back-pressure, ends, and what may be done with memory that was sent.
+
+use std::time::Duration;
+
+use arrow_device::{DeviceRecordBatchReader, DeviceRecordBatches, Devices};
+use arrow_device_share::{Error, Publisher, PublisherOptions, Subscriber, shared_cpu, socket_pair};
+use futures::StreamExt;
+
+use crate::deaths::{numbers, shared, until};
+use crate::round_trips::batch_of;
+use crate::two::{Held, Other, alone, role};
+
+fn pair(options: PublisherOptions) -> (Publisher, Subscriber) {
+    let (here, there) = socket_pair().unwrap();
+    let publisher = Publisher::over_with(here, options).unwrap();
+    (publisher, Subscriber::over(there).unwrap())
+}
+
+#[test]
+fn memory_lives_as_long_as_somebody_has_it() {
+    if !alone("leases::memory_lives_as_long_as_somebody_has_it") {
+        return;
+    }
+    drop(shared(0));
+    let before = Held::now();
+    let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    let connected = Held::now();
+    publisher.send(&shared(0)).unwrap();
+    // The publisher's own batch is gone: the lease keeps it.
+    let batch = subscriber.next().unwrap().unwrap();
+    assert_eq!(publisher.stats().leases, 1);
+    let column = batch.column(0).unwrap();
+    drop(batch);
+    let slice = column.slice(10, 5).unwrap();
+    drop(column);
+    assert_eq!(publisher.stats().leases, 1);
+    assert_eq!(slice.to_host().unwrap().len(), 5);
+    drop(slice);
+    until("the lease is back", || publisher.stats().leases == 0);
+    until("the memory is free", || Held::now() == connected);
+
+    // A batch outlives its subscriber, and its publisher.
+    publisher.send(&shared(7)).unwrap();
+    let batch = subscriber.next().unwrap().unwrap();
+    drop(subscriber);
+    until("it has gone", || publisher.stats().subscribers == 0);
+    assert_eq!((publisher.stats().leases, publisher.stats().died), (1, 0));
+    drop(publisher);
+    assert_eq!(batch.to_host().unwrap(), numbers(7));
+    drop(batch);
+    assert_eq!(Held::now(), before);
+}
+
+#[test]
+fn a_full_subscriber_makes_the_publisher_wait() {
+    let options = PublisherOptions::default().with_leases(2);
+    let (publisher, mut subscriber) = pair(options.with_patience(Duration::from_millis(200)));
+    publisher.send(&shared(0)).unwrap();
+    publisher.send(&shared(1)).unwrap();
+    let full = publisher.send(&shared(2));
+    assert!(matches!(full, Err(Error::TimedOut(_))), "{full:?}");
+    let first = subscriber.next().unwrap().unwrap();
+    let returned = std::thread::spawn(move || drop(first));
+    publisher.send(&shared(2)).unwrap();
+    returned.join().unwrap();
+    let rest: Vec<_> = (0..2)
+        .map(|_| subscriber.next().unwrap().unwrap())
+        .collect();
+    assert_eq!(rest[1].to_host().unwrap(), numbers(2));
+}
+
+/// What a subscriber that leaves has not seen yet is free at once.
+#[test]
+fn a_subscriber_leaves_without_reading() {
+    let (publisher, mut subscriber) = pair(PublisherOptions::default().with_leases(8));
+    for i in 0..8 {
+        publisher.send(&shared(i)).unwrap();
+    }
+    let kept = subscriber.next().unwrap().unwrap();
+    drop(subscriber);
+    until("only what it has", || publisher.stats().leases == 1);
+    assert_eq!(publisher.send(&shared(9)).unwrap(), 0);
+    drop(kept);
+    until("everything", || publisher.stats().leases == 0);
+    until("in order", || publisher.stats().left == 1);
+    assert_eq!(publisher.stats().died, 0);
+}
+
+#[test]
+fn ends_are_distinct() {
+    for (end, expected) in [
+        ("finish", None),
+        ("fail", Some("failed: no more")),
+        ("drop", Some("has gone")),
+    ] {
+        let (publisher, mut subscriber) = pair(PublisherOptions::default());
+        publisher.send(&shared(1)).unwrap();
+        publisher.send(&shared(2)).unwrap();
+        match end {
+            "finish" => publisher.finish().unwrap(),
+            "fail" => publisher.fail("no more").unwrap(),
+            _ => drop(publisher),
+        }
+        // What was sent before is read first.
+        for i in [1, 2] {
+            let batch = subscriber.next().unwrap();
+            assert_eq!(batch.unwrap().to_host().unwrap(), numbers(i), "{end}");
+        }
+        let last = subscriber.next().map(|last| last.unwrap_err().to_string());
+        assert_eq!(last.is_some(), expected.is_some(), "{end}: {last:?}");
+        assert!(
+            last.unwrap_or_default()
+                .contains(expected.unwrap_or_default()),
+            "{end}"
+        );
+        assert!(subscriber.next().is_none(), "{end}");
+    }
+}
+
+#[test]
+fn several_subscribers_get_everything() {
+    let test = "leases::several_subscribers_get_everything";
+    if let Some(path) = role() {
+        let received = Subscriber::connect(path).unwrap();
+        let received = received.map(|batch| batch.unwrap().to_host().unwrap());
+        assert!(received.eq((0..50).map(numbers)));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let publisher = Publisher::bind(&path).unwrap();
+    let start = |_| Other::start(test, path.to_str().unwrap(), std::process::Stdio::null());
+    let others: Vec<_> = (0..3).map(start).collect();
+    publisher
+        .wait_for_subscribers(3, Duration::from_secs(60))
+        .unwrap();
+    for i in 0..50 {
+        assert_eq!(publisher.send(&shared(i)).unwrap(), 3);
+    }
+    publisher.finish().unwrap();
+    others.into_iter().for_each(Other::passed);
+}
+
+/// As a stream, and as one of the core's readers.
+#[test]
+fn streams_and_readers() {
+    let (publisher, subscriber) = pair(PublisherOptions::default().with_leases(20));
+    let sent = std::thread::spawn(move || {
+        (0..20).for_each(|i| _ = publisher.send(&shared(i)).unwrap());
+        publisher.finish().unwrap();
+    });
+    let received = subscriber
+        .into_stream()
+        .map(|batch| batch.unwrap().to_host().unwrap());
+    let received: Vec<_> = futures::executor::block_on(received.collect());
+    assert_eq!(received, (0..20).map(numbers).collect::<Vec<_>>());
+    sent.join().unwrap();
+
+    let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    publisher.send(&shared(3)).unwrap();
+    publisher.finish().unwrap();
+    let schema = subscriber.schema().unwrap().unwrap();
+    let batches = subscriber.map(|batch| batch.map_err(arrow_device::Error::from));
+    let reader = DeviceRecordBatches::new(batches, schema, arrow_device::ArrowDeviceType::CPU);
+    let read: Vec<_> = reader.into_host_reader().map(Result::unwrap).collect();
+    assert_eq!(read, [numbers(3)]);
+}
+
+/// Long manifests and schemas travel apart.
+#[test]
+fn wide_batches() {
+    let columns = (0..2000).map(|i| (format!("column {i}"), numbers(i).column(0).clone()));
+    let wide = arrow_array::RecordBatch::try_from_iter(columns).unwrap();
+    let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    publisher
+        .send(&shared_cpu().upload(&wide).unwrap())
+        .unwrap();
+    assert_eq!(subscriber.next().unwrap().unwrap().to_host().unwrap(), wide);
+}
+
+#[test]
+fn another_schema_is_refused() {
+    let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    publisher.send(&shared(0)).unwrap();
+    let other = batch_of(std::sync::Arc::new(arrow_array::BooleanArray::from(vec![
+        true,
+    ])));
+    let refused = publisher.send(&Devices::cpu().upload(&other).unwrap());
+    assert!(refused.unwrap_err().to_string().contains("another schema"));
+    publisher.send(&shared(1)).unwrap();
+    assert_eq!(subscriber.by_ref().take(2).filter(Result::is_ok).count(), 2);
+}
+
+/// Sending works while other threads start processes, which have the publisher's mappings for a moment.
+#[test]
+fn processes_that_start_meanwhile() {
+    let test = "leases::processes_that_start_meanwhile";
+    if role().is_some() {
+        return;
+    }
+    let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    let starts = std::thread::spawn(move || {
+        (0..10).for_each(|_| Other::start(test, "nothing", std::process::Stdio::null()).passed());
+    });
+    let mut i = 0;
+    while !starts.is_finished() {
+        publisher.send(&shared(i)).unwrap();
+        assert_eq!(subscriber.next().unwrap().unwrap().num_rows(), 1000);
+        i += 1;
+    }
+    starts.join().unwrap();
+    assert!(i > 0);
+}
