@@ -23,12 +23,13 @@ extensions_options! {
     /// ```
     pub struct DeviceOptions {
         /// The number of rows to which a [`HostToDeviceExec`](crate::HostToDeviceExec) joins small host batches before it uploads
-        /// them, which is the most rows of a joined batch. Rows that have waited for 100 ms go up without more. 0 uploads all batches as they
-        /// are.
+        /// them, which is the most rows of a joined batch. 0 uploads all batches as they are.
         pub upload_rows: usize, default = 131_072
         /// The number of bytes to which small host batches are joined, if they have that many before they have `upload_rows`
         /// rows. It is the most bytes of a joined batch, as far as arrow-rs counts those of its parts exactly; at most 1 GiB.
         pub upload_bytes: usize, default = 16 << 20
+        /// How many milliseconds rows wait for more to be joined with.
+        pub upload_wait_ms: u64, default = 100
     }
 }
 

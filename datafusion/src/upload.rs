@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::mpsc::{SendError, Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker, ready};
-use std::thread::{Builder, sleep};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
@@ -31,6 +31,8 @@ use super::stream::SendableDeviceStream;
 pub(super) struct Target {
     pub(super) rows: usize,
     pub(super) bytes: usize,
+    /// How long rows wait for more.
+    pub(super) patience: Duration,
 }
 
 impl Target {
@@ -40,6 +42,7 @@ impl Target {
         Self {
             rows: options.upload_rows,
             bytes: options.upload_bytes,
+            patience: Duration::from_millis(options.upload_wait_ms),
         }
     }
 }
@@ -155,17 +158,23 @@ impl DeviceRecordBatchStream for Uploaded {
     }
 }
 
-/// How long rows wait for more to be joined with.
-const PATIENCE: Duration = Duration::from_millis(100);
 /// Wakes the tasks whose rows have waited so long, on a thread of its own: a runtime need not have timers.
 static TIMER: LazyLock<Sender<(Instant, Waker)>> = LazyLock::new(|| {
     let (timer, tasks) = channel::<(Instant, Waker)>();
     let wake_all = move || {
-        // All wait for the same time, so that they come in this order.
-        for (due, waker) in tasks {
-            sleep(due.saturating_duration_since(Instant::now()));
-            // A waker's panic is not for the tasks after it.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        let mut waiting = Vec::new();
+        loop {
+            let now = Instant::now();
+            for (_, waker) in waiting.extract_if(.., |(due, _)| *due <= now) {
+                // A waker's panic is not for the tasks after it.
+                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            }
+            let next = waiting.iter().map(|(due, _)| *due).min();
+            let come = match next {
+                Some(due) => tasks.recv_timeout(due.saturating_duration_since(now)).ok(),
+                None => tasks.recv().ok(),
+            };
+            waiting.extend(come);
         }
     };
     let thread = Builder::new().name("arrow-device uploads".into());
@@ -223,6 +232,7 @@ struct ToUpload {
     since: Instant,
     /// Who is woken when the rows have waited long enough.
     timer: Option<Waker>,
+    patience: Duration,
     /// The most bytes in `small`.
     max_bytes: usize,
     /// Batches of at least this many rows are not joined, nor those of half of `max_bytes`.
@@ -244,6 +254,7 @@ impl ToUpload {
             bytes: 0,
             since: Instant::now(),
             timer: None,
+            patience: target.patience,
             max_bytes: target.bytes.min(MAX_JOINED),
             large: if joins { target.rows / 2 } else { 0 },
             after: None,
@@ -300,7 +311,7 @@ impl ToUpload {
             self.since = Instant::now();
         }
         self.small.push_batch(batch)?;
-        if self.since.elapsed() > PATIENCE {
+        if self.since.elapsed() > self.patience {
             // The input is slow, and may be endless: a query with a limit needs no more than there is.
             return self.flush();
         }
@@ -335,8 +346,10 @@ impl ToUpload {
             .is_some_and(|timer| timer.will_wake(waker))
         {
             self.timer = Some(waker.clone());
-            let (due, waker) = (self.since + PATIENCE, waker.clone());
-            if let Err(SendError((_, waker))) = TIMER.send((due, waker)) {
+            // Beyond what a clock can tell, rows wait for ever.
+            let due = self.since.checked_add(self.patience);
+            let sent = due.map(|due| TIMER.send((due, waker.clone())));
+            if let Some(Err(SendError((_, waker)))) = sent {
                 waker.wake();
             }
         }
@@ -389,7 +402,7 @@ impl Stream for ToUpload {
             };
             let done = match poll_host(|| stream.as_mut().poll_next(cx)) {
                 Poll::Pending if this.small.get_buffered_rows() == 0 => return Poll::Pending,
-                Poll::Pending if this.since.elapsed() < PATIENCE => {
+                Poll::Pending if this.since.elapsed() < this.patience => {
                     this.wake_later(cx.waker());
                     return Poll::Pending;
                 }
@@ -422,7 +435,13 @@ mod tests {
         let given: Vec<_> = given.iter().cloned().map(Ok).collect();
         let stream = stream::iter(given);
         let stream = Box::pin(RecordBatchStreamAdapter::new(schema.clone(), stream));
-        let batches = ToUpload::new(stream, schema, Target { rows, bytes });
+        let patience = Duration::MAX;
+        let target = Target {
+            rows,
+            bytes,
+            patience,
+        };
+        let batches = ToUpload::new(stream, schema, target);
         block_on(batches.map(Result::unwrap).collect())
     }
 

@@ -25,15 +25,15 @@ use arrow_device::Device;
 /// comes first. [`with_target`](Self::with_target) sets it for one node. Batches of half as many rows or bytes, or more, are
 /// uploaded as they are, and so is everything whose join could fail or cost more than it saves: dictionaries, run-end encoded
 /// columns, unions and list views, and the batches of a plan whose input is unbounded, where waiting for more rows would
-/// delay those that are there. Rows are kept back until there are enough of them or the plan has ended, so a limit is best
-/// pushed below this node, as DataFusion does where the nodes between allow it. To the CPU, where an upload copies nothing, all
+/// delay those that are there. Rows are kept back until there are enough of them, the plan has ended, or they have waited for 100 ms, so a
+/// limit is best pushed below this node, as DataFusion does where the nodes between allow it. To the CPU, where an upload copies nothing, all
 /// batches pass as they are.
 #[derive(Clone, Debug)]
 pub struct HostToDeviceExec {
     input: Arc<dyn ExecutionPlan>,
     device: DeviceSpec,
     /// `None`: that of the session.
-    target: Option<Target>,
+    target: Option<(usize, usize)>,
     metrics: ExecutionPlanMetricsSet,
 }
 
@@ -55,13 +55,13 @@ impl HostToDeviceExec {
     /// many rows or bytes, whichever comes first. 0 rows uploads all batches as they are.
     #[must_use]
     pub fn with_target(mut self, rows: usize, bytes: usize) -> Self {
-        self.target = Some(Target { rows, bytes });
+        self.target = Some((rows, bytes));
         self
     }
 
     /// Returns how far this node joins small batches, in rows and bytes, or `None` if the session's options say it.
     pub fn target(&self) -> Option<(usize, usize)> {
-        self.target.map(|target| (target.rows, target.bytes))
+        self.target
     }
 
     /// The same upload of another input, to another device.
@@ -85,7 +85,7 @@ impl DevicePlan for HostToDeviceExec {
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.target {
-            Some(Target { rows, bytes }) => {
+            Some((rows, bytes)) => {
                 write!(f, ", upload_rows={rows}, upload_bytes={bytes}")
             }
             None => Ok(()),
@@ -117,7 +117,8 @@ impl DevicePlan for HostToDeviceExec {
     ) -> Result<SendableDeviceStream> {
         let memory = DeviceReservation::new(&context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
-        let target = self.target.unwrap_or_else(|| Target::of_task(&context));
+        let mut target = Target::of_task(&context);
+        (target.rows, target.bytes) = self.target.unwrap_or((target.rows, target.bytes));
         upload(&self.input, partition, device, context, target, memory)
     }
 

@@ -179,10 +179,11 @@ pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
 /// join.
 const BATCH_SIZE: usize = 32;
 
-/// Options with which uploads join batches to so many rows.
+/// Options with which uploads join batches to so many rows, however long that takes.
 pub(crate) fn joined_to(rows: usize) -> DeviceOptions {
     let mut options = DeviceOptions::default();
     options.upload_rows = rows;
+    options.upload_wait_ms = 3_600_000;
     options
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 
 use arrow_device::DeviceRecordBatch;
-use arrow_device_datafusion::execute_on_device;
+use arrow_device_datafusion::{DeviceOptions, execute_on_device};
 use datafusion::arrow::array::{
     Array, ArrayRef, Int32Array, NullArray, RecordBatch, StringArray, StructArray,
 };
@@ -52,6 +52,12 @@ async fn back(given: &[RecordBatch], rows: usize, sim: &Sim) -> Vec<RecordBatch>
 
 fn context(rows: usize) -> Arc<TaskContext> {
     let config = SessionConfig::new().with_option_extension(joined_to(rows));
+    SessionContext::new_with_config(config).task_ctx()
+}
+
+/// A session whose uploads wait no longer than by default.
+fn impatient() -> Arc<TaskContext> {
+    let config = SessionConfig::new().with_option_extension(DeviceOptions::default());
     SessionContext::new_with_config(config).task_ctx()
 }
 
@@ -214,7 +220,7 @@ async fn rows_wait_a_while_for_more() {
         first.chain(futures::stream::pending())
     });
     let host = scan(Arc::new(table)).await;
-    let mut stream = execute_on_device(host, context(100), &Sim::new()).unwrap();
+    let mut stream = execute_on_device(host, impatient(), &Sim::new()).unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().num_rows(), 2);
 }
 
@@ -226,7 +232,7 @@ async fn slow_rows_go_up_before_they_are_many() {
         Some(Ok(numbers(i as i64, 1)))
     });
     let host = scan(table).await;
-    let mut stream = execute_on_device(host, context(131_072), &Sim::new()).unwrap();
+    let mut stream = execute_on_device(host, impatient(), &Sim::new()).unwrap();
     let first = stream.next().await.unwrap().unwrap().num_rows();
     assert!(first > 1 && asked.load(SeqCst) < 10_000, "{first} rows");
 }
