@@ -141,7 +141,8 @@ impl Error {
     }
 
     /// Returns the errno for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`, `ENOTSUP`, `ECANCELED`, or the errno of a
-    /// foreign producer, unchanged unless it is 0, which would mean success: then `EIO`.
+    /// foreign producer, unchanged unless it is 0, which would mean success: then `EIO`. An error of another library that was caused by
+    /// one of this crate has the errno of that one.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::DeviceNotAvailable { .. } | Self::NotSupported { .. } => libc::ENOTSUP,
@@ -155,6 +156,8 @@ impl Error {
             Self::Cancelled { .. } => libc::ECANCELED,
             Self::Device { .. } | Self::Panic { .. } => libc::EIO,
             Self::Arrow(e) => match e.as_ref() {
+                // Another library's error may have been caused by one of this crate's.
+                ArrowError::ExternalError(e) => caused_by(&**e).map_or(libc::EIO, Self::errno),
                 ArrowError::MemoryError(_) => libc::ENOMEM,
                 ArrowError::NotYetImplemented(_) => libc::ENOTSUP,
                 ArrowError::InvalidArgumentError(_)
@@ -167,6 +170,11 @@ impl Error {
         };
         if errno == 0 { libc::EIO } else { errno }
     }
+}
+
+/// The first error of this crate among what caused `e`, and itself.
+fn caused_by<'a>(e: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+    std::iter::successors(Some(e), |e| e.source()).find_map(|e| e.downcast_ref())
 }
 
 impl From<ArrowError> for Error {

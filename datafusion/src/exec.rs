@@ -89,7 +89,8 @@ impl DeviceExec {
     ) -> Result<SendableDeviceStream> {
         let memory = DeviceReservation::new(&context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
-        let stream = self.plan.execute_device(partition, device, context)?;
+        let stream = self.plan.execute_device(partition, device, context);
+        let stream = stream.map_err(|e| memory.named(e))?;
         let measured = Measured::new(stream, &self.metrics, partition, memory);
         Ok(Box::pin(measured))
     }

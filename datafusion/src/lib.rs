@@ -106,9 +106,10 @@
 //!
 //! Polling does not wait for what a device computes or copies, except as described for
 //! [`upload_reader`](arrow_device::upload_reader), and outside a Tokio runtime, where a direct move between devices waits for
-//! sizes that are on a device. A device error fails the query
-//! with [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of
-//! `arrow-device` ([`to_datafusion`]), which names the device and the operation. DataFusion's own
+//! sizes that are on a device. A device error fails the query: with
+//! [`DataFusionError::ResourcesExhausted`](datafusion_common::DataFusionError) if the device has not enough memory, and else with
+//! [`DataFusionError::External`](datafusion_common::DataFusionError) around the error of `arrow-device` as its root
+//! ([`find_root`](datafusion_common::DataFusionError::find_root)). Its text names the node, the partition and the device. DataFusion's own
 //! errors pass through device operators unchanged. Dropping a stream drops everything that it reads
 //! from.
 #![deny(missing_docs)]

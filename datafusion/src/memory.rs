@@ -9,7 +9,7 @@ use datafusion_execution::TaskContext;
 use datafusion_execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder};
 
-use super::metrics::from_datafusion;
+use super::metrics::{from_datafusion, named};
 use arrow_device::Device;
 
 /// Bytes of a session's [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool) that a partition of a device operator has
@@ -143,6 +143,11 @@ impl DeviceReservation {
     /// Returns how many bytes are reserved.
     pub fn size(&self) -> usize {
         self.reservation.size()
+    }
+
+    /// The error with the node's name, the partition and the device, unless it has those of a node below.
+    pub(super) fn named(&self, e: DataFusionError) -> DataFusionError {
+        named(e, &self.node, self.partition, &self.device)
     }
 
     fn refused(&self, bytes: usize, e: DataFusionError) -> DataFusionError {

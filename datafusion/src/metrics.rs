@@ -1,6 +1,7 @@
 //! Metrics and errors of operators.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -12,8 +13,13 @@ use tokio::task::JoinError;
 
 use arrow_device::{Error, TransferStats};
 
-/// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion
-/// that has passed through a device stream is unwrapped again.
+/// Makes an error of `arrow-device` one of DataFusion. An error of DataFusion or of arrow-rs that has passed through a device stream
+/// is unwrapped again.
+///
+/// | error | becomes |
+/// | --- | --- |
+/// | [`Error::OutOfMemory`], and a refused reservation | [`DataFusionError::ResourcesExhausted`] |
+/// | any other of `arrow-device` | [`DataFusionError::External`] around it |
 ///
 /// ```
 /// use arrow_device_datafusion::to_datafusion;
@@ -30,12 +36,11 @@ pub fn to_datafusion(e: Error) -> DataFusionError {
     from_arrow(ArrowError::from(e))
 }
 
-/// Wraps an error for DataFusion. An error of DataFusion or of arrow-rs that has passed through a
-/// device stream is unwrapped again.
-pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
+fn from_arrow(e: ArrowError) -> DataFusionError {
     let carried = |e| DataFusionError::ArrowError(Box::new(e), None);
     let e = match e {
         ArrowError::ExternalError(e) => e,
+        ArrowError::MemoryError(reason) => return DataFusionError::ResourcesExhausted(reason),
         e => return carried(e),
     };
     let e = match e.downcast::<DataFusionError>() {
@@ -48,21 +53,22 @@ pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
             Err(e) => own_of_shared(&e)
                 .unwrap_or_else(|| carried(ArrowError::ExternalError(Box::new(Error::Arrow(e))))),
         },
-        Ok(e) => carried(ArrowError::ExternalError(Box::new(e))),
+        Ok(e @ Error::OutOfMemory { .. }) => DataFusionError::ResourcesExhausted(e.to_string()),
+        Ok(e) => DataFusionError::External(Box::new(e)),
         Err(e) => carried(ArrowError::ExternalError(e)),
     }
 }
 
 /// The error of DataFusion in an error that other streams have, too, if it can be had.
 fn own_of_shared(e: &ArrowError) -> Option<DataFusionError> {
-    let ArrowError::ExternalError(e) = e else {
-        return None;
-    };
-    match e.downcast_ref()? {
-        DataFusionError::Shared(e) => Some(DataFusionError::Shared(e.clone())),
-        DataFusionError::ResourcesExhausted(reason) => {
+    match e {
+        ArrowError::MemoryError(reason) => {
             Some(DataFusionError::ResourcesExhausted(reason.clone()))
         }
+        ArrowError::ExternalError(e) => match e.downcast_ref()? {
+            DataFusionError::Shared(e) => Some(DataFusionError::Shared(e.clone())),
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -70,6 +76,7 @@ fn own_of_shared(e: &ArrowError) -> Option<DataFusionError> {
 /// Makes an error such that each of its clones is unwrapped to the error of DataFusion that it carries, if it carries one.
 pub(super) fn shareable(e: Error) -> Error {
     from_datafusion(match to_datafusion(e) {
+        DataFusionError::External(e) if e.is::<Error>() => DataFusionError::External(e),
         e @ (DataFusionError::ArrowError(..)
         | DataFusionError::ResourcesExhausted(_)
         | DataFusionError::Shared(_)) => e,
@@ -77,11 +84,34 @@ pub(super) fn shareable(e: Error) -> Error {
     })
 }
 
-/// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again.
+/// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again. What exhausts resources is a
+/// lack of memory at a C boundary, too.
 pub(super) fn from_datafusion(e: DataFusionError) -> Error {
     match e {
         DataFusionError::ArrowError(e, _) => Error::from(*e),
+        DataFusionError::External(e) => Error::from(ArrowError::ExternalError(e)),
+        DataFusionError::ResourcesExhausted(reason) => Error::from(ArrowError::MemoryError(reason)),
         e => Error::from(ArrowError::ExternalError(Box::new(e))),
+    }
+}
+
+/// An error of a device with the name of the node in which it happened, unless it has another's.
+pub(super) fn named(
+    e: DataFusionError,
+    node: &str,
+    partition: usize,
+    device: &dyn fmt::Display,
+) -> DataFusionError {
+    let who = || format!("{node}, partition {partition}, on {device}");
+    match e {
+        DataFusionError::External(e) if e.is::<Error>() => {
+            DataFusionError::External(e).context(who())
+        }
+        // As the device's own error begins.
+        DataFusionError::ResourcesExhausted(e) if e.starts_with("out of memory on ") => {
+            DataFusionError::ResourcesExhausted(format!("{}: {e}", who()))
+        }
+        e => e,
     }
 }
 

@@ -10,7 +10,7 @@ use datafusion_physical_plan::metrics::ExecutionPlanMetricsSet;
 use futures_core::Stream;
 
 use super::memory::DeviceReservation;
-use super::metrics::{DeviceMetrics, from_datafusion};
+use super::metrics::{DeviceMetrics, from_datafusion, to_datafusion};
 
 /// The stream of an operator: batches on a device. Polling it does not block.
 pub type SendableDeviceStream =
@@ -73,7 +73,8 @@ impl Stream for Measured {
         if !matches!(next, Some(Ok(_))) {
             this.stream = None;
         }
-        Poll::Ready(next)
+        let named = |e| from_datafusion(this.memory.named(to_datafusion(e)));
+        Poll::Ready(next.map(|next| next.map_err(named)))
     }
 }
 

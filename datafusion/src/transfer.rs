@@ -156,6 +156,7 @@ pub(super) fn host_stream(
 ) -> SendableRecordBatchStream {
     let schema = stream.schema();
     let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
+    let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {
         let batch = batch.with_schema(fitted.clone())?;
         let queue = queues.of(batch.device())?;
@@ -175,6 +176,7 @@ pub(super) fn host_stream(
         batches: Ahead::new(stream, start),
         schema,
         metrics,
+        memory: own,
         rows: rows.max(1),
         rest: None,
     }))
@@ -185,6 +187,7 @@ struct Staged {
     batches: Ahead<RecordBatch>,
     schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
+    memory: Arc<DeviceReservation>,
     /// The most rows of a batch that is passed on.
     rows: usize,
     /// What is left of a batch.
@@ -218,7 +221,7 @@ impl Stream for Staged {
             Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
             None => poll(),
         };
-        polled.map_err(to_datafusion)
+        polled.map_err(|e| self.memory.named(to_datafusion(e)))
     }
 }
 

@@ -27,7 +27,7 @@ use futures_core::Stream;
 use super::contract::DeviceSource;
 use super::insertion::InsertRequest;
 use crate::children::only;
-use crate::metrics::{from_blocking, to_datafusion};
+use crate::metrics::{from_blocking, named, to_datafusion};
 use crate::parallel::merged;
 use crate::resolver::open_for;
 use crate::spec::DeviceSpec;
@@ -204,7 +204,8 @@ impl ExecutionPlan for DeviceInsertExec {
         }
         let (node, schema) = (self.clone(), self.schema());
         let insertion = async move {
-            let rows = node.insert(context).await?;
+            let inserted = node.insert(context).await;
+            let rows = inserted.map_err(|e| named(e, node.name(), 0, node.device()))?;
             let count = Arc::new(UInt64Array::from(vec![rows]));
             Ok(RecordBatch::try_new(node.schema(), vec![count])?)
         };

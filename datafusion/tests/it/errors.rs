@@ -43,7 +43,12 @@ fn assert_device_error(error: &DataFusionError, sim: &Sim, own_operation: &str, 
         }
         e => panic!("{e:?}"),
     }
-    says(error, &[own_operation, text, &sim.id().to_string()]);
+    let who = format!(", partition 0, on {}", sim.device);
+    says(error, &[own_operation, text, &sim.id().to_string(), &who]);
+    assert!(
+        matches!(error.find_root(), DataFusionError::External(_)),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -88,11 +93,12 @@ async fn any_operation_may_fail() {
         match result {
             Ok(found) => assert_eq!(numbers_of(&found), multiples(48, 4), "operation {n}"),
             Err(e) => {
-                let device = match ours(&e) {
-                    Error::Device { device, .. } | Error::OutOfMemory { device, .. } => device,
-                    other => panic!("operation {n}: {other:?}"),
+                let of_device = match &e {
+                    DataFusionError::ResourcesExhausted(_) => true,
+                    e => matches!(ours(e), Error::Device { .. }),
                 };
-                assert_eq!(device, sim.id(), "operation {n}");
+                assert!(of_device, "operation {n}: {e:?}");
+                says(&e, &[", partition 0, on ", &sim.id().to_string()]);
                 failures += 1;
             }
         }
@@ -291,15 +297,19 @@ async fn out_of_memory_on_the_device() {
     let (host, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 1 << 18))));
     let host = scan(host).await;
     let table = scan(device_table(&sim, &[vec![numbers(0, 80_000)]])).await;
-    for (child, expected) in [(host, 8 << 18), (table, 640_000)] {
+    for (child, node, expected) in [
+        (host, "HostToDeviceExec", 8 << 18),
+        (table, "MapExec", 640_000),
+    ] {
         let plan = with_transitions(double(child, &sim));
-        let error = fails(run(&plan).await, &["out of memory"]);
-        match ours(&error) {
-            Error::OutOfMemory { device, bytes, .. } => {
-                assert_eq!((device, bytes), (sim.id(), expected));
-            }
-            e => panic!("{e:?}"),
-        }
+        let who = format!("{node}, partition 0, on {}: out of memory", sim.device);
+        let error = fails(run(&plan).await, &[&who, &format!("{expected} bytes")]);
+        let exhausted = |e: &_| matches!(e, DataFusionError::ResourcesExhausted(_));
+        assert!(exhausted(&error), "{error:?}");
+        // Also on the way back, and at a C boundary.
+        let found = on_device(&plan, &sim).await.unwrap_err();
+        assert_eq!(found.errno(), 12, "{found:?}");
+        assert!(exhausted(&to_datafusion(found)));
     }
     sim.assert_done();
 }

@@ -322,6 +322,7 @@ async fn a_panic_in_an_input_is_an_error_of_the_other_outputs() {
     let task = tokio::spawn(async move { first.next().await.is_some() });
     assert!(task.await.unwrap_err().is_panic());
     let error = second.next().await.unwrap().unwrap_err();
+    let error = ours(&to_datafusion(error));
     assert!(matches!(error, Error::Panic { .. }), "{error}");
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use ballista_core::error::BallistaError;
 use datafusion::error::DataFusionError;
 
-/// What Ballista does with a task that fails with an error of a device, such as exhausted memory or a device that is gone.
+/// What Ballista does with a task that fails with an error of a device, such as one that is gone, or because memory is exhausted.
 ///
 /// Ballista tries a task again if it failed with an IO error, and fails the query for any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,11 +33,13 @@ impl OnDeviceError {
     }
 }
 
-/// Whether a device caused an error, or that there is none.
+/// Whether a device caused an error, or that there is none; or a lack of memory, of which the error does not say whose.
 fn is_of_device(e: &DataFusionError) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(e);
     while let Some(e) = cause {
-        if e.is::<arrow_device::Error>() {
+        if e.is::<arrow_device::Error>()
+            || matches!(e.downcast_ref(), Some(DataFusionError::ResourcesExhausted(_)))
+        {
             return true;
         }
         // Ballista's errors do not say what caused them.
