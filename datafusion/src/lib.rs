@@ -66,7 +66,7 @@
 //! | [`rewrite`] | all of these rules over the plan of a task, on a worker of a distributed engine |
 //! | [`device_of`] | for rules: the device that a plan's rows come from |
 //! | [`DeviceForm`], [`DeviceCoalesceBatchesExec`] | operators that need no kernel: projection of columns, union, limits, partitions; joining small batches |
-//! | [`DeviceReservation`] | what an operator keeps, in the session's memory pool |
+//! | [`DeviceReservation`], [`DevicePools`] | what an operator keeps, in the device's memory pool |
 //! | [`DeviceOptions`] | options of a session, such as the size of uploads |
 //!
 //! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's
@@ -86,15 +86,19 @@
 //!
 //! # Memory
 //!
-//! Device memory and page-locked host memory count against the session's
-//! [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool), for each node and partition (`HostToDeviceExec[0]`). Uploads,
+//! Device memory and page-locked host memory are reserved in a pool of the device ([`DevicePools`]), apart from the session's own, for each
+//! node and partition (`HostToDeviceExec[0]`). Uploads,
 //! downloads and moves reserve the bytes of each batch, an estimate, before they copy it (of text or lists those of all rows, in
 //! proportion), correct that once the batch has arrived, and keep it until their reader asks for the next batch, those ahead of the
 //! reader included. A [`DeviceExec`] reserves what its operator has
 //! allocated on the device for the batch that it returned last. What an operator keeps longer, or needs beside its result, it reserves
 //! itself, as DataFusion asks of consumers: [`DeviceReservation`]. Batches that are passed on without a copy reserve nothing.
 //!
-//! A reservation beyond the session's limit fails the query with
+//! `SET device.memory = ...` limits what is reserved on a device. Then queries take turns there, one at a time or as many as
+//! `device.queries` says: each keeps its turn until the streams that it reads from the device have ended, so that a query which fits
+//! alone waits for others instead of failing beside them. A query that has not been polled for a second is not waited for.
+//!
+//! A reservation beyond the limit fails the query with
 //! [`DataFusionError::ResourcesExhausted`](datafusion_common::DataFusionError), which names the node, the partition, the device and
 //! the bytes. `peak_mem_used` in `EXPLAIN ANALYZE` is the most that a node had reserved. Each column of a downloaded batch has
 //! memory of its own, so that a node that keeps one column keeps no other's memory; except that columns of less than 16 KiB, or of
@@ -126,6 +130,7 @@ mod ops;
 mod options;
 mod parallel;
 mod plan;
+mod pool;
 mod resolver;
 mod rewrite;
 mod rule;
@@ -133,6 +138,7 @@ mod sink;
 mod source;
 mod spec;
 mod stream;
+mod timer;
 mod transfer;
 mod transitions;
 mod upload;
@@ -146,8 +152,9 @@ pub use metrics::to_datafusion;
 pub use ops::coalesce::DeviceCoalesceBatchesExec;
 pub use ops::form::DeviceForm;
 pub use ops::origin::device_of;
-pub use options::DeviceOptions;
+pub use options::{DeviceMemory, DeviceOptions};
 pub use plan::DevicePlan;
+pub use pool::DevicePools;
 pub use resolver::DeviceResolver;
 pub use rewrite::rewrite;
 pub use rule::DeviceTransitions;

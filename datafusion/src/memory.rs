@@ -3,6 +3,7 @@
 use std::cmp::min;
 use std::fmt;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::TaskContext;
@@ -10,10 +11,11 @@ use datafusion_execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder};
 
 use super::metrics::{from_datafusion, named};
+use super::pool::Budget;
 use arrow_device::Device;
 
-/// Bytes of a session's [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool) that a partition of a device operator has
-/// reserved. They are given back when the reservation is dropped.
+/// Bytes of a device that a partition of a device operator has reserved, in the device's pool ([`DevicePools`](super::DevicePools)). They are
+/// given back when the reservation is dropped.
 ///
 /// The nodes of this crate reserve what passes through them: uploads, downloads and moves the memory of each batch, from before
 /// they copy it, when its size is an estimate that is corrected on arrival, until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator has allocated on
@@ -41,7 +43,7 @@ use arrow_device::Device;
 ///     }
 ///
 ///     fn keep(&mut self, batch: DeviceRecordBatch, bytes: usize) -> Result<()> {
-///         self.memory.grow(bytes)?; // `ResourcesExhausted` if the session's limit is reached
+///         self.memory.grow(bytes)?; // `ResourcesExhausted` if the device's limit is reached
 ///         self.batches.push(batch);
 ///         Ok(())
 ///     }
@@ -54,30 +56,31 @@ use arrow_device::Device;
 ///         Ok(())
 ///     }
 /// }
-/// # use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+/// # use arrow_device_datafusion::DeviceOptions;
 /// # use datafusion::prelude::{SessionConfig, SessionContext};
 /// # use datafusion::error::DataFusionError;
-/// # let runtime = RuntimeEnvBuilder::new().with_memory_limit(1000, 1.0).build_arc()?;
-/// # let context = SessionContext::new_with_config_rt(SessionConfig::new(), runtime).task_ctx();
+/// # let mut options = DeviceOptions::default();
+/// # options.memory = "1000".parse()?;
+/// # let config = SessionConfig::new().with_option_extension(options);
+/// # let context = SessionContext::new_with_config(config).task_ctx();
 /// # let cpu = arrow_device::Devices::cpu();
 /// # let batch = cpu.upload(&arrow_array::record_batch!(("a", Int64, [1, 2]))?).unwrap();
 /// # let mut side = BuildSide::new(0, &cpu, &context);
 /// # side.keep(batch.clone(), 900)?;
 /// # assert!(side.build(&cpu.default_queue(), 101).is_err() && side.table.is_none());
 /// # side.build(&cpu.default_queue(), 64)?;
-/// # assert_eq!(context.memory_pool().reserved(), 964);
+/// # assert_eq!(side.memory.size(), 964);
 /// # side.memory.shrink(64);
 /// # assert!(matches!(side.keep(batch, 101), Err(DataFusionError::ResourcesExhausted(_))));
 /// # assert_eq!(side.batches.len(), 1);
-/// # drop(side);
-/// # assert_eq!(context.memory_pool().reserved(), 0);
+/// # assert_eq!(context.memory_pool().reserved(), 0, "the host's");
 /// # Ok::<(), DataFusionError>(())
 /// ```
 ///
-/// A reservation cannot spill, so that a [`FairSpillPool`](datafusion_execution::memory_pool::FairSpillPool) gives the nodes
-/// that can spill less.
+/// A reservation cannot spill. The nodes on the host lose nothing by it, since the session's own pool does not count it.
 pub struct DeviceReservation {
     reservation: MemoryReservation,
+    budget: Budget,
     node: String,
     partition: usize,
     device: Device,
@@ -88,8 +91,10 @@ impl DeviceReservation {
     /// Makes an empty reservation of a partition of the node of this name. The pool calls it `name[partition]`.
     pub fn new(context: &TaskContext, node: &str, partition: usize, device: &Device) -> Self {
         let consumer = MemoryConsumer::new(format!("{node}[{partition}]"));
+        let budget = Budget::new(context, device);
         Self {
-            reservation: consumer.register(context.memory_pool()),
+            reservation: consumer.register(&budget.pool),
+            budget,
             node: node.to_owned(),
             partition,
             device: device.clone(),
@@ -115,13 +120,21 @@ impl DeviceReservation {
         if bytes == 0 {
             return Ok(());
         }
-        self.reservation
-            .try_grow(bytes)
-            .map_err(|e| self.refused(bytes, e))?;
+        let grown = self.budget.grow(&self.reservation, bytes);
+        grown.map_err(|e| self.refused(bytes, e))?;
         if let Some(peak) = &self.peak {
             peak.set_max(self.reservation.size());
         }
         Ok(())
+    }
+
+    /// Is pending while other queries have their turn on the device.
+    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+        self.budget.poll_turn(cx)
+    }
+
+    pub(super) fn end_turn(&self) {
+        self.budget.end_turn();
     }
 
     /// Reserves this many bytes altogether.
@@ -157,8 +170,8 @@ impl DeviceReservation {
             e => e.to_string(),
         };
         DataFusionError::ResourcesExhausted(format!(
-            "{node}, partition {partition}: {bytes} bytes for a batch of {device} are more than the session's memory limit leaves; \
-             raise the limit, or use smaller batches or fewer partitions: {reason}"
+            "{node}, partition {partition}: {bytes} bytes for a batch of {device} are more than the device's memory limit leaves; \
+             raise the limit, or use smaller batches, fewer partitions or fewer queries at once: {reason}"
         ))
     }
 }

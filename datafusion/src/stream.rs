@@ -55,6 +55,7 @@ impl Stream for Measured {
         // A stream that is always ready must not occupy its task's thread for ever.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let this = &mut *self;
+        ready!(this.memory.poll_turn(cx));
         this.memory.shrink(usize::MAX);
         let poll = || match &mut this.stream {
             Some(stream) => stream.as_mut().poll_next(cx),
@@ -72,6 +73,7 @@ impl Stream for Measured {
         }
         if !matches!(next, Some(Ok(_))) {
             this.stream = None;
+            this.memory.end_turn();
         }
         let named = |e| from_datafusion(this.memory.named(to_datafusion(e)));
         Poll::Ready(next.map(|next| next.map_err(named)))

@@ -198,6 +198,7 @@ impl Stream for Staged {
     type Item = datafusion_common::Result<RecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        ready!(self.memory.poll_turn(cx));
         let Self {
             batches,
             metrics,
@@ -221,6 +222,9 @@ impl Stream for Staged {
             Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
             None => poll(),
         };
+        if let Poll::Ready(None | Some(Err(_))) = polled {
+            self.memory.end_turn();
+        }
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
     }
 }

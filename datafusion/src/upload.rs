@@ -1,12 +1,9 @@
 //! Host batches on their way to an upload.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::mpsc::{SendError, Sender, channel};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
@@ -25,6 +22,7 @@ use super::memory::DeviceReservation;
 use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
 use super::options::DeviceOptions;
 use super::stream::SendableDeviceStream;
+use super::timer::wake_at;
 
 /// How far small batches are joined before they are uploaded.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -157,31 +155,6 @@ impl DeviceRecordBatchStream for Uploaded {
         self.device_type
     }
 }
-
-/// Wakes the tasks whose rows have waited so long, on a thread of its own: a runtime need not have timers.
-static TIMER: LazyLock<Sender<(Instant, Waker)>> = LazyLock::new(|| {
-    let (timer, tasks) = channel::<(Instant, Waker)>();
-    let wake_all = move || {
-        let mut waiting = Vec::new();
-        loop {
-            let now = Instant::now();
-            for (_, waker) in waiting.extract_if(.., |(due, _)| *due <= now) {
-                // A waker's panic is not for the tasks after it.
-                let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-            }
-            let next = waiting.iter().map(|(due, _)| *due).min();
-            let come = match next {
-                Some(due) => tasks.recv_timeout(due.saturating_duration_since(now)).ok(),
-                None => tasks.recv().ok(),
-            };
-            waiting.extend(come);
-        }
-    };
-    let thread = Builder::new().name("arrow-device uploads".into());
-    // Without a thread tasks are woken at once (`wake_later`).
-    let _ = thread.spawn(wake_all);
-    timer
-});
 
 /// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.
 const MAX_JOINED: usize = 1 << 30;
@@ -347,10 +320,8 @@ impl ToUpload {
         {
             self.timer = Some(waker.clone());
             // Beyond what a clock can tell, rows wait for ever.
-            let due = self.since.checked_add(self.patience);
-            let sent = due.map(|due| TIMER.send((due, waker.clone())));
-            if let Some(Err(SendError((_, waker)))) = sent {
-                waker.wake();
+            if let Some(due) = self.since.checked_add(self.patience) {
+                wake_at(due, waker);
             }
         }
     }

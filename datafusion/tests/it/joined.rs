@@ -5,10 +5,11 @@ use std::task::{Context, Waker};
 
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceExec, DeviceTable, SendableDeviceStream};
+use arrow_device_datafusion::{DeviceExec, DevicePools, DeviceTable, SendableDeviceStream};
 use datafusion::arrow::array::{ArrayRef, DictionaryArray, Int8Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::Int8Type;
-use datafusion::prelude::SessionContext;
+use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
+use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::{Builder, Handle};
 
@@ -171,8 +172,11 @@ async fn texts(sim: &Sim, context: &SessionContext, runtime: &Handle) -> Sendabl
 #[tokio::test]
 async fn a_join_whose_stream_is_dropped_lets_everything_go() {
     let sim = Sim::new();
-    let context = SessionContext::new();
-    let pool = context.runtime_env().memory_pool.clone();
+    let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
+    let of = pool.clone();
+    let pools = DevicePools::new(move |_| of.clone());
+    let config = SessionConfig::new().with_extension(Arc::new(pools));
+    let context = SessionContext::new_with_config(config);
     let mut own = Builder::new_current_thread();
     let own = own.max_blocking_threads(1).build().unwrap();
     for i in 0..50 {

@@ -1,4 +1,4 @@
-//! What is reserved in the session's memory pool.
+//! What is reserved in a device's memory pool.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,22 +7,23 @@ use std::sync::{Arc, Mutex};
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, Devices};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceReservation, DeviceTable, DeviceToDeviceExec, execute_on_device,
-    to_datafusion,
+    DeviceExec, DeviceMemory, DeviceOptions, DevicePools, DeviceReservation, DeviceTable,
+    DeviceToDeviceExec, DeviceTransitions, execute_on_device, to_datafusion,
 };
 use datafusion::arrow::array::{
     ArrayRef, Int64Array, ListBuilder, RecordBatch, StringArray, StringBuilder,
 };
+use datafusion::catalog::TableProvider;
 use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{
     FairSpillPool, GreedyMemoryPool, MemoryConsumer, MemoryPool, MemoryReservation,
 };
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::{SessionStateBuilder, TaskContext};
 use datafusion::physical_plan::spill::get_record_batch_memory_size;
 use datafusion::physical_plan::{collect, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::{StreamExt, TryStreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 
 use crate::kit::*;
 use crate::nodes::*;
@@ -76,11 +77,11 @@ impl MemoryPool for Recorder {
     }
 }
 
-/// A session whose uploads join nothing, with this pool.
+/// A session whose uploads join nothing, with this pool for its devices.
 fn context(pool: Arc<dyn MemoryPool>) -> Arc<TaskContext> {
-    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool);
     let config = SessionConfig::new().with_option_extension(joined_to(0));
-    SessionContext::new_with_config_rt(config, runtime.build_arc().unwrap()).task_ctx()
+    let config = config.with_extension(Arc::new(DevicePools::new(move |_| pool.clone())));
+    SessionContext::new_with_config(config).task_ctx()
 }
 
 pub(crate) fn limited(bytes: usize) -> (Arc<TaskContext>, Arc<dyn MemoryPool>) {
@@ -288,23 +289,112 @@ async fn a_cancelled_task_gives_all_back() {
     sim.assert_done();
 }
 
-/// A node that spills has less beside an upload.
+/// Of a session's memory its sorts have as much as over tables on the host, so that they fail over a device table only where they fail there.
 #[tokio::test]
-async fn a_fair_pool_counts_uploads() {
+async fn sorts_lose_nothing_to_devices() {
     let sim = Sim::new();
-    let pool: Arc<dyn MemoryPool> = Arc::new(FairSpillPool::new(1000));
-    let sort = MemoryConsumer::new("sort").with_can_spill(true);
-    let sort = sort.register(&pool);
-    sort.try_grow(900).unwrap();
-    sort.free();
-    let host = scan(host_table(&[batches(0, 5)])).await;
-    let up = with_transitions(double(host, &sim));
-    let mut stream = execute_stream(up, context(pool.clone())).unwrap();
-    stream.next().await.unwrap().unwrap();
-    assert!(sort.try_grow(900).is_err(), "{} reserved", pool.reserved());
-    sort.try_grow(400).unwrap();
-    drop(stream);
-    sort.try_grow(500).unwrap();
+    // One partition: what two have beside each other would depend on which is faster.
+    let parts = [batches(0, 200)];
+    let (on_device, on_host) = (device_table(&sim, &parts), host_table(&parts));
+    let mut spilled = 0;
+    for bytes in (2..30).map(|i| i * 2000) {
+        let sort = async |table: Arc<dyn TableProvider>, rule| {
+            let pool: Arc<dyn MemoryPool> = Arc::new(FairSpillPool::new(bytes));
+            let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool).build_arc();
+            let mut config = SessionConfig::new().with_target_partitions(1);
+            config.options_mut().execution.sort_spill_reservation_bytes = 1000;
+            let mut state = SessionStateBuilder::new()
+                .with_config(config.with_batch_size(16))
+                .with_runtime_env(runtime.unwrap())
+                .with_default_features();
+            if rule {
+                state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+            }
+            let ctx = SessionContext::new_with_state(state.build());
+            register(&ctx, "t", table);
+            let plan = plan(&ctx, "SELECT a FROM t ORDER BY a DESC").await;
+            let found = collect(plan.clone(), ctx.task_ctx()).await;
+            let spills = metric(&plan, "SortExec", "spill_count").unwrap_or(0);
+            (found.is_ok(), spills)
+        };
+        let (fits, spills) = sort(on_host.clone(), false).await;
+        spilled += spills;
+        for rule in [true, false] {
+            let (found, _) = sort(on_device.clone(), rule).await;
+            assert!(found || !fits, "{bytes} bytes, {rule}");
+        }
+    }
+    assert!(spilled > 0);
+}
+
+#[test]
+fn a_limit_is_of_all_devices_or_of_one() {
+    let (a, b) = (Sim::new(), Sim::new());
+    for (text, of_a, of_b) in [
+        ("100".to_owned(), true, true),
+        (format!("{}=100", a.id()), true, false),
+        (format!(" {}=1000, sim=100 ", a.id()), false, true),
+        (format!("cuda=1,{}=100", b.id()), false, true),
+    ] {
+        let limit: DeviceMemory = text.parse().unwrap();
+        let shown = limit.to_string();
+        assert_eq!(shown, text.replace(' ', ""));
+        assert_eq!(shown.parse::<DeviceMemory>().unwrap(), limit);
+        let context = SessionContext::new_with_config(taking_turns(&text, EVER)).task_ctx();
+        for (sim, limited) in [(&a, of_a), (&b, of_b)] {
+            let kept = DeviceReservation::new(&context, "JoinExec", 0, &sim.device);
+            kept.grow(100).unwrap();
+            // What another partition has, this one has not.
+            let other = DeviceReservation::new(&context, "JoinExec", 1, &sim.device);
+            assert_eq!(other.grow(1).is_err(), limited, "{text}");
+        }
+    }
+    for text in ["many", "cuda=", "no such=1"] {
+        assert!(text.parse::<DeviceMemory>().is_err(), "{text}");
+    }
+}
+
+/// No query is overtaken.
+const EVER: u64 = 3_600_000;
+
+fn taking_turns(memory: &str, idle_ms: u64) -> SessionConfig {
+    let mut options = DeviceOptions::default();
+    (options.memory, options.idle_ms) = (memory.parse().unwrap(), idle_ms);
+    SessionConfig::new().with_option_extension(options)
+}
+
+/// One query at a time where the memory has a limit; one that nobody polls is not waited for, since it may wait for this one.
+#[tokio::test]
+async fn queries_take_turns() {
+    let sim = Sim::new();
+    let table = device_table(&sim, &[batches(0, 5)]);
+    let start = async |memory: &str, idle_ms| {
+        let context = SessionContext::new_with_config(taking_turns(memory, idle_ms)).task_ctx();
+        let plan = with_transitions(double(scan(table.clone()).await, &sim));
+        execute_stream(plan, context).unwrap()
+    };
+    let limit = "1000000";
+    let mut first = start(limit, EVER).await;
+    first.next().await.unwrap().unwrap();
+    let mut second = start(limit, EVER).await;
+    assert!(second.next().now_or_never().is_none());
+    // Not where there is no limit, and not for ever.
+    assert_eq!(start("", EVER).await.count().await, 5);
+    let overtakes = start(limit, 50).await.count();
+    assert_eq!(tokio::time::timeout(LONG, overtakes).await.unwrap(), 5);
+    assert!(second.next().now_or_never().is_none());
+    // It is woken.
+    let second = tokio::spawn(second.count());
+    tokio::task::yield_now().await;
+    assert_eq!(first.count().await, 4);
+    let second = tokio::time::timeout(LONG, second).await.unwrap();
+    assert_eq!(second.unwrap(), 5);
+    // One that is dropped has no turn any more.
+    let mut first = start(limit, EVER).await;
+    first.next().await.unwrap().unwrap();
+    drop(first);
+    let second = start(limit, EVER).await.count();
+    assert_eq!(tokio::time::timeout(LONG, second).await.unwrap(), 5);
 }
 
 #[test]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_device::device::sim::SimConfig;
+use arrow_device_datafusion::DevicePools;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::TreeNode;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
-use datafusion::execution::memory_pool::GreedyMemoryPool;
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::filter::FilterExec;
@@ -69,13 +69,15 @@ async fn a_device_that_runs_out_of_memory_is_an_error() {
     }
 }
 
-/// The worker's memory pool is smaller than one batch.
+/// The worker's pool for its device is smaller than one batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_memory_pool_that_is_exhausted_is_an_error() {
-    let small = |builder: SessionStateBuilder| {
-        let pool = Arc::new(GreedyMemoryPool::new(64 << 10));
-        let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool);
-        builder.with_runtime_env(runtime.build_arc().unwrap())
+    let small = |mut builder: SessionStateBuilder| {
+        let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(64 << 10));
+        let pools = DevicePools::new(move |_| pool.clone());
+        let config = builder.config().get_or_insert_default();
+        config.set_extension(Arc::new(pools));
+        builder
     };
     for way in WAYS {
         let mut workers = vec![Worker::new(way), Worker::new(way)];

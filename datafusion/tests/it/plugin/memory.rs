@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::sim::SimDevice;
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::{DevicePools, DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::catalog::TableProvider;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::collect;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
@@ -59,10 +58,11 @@ fn with_pool(
     pool: &Arc<dyn MemoryPool>,
     table: Arc<dyn TableProvider>,
 ) -> SessionContext {
-    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone());
+    let pool = pool.clone();
+    let pools = DevicePools::new(move |_| pool.clone());
+    let config = SessionConfig::new().with_target_partitions(1);
     let state = SessionStateBuilder::new()
-        .with_config(SessionConfig::new().with_target_partitions(1))
-        .with_runtime_env(runtime.build_arc().unwrap())
+        .with_config(config.with_extension(Arc::new(pools)))
         .with_default_features()
         .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(device)))
         .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))

@@ -3,6 +3,7 @@
 //! With `DeviceTransitions` and without, and with the worked plugin.
 
 mod plugin;
+mod turns;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};

@@ -1,0 +1,210 @@
+//! [`DevicePools`]: what device memory is reserved in; and whose turn it is on a device.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use arrow_device::Device;
+use arrow_device::device::WeakDevice;
+use datafusion_common::{Result, resources_datafusion_err};
+use datafusion_execution::TaskContext;
+use datafusion_execution::memory_pool::{MemoryPool, MemoryReservation, UnboundedMemoryPool};
+
+use super::options::DeviceOptions;
+use super::timer::wake_at;
+
+/// The pools in which a session's nodes reserve memory of devices, and page-locked memory for them: apart from the session's own pool, so
+/// that what is under way to or from a device makes no node on the host spill or fail.
+///
+/// A session brings its own as an extension of its configuration, for a pool that tracks its consumers, say. All other sessions of a process
+/// share one for each device, in which each is refused what would exceed its [`DeviceOptions::memory`].
+#[derive(Clone)]
+pub struct DevicePools(Arc<Of>);
+
+type Of = dyn Fn(&Device) -> Arc<dyn MemoryPool> + Send + Sync;
+
+impl DevicePools {
+    /// Makes the pools of a function that returns that of a device: the same one at each call.
+    pub fn new(of: impl Fn(&Device) -> Arc<dyn MemoryPool> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(of))
+    }
+}
+
+impl fmt::Debug for DevicePools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DevicePools")
+    }
+}
+
+/// What a query may have of a device.
+pub(super) struct Budget {
+    pub(super) pool: Arc<dyn MemoryPool>,
+    limit: Option<usize>,
+    shared: Arc<Shared>,
+    /// The address of its task context: one query's partitions share it.
+    query: usize,
+    options: DeviceOptions,
+    /// `None` while it waits.
+    turn: Mutex<Option<Turn>>,
+}
+
+impl Budget {
+    pub(super) fn new(context: &TaskContext, device: &Device) -> Self {
+        let (options, shared) = (DeviceOptions::of_task(context), Shared::of(device));
+        let own = context.session_config().get_extension::<DevicePools>();
+        Self {
+            pool: own.map_or_else(|| shared.pool.clone(), |own| (own.0)(device)),
+            limit: options.memory.of(device),
+            shared,
+            query: std::ptr::from_ref(context).addr(),
+            options,
+            turn: Mutex::default(),
+        }
+    }
+
+    /// Reserves more within the limit.
+    pub(super) fn grow(&self, reservation: &MemoryReservation, bytes: usize) -> Result<()> {
+        let Some(limit) = self.limit else {
+            return reservation.try_grow(bytes);
+        };
+        // Nobody else reserves meanwhile.
+        let _turns = unpoisoned(&self.shared.turns);
+        let reserved = self.pool.reserved();
+        if reserved.saturating_add(bytes) > limit {
+            return Err(resources_datafusion_err!(
+                "{reserved} of the {limit} bytes of device.memory are reserved"
+            ));
+        }
+        reservation.try_grow(bytes)
+    }
+
+    /// Is pending while as many other queries as may run at once on a device with a limit do so. One that has not been polled for a
+    /// while does not count: it may be waiting for this one.
+    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.limit.is_none() || self.options.queries == 0 {
+            return Poll::Ready(());
+        }
+        let mut own = unpoisoned(&self.turn);
+        if own.is_none() {
+            match self.shared.turn(self.query, &self.options, cx.waker()) {
+                Ok(turn) => *own = Some(turn),
+                Err(free) => {
+                    free.into_iter().for_each(|free| wake_at(free, cx.waker()));
+                    return Poll::Pending;
+                }
+            }
+        }
+        if let Some(turn) = &*own {
+            turn.last.store(now(), Relaxed);
+        }
+        Poll::Ready(())
+    }
+
+    /// The query has got all that it wants from this stream.
+    pub(super) fn end_turn(&self) {
+        let turn = unpoisoned(&self.turn).take();
+        drop(turn);
+    }
+}
+
+/// What all sessions of the process share of a device.
+struct Shared {
+    pool: Arc<dyn MemoryPool>,
+    turns: Mutex<Turns>,
+}
+
+#[derive(Default)]
+struct Turns {
+    running: Vec<Running>,
+    waiting: Vec<Waker>,
+}
+
+struct Running {
+    query: usize,
+    turn: Weak<OnDrop>,
+    last: Arc<AtomicU64>,
+}
+
+/// A query's turn, which all its streams share.
+struct Turn {
+    _end: Arc<OnDrop>,
+    /// When one of them was polled last.
+    last: Arc<AtomicU64>,
+}
+
+/// Wakes those that wait.
+struct OnDrop(Arc<Shared>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        let waiting = std::mem::take(&mut unpoisoned(&self.0.turns).waiting);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Shared {
+    fn of(device: &Device) -> Arc<Self> {
+        static ALL: Mutex<Vec<(WeakDevice, Arc<Shared>)>> = Mutex::new(Vec::new());
+        let (mut all, own) = (unpoisoned(&ALL), device.downgrade());
+        if let Some((_, shared)) = all.iter().find(|(device, _)| *device == own) {
+            return shared.clone();
+        }
+        all.retain(|(device, _)| device.upgrade().is_some());
+        let shared = Arc::new(Self {
+            pool: Arc::new(UnboundedMemoryPool::default()),
+            turns: Mutex::default(),
+        });
+        all.push((own, shared.clone()));
+        shared
+    }
+
+    /// The turn that a query has, or one that is free. If there is none, returns when the first of the other queries will not count any more
+    /// if it is not polled, and wakes the task when one of them ends.
+    fn turn(
+        self: &Arc<Self>,
+        query: usize,
+        options: &DeviceOptions,
+        waker: &Waker,
+    ) -> Result<Turn, Option<Instant>> {
+        let mut turns = unpoisoned(&self.turns);
+        turns.running.retain(|one| one.turn.strong_count() > 0);
+        let mut own = turns.running.iter().filter(|one| one.query == query);
+        if let Some((end, last)) = own.find_map(|one| Some((one.turn.upgrade()?, &one.last))) {
+            let last = last.clone();
+            return Ok(Turn { _end: end, last });
+        }
+        let polled = turns
+            .running
+            .iter()
+            .map(|one| now().saturating_sub(one.last.load(Relaxed)));
+        let left = polled.filter_map(|ago| options.idle().checked_sub(Duration::from_millis(ago)));
+        let left: Vec<_> = left.filter(|left| !left.is_zero()).collect();
+        if let Some(first) = left.iter().min().filter(|_| left.len() >= options.queries) {
+            turns.waiting.push(waker.clone());
+            return Err(Instant::now().checked_add(*first));
+        }
+        let (end, last) = (
+            Arc::new(OnDrop(self.clone())),
+            Arc::new(AtomicU64::new(now())),
+        );
+        turns.running.push(Running {
+            query,
+            turn: Arc::downgrade(&end),
+            last: last.clone(),
+        });
+        Ok(Turn { _end: end, last })
+    }
+}
+
+/// Milliseconds since some time.
+fn now() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_millis() as u64
+}
+
+/// No code that may panic runs while the lock is held.
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
