@@ -123,6 +123,14 @@ pub enum Error {
     Arrow(#[source] Arc<ArrowError>),
 }
 
+/// Returns an [`Error::InvalidArgument`] from the function. Its text is that of [`format!`].
+macro_rules! bail {
+    ($($text:tt)*) => {
+        return Err($crate::error::Error::argument(format!($($text)*)))
+    };
+}
+pub(crate) use bail;
+
 impl Error {
     /// Creates an [`Error::InvalidInput`].
     pub(crate) fn invalid(

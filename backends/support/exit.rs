@@ -41,7 +41,7 @@ extern "C" fn linger() {
 fn while_copies_run() {
     ends_well("exit::while_copies_run", |device| {
         let up = device.upload(&batch()).unwrap();
-        forget(up.start_to_host().unwrap());
+        forget(up.start_to_host(None).unwrap());
         forget(up.export(SyncPolicy::Event).unwrap());
         forget((device.new_queue().unwrap(), device));
     });

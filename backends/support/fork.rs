@@ -21,7 +21,7 @@ fn in_a_child(device: arrow_device::Device) {
     let queue = device.new_queue().unwrap();
     let held = hold(&queue);
     let up = device.upload_on(&batch, &queue).unwrap();
-    let download = up.start_to_host_on(&queue).unwrap();
+    let download = up.start_to_host(&queue).unwrap();
     let exported = up.export(SyncPolicy::Event).ok();
     let event = queue.record().unwrap().unwrap();
     let host = device.host_buffer(100 << 10).unwrap();

@@ -47,7 +47,7 @@ fn upload_all(
 fn download_all(batch: &DeviceRecordBatch, count: usize) -> arrow_device::Result<()> {
     let mut before: Option<Download<RecordBatch>> = None;
     for _ in 0..count {
-        if let Some(before) = before.replace(batch.start_to_host()?) {
+        if let Some(before) = before.replace(batch.start_to_host(None)?) {
             drop(before.wait()?);
         }
     }

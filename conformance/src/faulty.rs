@@ -122,7 +122,7 @@ fn use_everything(device: &Device) -> Result<()> {
     if let Some(event) = one.record()? {
         two.wait(&event)?;
     }
-    assert_eq!(up.start_to_host_on(&two)?.wait()?, batch());
+    assert_eq!(up.start_to_host(&two)?.wait()?, batch());
     one.synchronize()?;
 
     let mut buffer = DeviceBufferMut::allocate(&two, 100_001)?;

@@ -68,7 +68,7 @@ pub(super) fn on_device(
                 }
                 None if direct => batch.to_device(&to)?,
                 None => {
-                    let batch = batch.start_to_host_on(&from)?.await?;
+                    let batch = batch.start_to_host(&from)?.await?;
                     if !in_place {
                         // On both sides.
                         share.resize(2 * host_bytes(&batch))?;
@@ -161,7 +161,7 @@ pub(super) fn host_stream(
         let batch = batch.with_schema(fitted.clone())?;
         let queue = queues.of(batch.device())?;
         if batch.device().is_host_readable() {
-            let download = batch.start_to_host_on(&queue)?;
+            let download = batch.start_to_host(&queue)?;
             return Ok(Coming::InPlace(Box::pin(download)));
         }
         let mut share = Share::new(&memory, bytes_of(&batch))?;
@@ -260,7 +260,7 @@ fn download(
     }
     let mut parts = Vec::with_capacity(groups.len());
     for group in groups {
-        let download = batch.project(&group)?.start_to_host_on(queue)?;
+        let download = batch.project(&group)?.start_to_host(queue)?;
         parts.push((group, download));
     }
     let (schema, rows) = (batch.schema(), batch.num_rows());

@@ -418,9 +418,9 @@ fn stream(
 /// A download on a queue of its own: waited for, polled, or dropped while it runs.
 fn downloads(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) {
     let queue = device.device().new_queue().expect("the device is alive");
-    let start = || device.start_to_host_on(&queue).expect("valid");
+    let start = || device.start_to_host(&queue).expect("valid");
     let host = match input.choice(5) {
-        0 => device.start_to_host_on(&queue).and_then(|down| down.wait()),
+        0 => device.start_to_host(&queue).and_then(|down| down.wait()),
         1 => start().wait(),
         2 => {
             let mut download = start();

@@ -28,7 +28,7 @@ macro_rules! device_types {
 
             /// Returns the specification's name without its prefix (`CUDA_HOST`), or `None` for an
             /// unknown code.
-            pub const fn name(self) -> Option<&'static str> {
+            pub(crate) const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some(stringify!($name)),)*
                     _ => None,

@@ -1,7 +1,7 @@
 //! Kernel access: loans of an array's values, offsets and validity bitmap, ordered on a queue and checked by type; [`Validity`], the
 //! bitmap that says which rows are null.
 
-use std::any::TypeId;
+use std::any::{TypeId, type_name};
 
 use arrow_array::{ArrowPrimitiveType, downcast_primitive};
 use arrow_buffer::ArrowNativeType;
@@ -10,7 +10,7 @@ use arrow_schema::DataType;
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Nesting};
 use crate::device::{DevicePtr, Queue};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 use crate::memory::{DeviceBuffer, Loan, check_queue};
 
 /// A validity bitmap in device memory, which says which rows of an array are null. The bit of row `i` is bit
@@ -69,10 +69,10 @@ impl Validity {
     pub fn new(buffer: DeviceBuffer, bit_offset: usize, len: usize) -> Result<Self> {
         let end = bit_offset.checked_add(len);
         if end.is_none_or(|end| end.div_ceil(8) > buffer.len()) {
-            return Err(Error::argument(format!(
-                "a validity bitmap of {len} rows from bit {bit_offset} in a buffer of {} bytes",
-                buffer.len()
-            )));
+            let bytes = buffer.len();
+            bail!(
+                "a validity bitmap of {len} rows from bit {bit_offset} in a buffer of {bytes} bytes"
+            );
         }
         Ok(Self {
             buffer,
@@ -128,12 +128,9 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] if the array has another type, if the values are misaligned or if the
     /// queue belongs to another device.
     pub fn values_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<Loan<'_, T>> {
-        if !is_native::<T>(self.data_type()) {
-            return Err(Error::argument(format!(
-                "values of {} are not {}",
-                self.data_type(),
-                std::any::type_name::<T>()
-            )));
+        let data_type = self.data_type();
+        if !is_native::<T>(data_type) {
+            bail!("values of {data_type} are not {}", type_name::<T>());
         }
         self.elements_on(queue, 1, 0)
     }
@@ -155,11 +152,8 @@ impl DeviceArray {
         };
         let is_integer = [TypeId::of::<i32>(), TypeId::of::<i64>()].contains(&TypeId::of::<T>());
         if !is_integer || width != size_of::<T>() {
-            return Err(Error::argument(format!(
-                "{} has no offsets of type {}",
-                self.data_type(),
-                std::any::type_name::<T>()
-            )));
+            let data_type = self.data_type();
+            bail!("{data_type} has no offsets of type {}", type_name::<T>());
         }
         self.elements_on(queue, 1, extra)
     }
@@ -204,13 +198,11 @@ impl DeviceArray {
                 let width = *width as usize;
                 (1, self.offset() * width, self.len() * width)
             }
-            _ => {
-                return Err(Error::argument(format!(
-                    "bytes_on on {}: {} has no data bytes; only binary, text and fixed-size binary arrays have them",
-                    self.device(),
-                    self.data_type()
-                )));
-            }
+            _ => bail!(
+                "bytes_on on {}: {} has no data bytes; only binary, text and fixed-size binary arrays have them",
+                self.device(),
+                self.data_type()
+            ),
         };
         let is_there = !self.node().buffers[slot].is_null();
         self.lend(queue, slot, first, if is_there { len } else { 0 })
@@ -236,8 +228,8 @@ impl DeviceArray {
     /// As [`values_on`](Self::values_on).
     pub fn booleans_on(&self, queue: &Queue) -> Result<Loan<'_, bool>> {
         match self.data_type() {
-            DataType::Boolean => self.bits_on(queue, 1, self.view().offset),
-            t => Err(Error::argument(format!("{t} has no boolean values"))),
+            DataType::Boolean => self.bits_on(queue, 1, self.offset()),
+            t => bail!("{t} has no boolean values"),
         }
     }
 
@@ -287,10 +279,8 @@ impl DeviceArray {
     /// validity bitmap (null, union, run-end encoded).
     pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
         if !self.node().layout.has_validity() {
-            return Err(Error::argument(format!(
-                "{} has no validity bitmap that says which rows are null; use from_values",
-                self.data_type()
-            )));
+            let of = self.data_type();
+            bail!("{of} has no validity bitmap that says which rows are null; use from_values");
         }
         Self::from_values(data_type, self.len(), values, self.validity())
     }
@@ -316,10 +306,8 @@ impl DeviceArray {
             _ => buffer.address().offset(self.offset() * size_of::<T>()),
         };
         if address.address() % align_of::<T>() != 0 {
-            return Err(Error::argument(format!(
-                "values at {address:?} are not aligned to {} bytes",
-                align_of::<T>()
-            )));
+            let bytes = align_of::<T>();
+            bail!("values at {address:?} are not aligned to {bytes} bytes");
         }
         Loan::new((self.device(), buffer.owner.as_ref()), queue, address, len)
     }

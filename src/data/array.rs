@@ -8,7 +8,7 @@ use arrow_schema::{DataType, FieldRef};
 use crate::data::layout::{Nesting, child_field};
 use crate::data::node::{Node, View, owners};
 use crate::device::{Device, Queue, SyncEvent};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 use crate::memory::{DeviceBuffer, Owner};
 
 /// An Arrow array of any type in the memory of a device. Immutable; clones and slices share the memory.
@@ -56,12 +56,8 @@ impl DeviceArray {
     /// Returns [`Error::InvalidArgument`] if the field has another type.
     pub fn with_field(self, field: FieldRef) -> Result<Self> {
         if field.data_type() != self.data_type() {
-            return Err(Error::argument(format!(
-                "field '{}' is of type {}, the array of {}",
-                field.name(),
-                field.data_type(),
-                self.data_type()
-            )));
+            let (name, of, is) = (field.name(), field.data_type(), self.data_type());
+            bail!("field '{name}' is of type {of}, the array of {is}");
         }
         Ok(Self {
             field: Some(field),
@@ -153,14 +149,9 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the array does not have these rows.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
-        if offset
-            .checked_add(length)
-            .is_none_or(|end| end > self.len())
-        {
-            return Err(Error::argument(format!(
-                "slice of {length} rows at {offset} of {} rows",
-                self.len()
-            )));
+        let rows = self.len();
+        if offset.checked_add(length).is_none_or(|end| end > rows) {
+            bail!("slice of {length} rows at {offset} of {rows} rows");
         }
         let node = self.view().slice(offset, length).to_node();
         Ok(self.like(self.device.clone(), node))

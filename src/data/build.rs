@@ -11,7 +11,7 @@ use crate::data::layout::{
 };
 use crate::data::node::{Node, NodeBuffer, NullCount};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::memory::DeviceBuffer;
 
 impl DeviceArray {
@@ -48,9 +48,7 @@ impl DeviceArray {
         let layout = Layout::of(&data_type);
         let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
         if !plain || layout.buffers().len() != 2 {
-            return Err(Error::argument(format!(
-                "{data_type} has more than a buffer of values; use DeviceArray::from_parts"
-            )));
+            bail!("{data_type} has more than a buffer of values; use DeviceArray::from_parts");
         }
         let (operation, values) = ("DeviceArray::from_values", [Some(values)]);
         // SAFETY: every bit pattern is a value of these types.
@@ -100,9 +98,7 @@ impl DeviceArray {
         let operation = "DeviceArray::from_children";
         check_type(&data_type)?;
         if Layout::of(&data_type).buffers() != [BufferKind::Validity] {
-            return Err(Error::argument(format!(
-                "{operation}: {data_type} has values of its own; use DeviceArray::from_parts"
-            )));
+            bail!("{operation}: {data_type} has values of its own; use DeviceArray::from_parts");
         }
         // SAFETY: these types have no values of their own, and those of the children are valid already.
         unsafe { Self::assemble(operation, None, data_type, length, validity, &[], children) }
@@ -136,16 +132,14 @@ impl DeviceArray {
         check_type(&data_type)?;
         let bitmaps = usize::from(Layout::of(&data_type).has_validity());
         let Some((bitmap, others)) = buffers.split_at_checked(bitmaps) else {
-            return Err(Error::argument(format!(
-                "{operation}: the first buffer of {data_type} is its bitmap, which may be None"
-            )));
+            bail!("{operation}: the first buffer of {data_type} is its bitmap, which may be None");
         };
         let bitmap = bitmap.iter().flatten().next();
         let most = if bitmap.is_some() { length } else { 0 };
         if let Some(nulls) = nulls.filter(|nulls| *nulls > most) {
-            return Err(Error::argument(format!(
-                "{operation}: {nulls} nulls in {length} rows of {data_type}, which can have {most}"
-            )));
+            bail!(
+                "{operation}: {nulls} nulls in {length} rows of {data_type}, of which {most} can be"
+            );
         }
         let validity = bitmap.map(|bitmap| Validity::new(bitmap.clone(), 0, length));
         let validity = validity.transpose()?.map(|of| Validity { nulls, ..of });
@@ -210,17 +204,14 @@ impl DeviceArray {
         check_rows(rows)?;
         let (layout, validity) = (Layout::of(&data_type), validity.as_ref());
         let bitmap = validity.map(|validity| &validity.buffer);
-        let mut of_buffers = others
-            .iter()
-            .flatten()
-            .chain(bitmap)
-            .map(DeviceBuffer::device);
+        let buffers = others.iter().flatten().chain(bitmap);
+        let mut of_buffers = buffers.map(DeviceBuffer::device);
         let of_children = || children.first().map(Self::device);
         let Some(device) = device.or_else(|| of_buffers.next()).or_else(of_children) else {
-            return Err(Error::argument(format!(
+            bail!(
                 "{operation}: there is neither a buffer nor a child, so the device is unknown; a batch of \
                  DeviceRecordBatch::try_new_with_rows converts to an array"
-            )));
+            );
         };
         let wrong = |what: String| {
             let what = format!("{operation} on {device}: {data_type} of {rows} rows: {what}");
@@ -291,20 +282,14 @@ impl DeviceArray {
             return wrong(format!("the array of '{name}' {fault}"));
         }
         let bitmap = layout.has_validity().then(|| NodeBuffer::from(bitmap));
-        let others = others
-            .iter()
-            .map(|buffer| NodeBuffer::from(buffer.as_ref()));
+        let others = others.iter().map(|buffer| buffer.as_ref().into());
         let sizes = layout.variadic.then(NodeBuffer::absent);
         let children = children.iter().map(|child| child.node().clone());
+        let buffers = bitmap.into_iter().chain(others).chain(sizes).collect();
         let node = Node {
             validity_offset: validity.map_or(0, |validity| validity.bit_offset),
             nulls: NullCount::from(nulls),
-            ..Node::new(
-                data_type,
-                rows,
-                bitmap.into_iter().chain(others).chain(sizes).collect(),
-                children.collect(),
-            )
+            ..Node::new(data_type, rows, buffers, children.collect())
         };
         Ok(Self::from_node(device.clone(), Arc::new(node)))
     }

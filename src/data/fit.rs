@@ -14,7 +14,7 @@ use crate::data::array::DeviceArray;
 use crate::data::batch::DeviceRecordBatch;
 use crate::data::layout::{Layout, Nesting, child_field, child_type};
 use crate::data::node::{Node, View};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 
 impl DeviceRecordBatch {
     /// Returns the rows with the schema of their stream, or another one that they fit. Nothing is copied or read.
@@ -35,9 +35,9 @@ impl DeviceRecordBatch {
         };
         let (rows, got, declared) = (fit.rows, self.num_columns(), schema.fields().len());
         if got != declared {
-            return Err(Error::argument(format!(
+            bail!(
                 "{rows} has {got} columns, the declared schema {declared}: select those of the schema"
-            )));
+            );
         }
         let root = DataType::Struct(schema.fields().clone());
         fit.types("", array.view(), [array.data_type(), &root], true)?;
@@ -117,16 +117,9 @@ impl Fit<'_> {
             let is = format!("is called '{its_name}'");
             return self.refuse(path, is, format!("'{name}'"), "rename it first");
         }
-        let extensions = got
-            .extension_type_name()
-            .zip(declared.extension_type_name());
+        let extensions = (got.extension_type_name()).zip(declared.extension_type_name());
         if let Some((got, declared)) = extensions.filter(|(got, declared)| got != declared) {
-            return self.refuse(
-                path,
-                format!("is {got}"),
-                declared.to_owned(),
-                "cast it first",
-            );
+            return self.refuse(path, format!("is {got}"), declared.into(), "cast it first");
         }
         if !got.is_nullable() || declared.is_nullable() || is_without_nulls(view) {
             return Ok(());
@@ -144,10 +137,8 @@ impl Fit<'_> {
     }
 
     fn refuse(&self, path: &str, is: String, declared: String, way_out: &str) -> Result<()> {
-        Err(Error::argument(format!(
-            "{path} {is} in {}, but {declared} in {}: {way_out}",
-            self.rows, self.declared
-        )))
+        let (rows, of) = (self.rows, self.declared);
+        bail!("{path} {is} in {rows}, but {declared} in {of}: {way_out}")
     }
 }
 

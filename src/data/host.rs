@@ -20,7 +20,7 @@ use crate::data::fit::are_of_one_kind;
 use crate::data::layout::{Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::memory::{HostBuffer, Memory, Owner, Ready, buffer_over};
 
 impl DeviceArray {
@@ -91,10 +91,8 @@ fn of_column(data_type: &DataType, column: &ArrayRef, owner: &Arc<Owner>) -> Res
 fn of_data(data_type: &DataType, data: &ArrayData, owner: &Arc<Owner>) -> Result<Arc<Node>> {
     // What arrow-rs considers equal may have the children of a union in another order.
     if !are_of_one_kind(data.data_type(), data_type) {
-        return Err(Error::argument(format!(
-            "the schema says {data_type} of a column of {}: cast it",
-            data.data_type()
-        )));
+        let of = data.data_type();
+        bail!("the schema says {data_type} of a column of {of}: cast it");
     }
     let rows = [data.len(), data.offset()];
     let child = |(i, child)| {
@@ -172,8 +170,7 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
 /// Waits until the host may read the memory, and finds out the sizes of its buffers.
 fn make_ready(array: &DeviceArray) -> Result<()> {
     if !array.device().is_host_readable() {
-        let fault = "the host cannot read this device's memory; use to_host";
-        return Err(Error::argument(fault));
+        bail!("the host cannot read this device's memory; use to_host");
     }
     array.wait()?;
     array.resolve_sizes()

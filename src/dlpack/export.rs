@@ -11,7 +11,7 @@ use super::abi::{
 use super::stream::DlpackStream;
 use crate::data::DeviceArray;
 use crate::device::{Device, DevicePtr};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::interchange::ReleasePolicy;
 use crate::memory::DeviceBuffer;
 
@@ -278,10 +278,10 @@ impl DeviceArray {
         }
         let dtype = element(leaf.data_type(), leaf.field().map(AsRef::as_ref));
         let Some((dtype, width)) = dtype.and_then(|dtype| Some((dtype, dtype.bytes()?))) else {
-            return Err(Error::argument(format!(
+            bail!(
                 "{} has no type in DLPack: cast booleans to arrow.bool8 or UInt8; DeviceBuffer::export_dlpack exports any buffer",
                 self.data_type()
-            )));
+            );
         };
         if !options.nulls_ignored {
             levels.iter().try_for_each(refuse_nulls)?;
@@ -302,16 +302,15 @@ impl DeviceArray {
 }
 
 fn refuse_nulls(array: &DeviceArray) -> Result<()> {
-    let nulls = array.resolve_null_counts()?;
-    if nulls == 0 {
-        return Ok(());
+    match array.resolve_null_counts()? {
+        0 => Ok(()),
+        nulls => bail!(
+            "{nulls} of {} values of {} are null, which DLPack cannot express; export the values with \
+             DlpackOptions::with_nulls_ignored and the validity bitmap with DeviceBuffer::export_dlpack",
+            array.len(),
+            array.data_type()
+        ),
     }
-    Err(Error::argument(format!(
-        "{nulls} of {} values of {} are null, which DLPack cannot express; export the values with \
-         DlpackOptions::with_nulls_ignored and the validity bitmap with DeviceBuffer::export_dlpack",
-        array.len(),
-        array.data_type()
-    )))
 }
 
 impl DeviceBuffer {
@@ -336,21 +335,11 @@ impl DeviceBuffer {
         dtype: DLDataType,
         options: &DlpackOptions<'_>,
     ) -> Result<DlpackTensor> {
-        let width = dtype.bytes().filter(|width| self.len() % width == 0);
-        let width = width.ok_or_else(|| {
-            Error::argument(format!(
-                "{} bytes are not a whole number of elements of {dtype:?}",
-                self.len()
-            ))
-        })?;
-        let shape = vec![(self.len() / width) as i64];
-        export(
-            self.device(),
-            Some(self.clone()),
-            dtype,
-            shape,
-            false,
-            options,
-        )
+        let (bytes, buffer) = (self.len(), Some(self.clone()));
+        let Some(width) = dtype.bytes().filter(|width| bytes % width == 0) else {
+            bail!("{bytes} bytes are not a whole number of elements of {dtype:?}");
+        };
+        let shape = vec![(bytes / width) as i64];
+        export(self.device(), buffer, dtype, shape, false, options)
     }
 }

@@ -56,10 +56,7 @@ impl DeviceArray {
     /// string cannot hold, and the errors that the device reports while events are merged or nulls
     /// are counted.
     pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
-        let schema = match self.field() {
-            Some(field) => export_field(field)?,
-            None => export_field(&Field::new("", self.data_type().clone(), true))?,
-        };
+        let schema = self.export_type()?;
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 
@@ -68,7 +65,19 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self, options)
+        self.device().check_export()?;
+        match self.export_reads(options.counts_nulls) {
+            true => export_resolved(&self.to_exported(options.counts_nulls)?, options),
+            false => export_resolved(self, options),
+        }
+    }
+
+    /// Exports the array's field, or a field without a name.
+    pub(crate) fn export_type(&self) -> Result<FFI_ArrowSchema> {
+        match self.field() {
+            Some(field) => export_field(field),
+            None => export_field(&Field::new("", self.data_type().clone(), true)),
+        }
     }
 }
 
@@ -89,15 +98,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::export`].
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self.as_struct(), options)
-    }
-}
-
-fn export(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-    array.device().check_export()?;
-    match array.export_reads(options.counts_nulls) {
-        true => export_resolved(&array.to_exported(options.counts_nulls)?, options),
-        false => export_resolved(array, options),
+        self.as_struct().export_array(options)
     }
 }
 

@@ -125,16 +125,10 @@ impl Importer<'_> {
         // Without rows there need not be any before them either.
         let offset = if length == 0 { 0 } else { offset };
         Ok(Arc::new(Node {
-            data_type: data_type.clone(),
-            layout,
-            length,
-            cut: false,
-            padded: false,
             offset,
             validity_offset: offset,
             nulls: NullCount::from(nulls),
-            buffers,
-            children,
+            ..Node::new(data_type.clone(), length, buffers, children)
         }))
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use arrow_buffer::Buffer;
 
 use crate::device::engine::{Engine, Runtime};
-use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
-use crate::error::{Error, Result};
+use crate::device::{CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
+use crate::error::{Error, Result, bail};
 use crate::memory::{HostBuffer, Loan, Memory, Owner, Ready, check_queue};
 
 /// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
@@ -131,11 +131,9 @@ impl DeviceBuffer {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if they do not lie inside the buffer.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Error::argument(format!(
-                "slice of {len} bytes at {offset} of a buffer of {} bytes",
-                self.len
-            )));
+        let bytes = self.len;
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            bail!("slice of {len} bytes at {offset} of a buffer of {bytes} bytes");
         }
         Ok(Self {
             offset: self.offset + offset,
@@ -152,52 +150,6 @@ impl DeviceBuffer {
     pub fn on(&self, queue: &Queue) -> Result<Loan<'_>> {
         let lender = (self.device(), Some(&self.owner));
         Loan::new(lender, queue, self.address(), self.len)
-    }
-
-    /// Returns the bytes as an arrow buffer. Memory that the host can read is not copied, but waited for. Other memory is copied
-    /// into a host buffer of the device's pool ([`Device::host_buffer`]) on the device's default queue: one copy and one host wait.
-    ///
-    /// ```
-    /// use arrow_device::{DeviceBufferMut, Devices};
-    /// # fn main() -> arrow_device::Result<()> {
-    /// let device = Devices::simulated()?;
-    /// let mut sums = DeviceBufferMut::for_values::<i64>(&device.default_queue(), 2)?;
-    /// sums.fill(0)?; // stands for a kernel
-    /// assert_eq!(sums.freeze()?.to_host()?.typed_data::<i64>(), [0, 0]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`Error::OutOfMemory`], or the device's own error.
-    pub fn to_host(&self) -> Result<Buffer> {
-        self.to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`to_host`](Self::to_host), on a queue of the buffer's device.
-    ///
-    /// # Errors
-    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
-    pub fn to_host_on(&self, queue: &Queue) -> Result<Buffer> {
-        check_queue(queue, self.device())?;
-        if self.device().is_host_readable() {
-            self.owner.wait_host()?;
-            // SAFETY: the host can read the device's memory, which is ready, as was just checked; the owner keeps `len` bytes at
-            // the address alive.
-            return Ok(unsafe { buffer_over(&self.owner, self.address(), self.len) });
-        }
-        let host = self.device().host_buffer(self.len)?;
-        let whole = CopyOp {
-            src: self.address(),
-            dst: host.as_device_ptr(),
-            bytes: self.len,
-            kind: CopyKind::DeviceToHost,
-        };
-        let copies = if self.is_empty() { &[][..] } else { &[whole] };
-        let owners = vec![self.owner.clone()];
-        // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the host buffer has as many.
-        let reading = unsafe { Reading::start(queue, owners, copies, host) }?;
-        Ok(reading.finish()?.into_buffer())
     }
 
     pub(crate) fn owner(&self) -> &Arc<Owner> {

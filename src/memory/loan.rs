@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::device::{Device, DevicePtr, Queue};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 use crate::memory::Owner;
 
 /// Elements in device memory, lent to work on one queue: a buffer's bytes ([`DeviceBuffer::on`]), a column's values, offsets or keys
@@ -105,11 +105,8 @@ impl<T> fmt::Debug for Loan<'_, T> {
 }
 
 pub(crate) fn check_queue(queue: &Queue, device: &Device) -> Result<()> {
-    if queue.device() == device {
-        return Ok(());
+    match queue.device() {
+        of if of == device => Ok(()),
+        of => bail!("a queue of {of} for memory of {device}"),
     }
-    Err(Error::argument(format!(
-        "a queue of {} for memory of {device}",
-        queue.device()
-    )))
 }

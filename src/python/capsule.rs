@@ -20,8 +20,8 @@ use super::wrong_type;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::Result;
+use crate::interchange::ImportOptions;
 use crate::interchange::schema::{as_schema, export_field, export_schema};
-use crate::interchange::{ExportOptions, ImportOptions};
 
 /// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
 /// Nobody else can name it, and so implement it.
@@ -33,7 +33,6 @@ pub trait CapsuleSchema {
 pub trait CapsuleArray: CapsuleSchema + Sized + Send + Sync {
     /// The array itself, of structs for a batch.
     fn as_array(&self) -> &DeviceArray;
-    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
     /// # Safety
     /// The same as for [`DeviceArray::import_as`].
     unsafe fn import(
@@ -145,10 +144,7 @@ impl CapsuleSchema for Schema {
 
 impl CapsuleSchema for DeviceArray {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
-        match self.field() {
-            Some(field) => export_field(field),
-            None => export_field(&Field::new("", self.data_type().clone(), true)),
-        }
+        self.export_type()
     }
 }
 
@@ -161,10 +157,6 @@ impl CapsuleSchema for DeviceRecordBatch {
 impl CapsuleArray for DeviceArray {
     fn as_array(&self) -> &DeviceArray {
         self
-    }
-
-    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        self.export_array(options)
     }
 
     unsafe fn import(
@@ -180,10 +172,6 @@ impl CapsuleArray for DeviceArray {
 impl CapsuleArray for DeviceRecordBatch {
     fn as_array(&self) -> &DeviceArray {
         self.as_struct()
-    }
-
-    fn export(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        self.export_array(options)
     }
 
     unsafe fn import(

@@ -57,7 +57,10 @@ pub fn array_to_python<'py>(
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
     check_request(data.as_array().data_type(), requested_schema, keywords)?;
-    let (schema, array) = (data.schema()?, detached(|| data.export(options))?);
+    let (schema, array) = (
+        data.schema()?,
+        detached(|| data.as_array().export_array(options))?,
+    );
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
@@ -83,7 +86,10 @@ pub fn host_array_to_python<'py>(
         }));
     }
     let options = ExportOptions::new(SyncPolicy::Wait);
-    let (schema, mut array) = (data.schema()?, detached(|| data.export(&options))?);
+    let (schema, mut array) = (
+        data.schema()?,
+        detached(|| data.as_array().export_array(&options))?,
+    );
     let array = array.take_array().into_arrow();
     Ok((pack(py, schema)?, pack(py, array)?))
 }

@@ -16,7 +16,7 @@ use crate::abi::{
     ArrowDeviceType, CStream, Callbacks, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard,
 };
 use crate::device::{Device, DeviceId};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::interchange::schema::export_schema;
 use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::reader::DeviceRecordBatchReader;
@@ -83,9 +83,7 @@ pub(crate) fn export<S: CStream>(
             return Ok(array);
         }
         let id = DeviceId::new(array.device_type(), array.device_id());
-        Err(Error::argument(format!(
-            "an array on {id} in a stream of device type {declared}"
-        )))
+        bail!("an array on {id} in a stream of device type {declared}")
     });
     let exporter = Exporter {
         arrays: wrap(Box::new(arrays)),

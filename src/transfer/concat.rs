@@ -7,7 +7,7 @@ use arrow_schema::{DataType, SchemaRef};
 use crate::data::fit::Fit;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::memory::check_queue;
 use crate::transfer::copy::copy;
 use crate::transfer::plan::Scope;
@@ -107,9 +107,7 @@ impl DeviceRecordBatch {
         for (i, array) in arrays.iter().enumerate() {
             let (got, declared) = (array.num_children(), schema.fields().len());
             if got != declared {
-                return Err(Error::argument(format!(
-                    "concat on {device}: batch {i} has {got} columns, the schema {declared}"
-                )));
+                bail!("concat on {device}: batch {i} has {got} columns, the schema {declared}");
             }
             for (k, field) in schema.fields().iter().enumerate() {
                 let view = array.view().child(k);
@@ -130,11 +128,10 @@ impl DeviceRecordBatch {
         for (field, column) in schema.fields().iter().zip(&array.node().children) {
             let nulls = column.nulls.get().unwrap_or(0);
             if !field.is_nullable() && nulls > 0 && !column.layout.is_null_type() {
-                return Err(Error::argument(format!(
-                    "concat on {device}: column '{}' has {nulls} nulls, but its field is not nullable: use a \
-                     schema whose field is",
-                    field.name()
-                )));
+                let name = field.name();
+                bail!(
+                    "concat on {device}: column '{name}' has {nulls} nulls, but its field is not nullable: use a schema whose field is"
+                );
             }
         }
         Ok(Self::from_struct(schema.clone(), array))
@@ -148,9 +145,9 @@ fn device_of<'a>(inputs: &[&'a DeviceArray]) -> Result<&'a Device> {
     let device = first.device();
     match inputs.iter().position(|input| input.device() != device) {
         None => Ok(device),
-        Some(i) => Err(Error::argument(format!(
-            "concat on {device}: input {i} is on {}; copy it with to_device first",
-            inputs[i].device()
-        ))),
+        Some(i) => {
+            let other = inputs[i].device();
+            bail!("concat on {device}: input {i} is on {other}; copy it with to_device first")
+        }
     }
 }

@@ -29,7 +29,7 @@ use crate::transfer::region::Rewrite;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
 /// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
-/// let download = device.upload(&batch)?.start_to_host()?; // nothing waits yet
+/// let download = device.upload(&batch)?.start_to_host(None)?; // nothing waits yet
 /// // ... other work of this thread ...
 /// assert_eq!(download.wait()?, batch);
 /// # Ok(())

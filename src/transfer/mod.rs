@@ -23,13 +23,15 @@ mod region;
 mod upload;
 mod walk;
 
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{Array, ArrayRef, RecordBatch, cast::AsArray, types::UInt8Type};
+use arrow_buffer::Buffer;
+use arrow_schema::DataType;
 
 use crate::data::host::{to_array, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::Result;
-use crate::memory::check_queue;
+use crate::memory::{DeviceBuffer, check_queue};
 use crate::transfer::copy::copy;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::download::DownloadQueues;
@@ -101,6 +103,15 @@ impl Device {
     }
 }
 
+/// Returns the queue of a call, or the device's default queue.
+fn queue_for(queue: Option<&Queue>, device: &Device) -> Result<Queue> {
+    let Some(queue) = queue else {
+        return Ok(device.default_queue());
+    };
+    check_queue(queue, device)?;
+    Ok(queue.clone())
+}
+
 impl From<&Device> for Queue {
     /// Returns the device's default queue.
     fn from(device: &Device) -> Self {
@@ -124,13 +135,14 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory is
     /// impossible, and the errors that the device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        self.start_to_host()?.wait()
+        self.start_to_host(None)?.wait()
     }
 
     /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
     /// device memory and not known yet, this queues the read of them, and the next call on the [`Download`] that finds it
     /// done queues the copies. Memory that the host can read is not copied; if several parts of it, or memory of another
-    /// library, are not ready yet, the queue waits for them, and one event is recorded.
+    /// library, are not ready yet, the queue waits for them, and one event is recorded. All reads and copies are work of `queue`, or of
+    /// the device's default queue for `None`.
     ///
     /// ```
     /// use arrow_array::Int32Array;
@@ -138,7 +150,7 @@ impl DeviceArray {
     /// # fn main() -> arrow_device::Result<()> {
     /// let device = Devices::simulated()?;
     /// let array = device.upload_array(&Int32Array::from(vec![1, 2, 3]))?;
-    /// let mut download = array.start_to_host()?;
+    /// let mut download = array.start_to_host(None)?;
     /// while !download.is_ready()? {
     ///     std::thread::yield_now(); // other work of this thread
     /// }
@@ -148,22 +160,14 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// As [`to_host`](Self::to_host).
-    pub fn start_to_host(&self) -> Result<Download<ArrayRef>> {
-        self.start_to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the array's device.
-    ///
-    /// # Errors
     /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
-    pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
-        check_queue(queue, self.device())?;
-        Download::new(self.clone(), None, queue.clone(), |array, _| {
-            to_array(array)
-        })
-        .started()
+    pub fn start_to_host<'a>(
+        &self,
+        queue: impl Into<Option<&'a Queue>>,
+    ) -> Result<Download<ArrayRef>> {
+        let queue = queue_for(queue.into(), self.device())?;
+        Download::new(self.clone(), None, queue, |array, _| to_array(array)).started()
     }
 
     /// Returns the array on another device: `to` is that device, or a queue of it. If it is there already, nothing is copied. If the
@@ -241,30 +245,58 @@ impl DeviceArray {
     }
 }
 
+impl DeviceBuffer {
+    /// Returns the bytes as an arrow buffer. Memory that the host can read is not copied, but waited for. Other memory is copied
+    /// into a host buffer of the device's pool ([`Device::host_buffer`]) on the device's default queue: one copy and one host wait.
+    ///
+    /// ```
+    /// use arrow_device::{DeviceBufferMut, Devices};
+    /// # fn main() -> arrow_device::Result<()> {
+    /// let device = Devices::simulated()?;
+    /// let mut sums = DeviceBufferMut::for_values::<i64>(&device.default_queue(), 2)?;
+    /// sums.fill(0)?; // stands for a kernel
+    /// assert_eq!(sums.freeze()?.to_host()?.typed_data::<i64>(), [0, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), or the device's own error.
+    pub fn to_host(&self) -> Result<Buffer> {
+        self.to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`to_host`](Self::to_host), on a queue of the buffer's device.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue belongs to
+    /// another device.
+    pub fn to_host_on(&self, queue: &Queue) -> Result<Buffer> {
+        let bytes = DeviceArray::from_values(DataType::UInt8, self.len(), self.clone(), None)?;
+        let bytes = bytes.start_to_host(queue)?.wait()?;
+        Ok(bytes.as_primitive::<UInt8Type>().values().inner().clone())
+    }
+}
+
 impl DeviceRecordBatch {
     /// Returns the batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
     ///
     /// # Errors
     /// As [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
-        self.start_to_host()?.wait()
+        self.start_to_host(None)?.wait()
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
     ///
     /// # Errors
-    /// As [`DeviceArray::to_host`].
-    pub fn start_to_host(&self) -> Result<Download<RecordBatch>> {
-        self.start_to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the batch's device.
-    ///
-    /// # Errors
-    /// As [`DeviceArray::start_to_host_on`].
-    pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
-        check_queue(queue, self.device())?;
-        Download::lazy(self, queue.clone()).started()
+    /// As [`DeviceArray::start_to_host`].
+    pub fn start_to_host<'a>(
+        &self,
+        queue: impl Into<Option<&'a Queue>>,
+    ) -> Result<Download<RecordBatch>> {
+        let queue = queue_for(queue.into(), self.device())?;
+        Download::lazy(self, queue).started()
     }
 
     /// Returns the batch on another device; see [`DeviceArray::to_device`].

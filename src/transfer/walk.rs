@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::data::layout::{BufferKind, Nesting, check_rows, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::data::numbers::{check_size, int};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 use crate::transfer::plan::{Parts, Planner, Scope, is_whole, too_large};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
 
@@ -328,11 +328,9 @@ impl<'a> Planner<'a> {
         if n as u64 <= most {
             return Ok(());
         }
-        Err(Error::argument(format!(
-            "concat on {}: {}, of type {}, would have {n} {what}, at most {most} are possible: {instead}",
-            self.device,
-            self.node_path(view),
-            view.node.data_type
-        )))
+        let (device, path, of) = (self.device, self.node_path(view), &view.node.data_type);
+        bail!(
+            "concat on {device}: {path}, of type {of}, would have {n} {what}, at most {most} are possible: {instead}"
+        )
     }
 }

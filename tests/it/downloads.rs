@@ -88,18 +88,16 @@ fn all_work_of_an_operation_runs_on_its_queue() {
     let column = |batch: RecordBatch| batch.column(0).clone();
     let rows = host.slice(3, 150);
     let works: [(&str, &dyn Fn() -> Result<ArrayRef>); 4] = [
-        ("start_to_host_on", &|| {
-            part()?.start_to_host_on(&queue)?.wait()
-        }),
+        ("start_to_host", &|| part()?.start_to_host(&queue)?.wait()),
         ("of unknown sizes", &|| {
-            unknown(&part()?).start_to_host_on(&queue)?.wait()
+            unknown(&part()?).start_to_host(&queue)?.wait()
         }),
         ("start of a batch", &|| {
-            Ok(column(batch_part()?.start_to_host_on(&queue)?.wait()?))
+            Ok(column(batch_part()?.start_to_host(&queue)?.wait()?))
         }),
         ("upload_array_on", &|| {
             sim.upload_array_on(&rows, &queue)?
-                .start_to_host_on(&queue)?
+                .start_to_host(&queue)?
                 .wait()
         }),
     ];
@@ -130,7 +128,7 @@ fn a_download_that_is_polled() {
     let up = sim.upload_array(&host).unwrap();
     for reads in [0, 1] {
         let source = || if reads == 0 { up.clone() } else { unknown(&up) };
-        let (mut download, started) = cost(|| source().start_to_host().unwrap());
+        let (mut download, started) = cost(|| source().start_to_host(None).unwrap());
         assert_eq!((started.events, started.host_waits), (1, 0), "{started:?}");
         assert!(reads == 0 || started.bytes_to_host == 4, "{started:?}");
         assert!(!download.is_ready().unwrap());
@@ -148,7 +146,7 @@ fn a_download_that_is_polled() {
         assert_eq!((finished.copies, finished.host_waits), (0, 0));
         assert_same(&host, &rows, "polled");
         // Not polled: a wait for the sizes, and one for the copies.
-        let (rows, whole) = cost(|| source().start_to_host().unwrap().wait().unwrap());
+        let (rows, whole) = cost(|| source().start_to_host(None).unwrap().wait().unwrap());
         assert_eq!(whole.host_waits, 1 + reads);
         assert_same(&host, &rows, "waited for");
     }
@@ -167,10 +165,10 @@ fn a_download_that_is_awaited() {
         sim.upload(&batch).unwrap(),
     );
     let before = sim.stats();
-    let rows = block_on(unknown(&up).start_to_host().unwrap()).unwrap();
+    let rows = block_on(unknown(&up).start_to_host(None).unwrap()).unwrap();
     assert_same(&host, &rows, "array");
     drop(rows);
-    let rows = block_on(up_batch.start_to_host().unwrap()).unwrap();
+    let rows = block_on(up_batch.start_to_host(None).unwrap()).unwrap();
     assert_same_batch(&batch, &rows, "batch");
     assert_eq!(sim.stats().since(&before).host_waits, 0);
     drop((up, up_batch, rows));
@@ -179,7 +177,7 @@ fn a_download_that_is_awaited() {
     // A poll never runs the work itself, and the wake comes after it.
     let sim = Sim::new(SimMode::Deferred);
     let up = sim.upload_array(&host).unwrap();
-    let mut download = pin!(up.start_to_host().unwrap());
+    let mut download = pin!(up.start_to_host(None).unwrap());
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(woken.clone());
     let mut cx = Context::from_waker(&waker);
@@ -203,9 +201,9 @@ fn a_download_that_is_dropped() {
             .upload_array(&array(&nested(), 50, Nulls::Some, 3))
             .unwrap();
         up.wait().unwrap();
-        let download = unknown(&up).start_to_host().unwrap();
+        let download = unknown(&up).start_to_host(None).unwrap();
         drop(download);
-        let download = up.start_to_host().unwrap();
+        let download = up.start_to_host(None).unwrap();
         drop(up);
         match wait {
             true => assert_eq!(download.wait().unwrap().len(), 50),
@@ -223,12 +221,12 @@ fn a_download_in_place() {
     let cpu = Devices::cpu();
     let host = array(&DataType::Utf8, 20, Nulls::Some, 3);
     let up = cpu.upload_array(&host).unwrap();
-    let (mut download, started) = cost(|| up.start_to_host().unwrap());
+    let (mut download, started) = cost(|| up.start_to_host(None).unwrap());
     assert_eq!(started, TransferStats::default());
     assert!(download.is_ready().unwrap());
     assert_same(&host, &download.wait().unwrap(), "in place");
     let batch = batch_of(&host);
-    let awaited = block_on(cpu.upload(&batch).unwrap().start_to_host().unwrap()).unwrap();
+    let awaited = block_on(cpu.upload(&batch).unwrap().start_to_host(None).unwrap()).unwrap();
     assert_same_batch(&batch, &awaited, "in place");
 }
 
@@ -242,9 +240,9 @@ fn queues_of_other_devices_are_refused() {
     let host = up.to_host().unwrap();
     let batch = cpu.upload(&batch_of(&host)).unwrap();
     let refused = [
-        up.start_to_host_on(&queue).err(),
+        up.start_to_host(&queue).err(),
         up.buffer(0).unwrap().to_host_on(&queue).err(),
-        batch.start_to_host_on(&queue).err(),
+        batch.start_to_host(&queue).err(),
         cpu.upload_array_on(&host, &queue).err(),
     ];
     for (i, e) in refused.into_iter().enumerate() {
@@ -268,7 +266,7 @@ fn each_step_of_a_download_may_fail() {
     let up = sim.upload_array(&host).unwrap();
     up.wait().unwrap();
     let whole = |polls: bool| -> Result<ArrayRef> {
-        let mut download = unknown(&up).start_to_host()?;
+        let mut download = unknown(&up).start_to_host(None)?;
         while polls && !download.is_ready()? {
             sim.synchronize()?;
         }
@@ -310,7 +308,7 @@ fn each_step_of_a_download_may_fail() {
 fn a_poll_that_fails() {
     let sim = Sim::new(SimMode::Deferred);
     let up = sim.upload_array(&array(&DataType::Utf8, 60, Nulls::Some, 9));
-    let mut download = unknown(&up.unwrap()).start_to_host().unwrap();
+    let mut download = unknown(&up.unwrap()).start_to_host(None).unwrap();
     sim.synchronize().unwrap();
     sim.faults().fail_nth(FaultOp::Copy, 1);
     assert!(download.is_ready().is_err());
@@ -331,7 +329,7 @@ fn a_poll_that_fails() {
                     true => unknown(&up),
                     false => up.clone(),
                 };
-                let mut download = source.start_to_host().unwrap();
+                let mut download = source.start_to_host(None).unwrap();
                 sim.faults().fail_nth(FaultOp::Query, 1);
                 let polled = pin!(&mut download).poll(&mut cx);
                 let fired = sim.faults().fired();
@@ -372,7 +370,7 @@ fn downloads_are_queued_ahead() {
     sim.synchronize().unwrap();
     let lists = sim.faults().seen(FaultOp::Copy);
     let (downloads, cost) = cost(|| {
-        let started = up.iter().map(|up| up.start_to_host().unwrap());
+        let started = up.iter().map(|up| up.start_to_host(None).unwrap());
         started.collect::<Vec<_>>()
     });
     assert_eq!(

@@ -225,7 +225,7 @@ fn copies_run_while_the_rest_is_packed() {
     let values = Int64Array::from_iter_values(0..(3 << 20) / 8);
     let up = device.upload_array(&values).unwrap();
     let back = up
-        .start_to_host_on(&device.new_queue().unwrap())
+        .start_to_host(&device.new_queue().unwrap())
         .unwrap()
         .wait()
         .unwrap();
@@ -240,7 +240,7 @@ fn streams_and_unfinished_downloads() {
         drop(up.unwrap());
     }
     let up = device.upload(&batch).unwrap();
-    let downloads: Vec<_> = (0..3).map(|_| up.start_to_host().unwrap()).collect();
+    let downloads: Vec<_> = (0..3).map(|_| up.start_to_host(None).unwrap()).collect();
     for (i, download) in downloads.into_iter().enumerate() {
         match i {
             1 => drop(download),

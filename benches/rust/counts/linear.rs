@@ -30,7 +30,7 @@ const CASES: &[(&str, Case)] = &[
     ("pending downloads", |n| {
         let up = up("integers", 1)?;
         work(|| {
-            let all = collect((0..n).map(|_| up.start_to_host()))?;
+            let all = collect((0..n).map(|_| up.start_to_host(None)))?;
             Ok(all.into_iter().try_for_each(|down| down.wait().map(drop))?)
         })
     }),

@@ -65,7 +65,7 @@ impl Memory {
                 let mut batches = Vec::new();
                 for batch in partition.iter() {
                     let batch = batch.clone().with_schema(before.schema.clone());
-                    let download = batch.and_then(|batch| batch.start_to_host());
+                    let download = batch.and_then(|batch| batch.start_to_host(None));
                     let download = download.map_err(to_datafusion)?.await;
                     batches.push(download.map_err(to_datafusion)?);
                 }

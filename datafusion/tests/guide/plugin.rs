@@ -80,7 +80,7 @@ async fn filter(
     drop(values); // the loan ends here; the memory stays until the kernel is done
     let count = DeviceArray::from_values(DataType::Int64, 1, count.freeze()?, None)?;
     // The task awaits the copy of one number, and no thread waits.
-    let count = count.start_to_host_on(&queue)?.await?;
+    let count = count.start_to_host(&queue)?.await?;
     let rows = count.as_primitive::<Int64Type>().value(0) as usize;
     passing.truncate(rows * size_of::<i64>());
     passing.shrink_to_fit()?;

@@ -123,7 +123,7 @@ fn single_operations() {
         assert_eq!(down.unwrap(), batch);
         let mut started = None;
         limit("start of a download", 3, &mut || {
-            started = Some(up.start_to_host().unwrap());
+            started = Some(up.start_to_host(None).unwrap());
         });
         drop(started);
         let mut compact = None;

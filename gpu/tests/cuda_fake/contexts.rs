@@ -128,7 +128,7 @@ fn streams_that_are_given() {
             let queue = Queue::from_cuda_stream(&rig.device, stream).unwrap();
             let up = rig.upload_on(&batch, &queue).unwrap();
             let part = up.slice(1, 200).unwrap();
-            let down = part.start_to_host_on(&queue).unwrap().wait().unwrap();
+            let down = part.start_to_host(&queue).unwrap().wait().unwrap();
             assert_same_batch(&batch.slice(1, 200), &down, "given stream");
         }
         drop(context);

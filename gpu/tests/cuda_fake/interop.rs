@@ -207,12 +207,12 @@ fn a_stream_that_is_captured_is_refused() {
                 refused(rig.upload_array_on(&values, &queue));
                 refused(DeviceBufferMut::allocate(&queue, 64));
                 refused(queue.record());
-                refused(column.start_to_host_on(&queue));
+                refused(column.start_to_host(&queue));
                 drop(freed);
             });
             assert_same(
                 &values,
-                &column.start_to_host_on(&queue).unwrap().wait().unwrap(),
+                &column.start_to_host(&queue).unwrap().wait().unwrap(),
                 "afterwards",
             );
             rig.synchronize().unwrap();

@@ -129,7 +129,7 @@ fn events_of_other_contexts_on_many_threads() {
                     let queue = device.new_queue().unwrap();
                     drop(array.values_on::<i64>(&queue).unwrap());
                     drop(gate);
-                    let downloaded = array.start_to_host_on(&queue).unwrap().wait();
+                    let downloaded = array.start_to_host(&queue).unwrap().wait();
                     assert_eq!(&downloaded.unwrap(), &multiples(3));
                 }
             });
@@ -221,7 +221,7 @@ fn a_program_lends_its_queue() {
     assert_error(adopt(std::ptr::null_mut()), "null");
     let adopted = further(in_order).unwrap();
     let up = others.upload_array_on(&multiples(7), &adopted).unwrap();
-    let downloaded = up.start_to_host_on(&adopted).unwrap().wait();
+    let downloaded = up.start_to_host(&adopted).unwrap().wait();
     assert_eq!(&downloaded.unwrap(), &multiples(7));
     drop((up, adopted, device, others));
     for queue in [theirs, out_of_order, in_order] {

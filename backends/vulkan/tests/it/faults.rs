@@ -56,7 +56,7 @@ fn use_everything(watched: &Watched, device: &Device) -> Result<()> {
     // SAFETY: there are no command buffers.
     unsafe { VulkanQueue::of(&queue)?.submit(&[]) }?;
     let _ = VulkanQueue::of(&queue)?.submitted()?;
-    assert_eq!(up.start_to_host_on(&queue)?.wait()?, batch());
+    assert_eq!(up.start_to_host(&queue)?.wait()?, batch());
     drop(up);
     device.trim();
     device.synchronize()

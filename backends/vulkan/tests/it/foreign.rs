@@ -229,7 +229,7 @@ fn a_foreign_event_is_waited_for() {
                     _ => {}
                 }
             });
-            let download = part.start_to_host_on(&queue).unwrap();
+            let download = part.start_to_host(&queue).unwrap();
             assert!(opened.load(SeqCst), "{set:?}: read before it was written");
             let back = download.wait().unwrap();
             assert_eq!(

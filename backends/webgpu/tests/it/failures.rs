@@ -155,7 +155,7 @@ fn a_panic_in_the_programs_poll() {
             mapped_at_creation: false,
         });
         let held = hold(&device.default_queue());
-        let download = is_download.then(|| up.start_to_host().unwrap());
+        let download = is_download.then(|| up.start_to_host(None).unwrap());
         match is_download {
             false => gpu
                 .queue()

@@ -98,7 +98,7 @@ impl Running {
             kept,
             counts,
         } = found;
-        let counts = counts.start_to_host_on(&self.queue)?;
+        let counts = counts.start_to_host(&self.queue)?;
         Ok(async move {
             let counts = counts.await?;
             // The kernels have run, so the columns that are only tested are no longer in use.
