@@ -165,7 +165,8 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     // Its pages are there.
     let mut other = Locked::new(all)?;
     // As many as this crate packs with.
-    let threads = probe.device.packing_threads();
+    let cores = std::thread::available_parallelism()?.get();
+    let threads = (cores / 2).clamp(1, 8);
     let ways = vec![
         way("this crate", || upload(probe, &batch)),
         way("raw", || probe.copy(there.span(), Span::of(&locked))),

@@ -165,7 +165,7 @@ impl Queue {
         let stream = Kept::new(stream.context().clone(), stream);
         let cuda = &Engine::<Gpu<Cuda>>::of(device)?.runtime().context;
         // The driver knows the context of any but a default stream.
-        if raw.is_default() && !cuda.vendor.is(context) {
+        if raw.is_default() && cuda.vendor.raw != context {
             let advice = <Cuda as Vendor>::Library::ADVICE;
             return Err(Error::argument(format!(
                 "{}: the stream belongs to another context{advice}",

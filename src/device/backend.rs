@@ -289,6 +289,7 @@ impl dyn RawQueue {
 ///   before it runs any more.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory; if it is of type CPU, the host may write it too.
+#[allow(unused_variables)] // of defaults
 pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// Returns what is always true of the device.
     fn capabilities(&self) -> Capabilities;
@@ -316,7 +317,6 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// for example), it points to as many readable bytes as that type has, because the backend may
     /// read them. They need not be a live event.
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        let _ = event;
         match self.capabilities() {
             device if device.synchronous => Err(no_events(device.id)),
             _ => Ok(()),
@@ -328,7 +328,6 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// # Safety
     /// `event` points to a live event of this device's type.
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        let _ = event;
         Err(no_events(self.capabilities().id))
     }
 
@@ -337,7 +336,6 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`query_event`](Self::query_event).
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        let _ = event;
         Err(no_events(self.capabilities().id))
     }
 
@@ -345,13 +343,10 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// `event` came from `record` of a queue of this device and is not used again.
-    unsafe fn release_event(&self, event: EventPtr) {
-        let _ = event;
-    }
+    unsafe fn release_event(&self, event: EventPtr) {}
 
     /// Returns whose memory `bytes` bytes at `address` are.
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        let _ = (address, bytes);
         PointerInfo::new(AddressClass::Unknown, 0..usize::MAX)
     }
 
@@ -359,7 +354,6 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// (page-locked memory), aligned to 64 bytes. Returns `Ok(None)` if ordinary memory is as good.
     /// 0 bytes are an error, or `None`.
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let _ = bytes;
         Ok(None)
     }
 
@@ -368,21 +362,17 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// # Safety
     /// `address` and `bytes` are those of one call of `allocate_host`, and no copy uses the memory
     /// any more.
-    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        let _ = (address, bytes);
-    }
+    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {}
 
     /// Returns whether a copy from this host memory needs no staging by this crate: the device copies directly from it, so
     /// that the call that queues the copy neither reads the memory nor stages it, or the call has read all of it before it
     /// returns, at the speed of a `memcpy`. The answer for a null address is `false`.
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let _ = (address, bytes);
         false
     }
 
     /// Returns what this device can do with memory and events of `other`, another device.
     fn relation(&self, other: &dyn Backend) -> Relation {
-        let _ = other;
         Relation::default()
     }
 
@@ -395,7 +385,6 @@ pub unsafe trait Backend: Any + fmt::Debug + Send + Sync {
     /// # Safety
     /// The handle is that of a live stream of the device's runtime, or stands for a default stream, as long as the queue lives.
     unsafe fn adopt_queue(&self, handle: usize) -> Result<Arc<dyn RawQueue>> {
-        let _ = handle;
         Err(no_handles(self.capabilities().id))
     }
 

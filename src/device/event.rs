@@ -58,7 +58,7 @@ impl SyncEvent {
     }
 
     /// Returns the device whose work the event marks.
-    pub fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.0.device
     }
 

@@ -185,14 +185,13 @@ impl Device {
     /// # use arrow_device::Devices;
     /// let device = Devices::cpu();
     /// device.set_packing_threads(1);
-    /// assert_eq!(device.packing_threads(), 1);
     /// ```
     pub fn set_packing_threads(&self, threads: usize) {
         self.0.packing_threads.store(threads, Ordering::Relaxed);
     }
 
     /// Returns how many threads may pack a large upload ([`set_packing_threads`](Self::set_packing_threads)).
-    pub fn packing_threads(&self) -> usize {
+    pub(crate) fn packing_threads(&self) -> usize {
         static CORES: OnceLock<usize> = OnceLock::new();
         match self.0.packing_threads.load(Ordering::Relaxed) {
             // The system is asked once, because it reads files to answer.

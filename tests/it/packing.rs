@@ -11,7 +11,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StructArray};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{Devices, Error, TransferStats};
+use arrow_device::{Error, TransferStats};
 use arrow_schema::{DataType, UnionMode};
 
 /// Columns that are just too short to be copied directly, of a little less than 1 MiB each.
@@ -65,17 +65,6 @@ fn staging_memory_is_bounded() {
         drop(up);
         sim.assert_done();
     }
-}
-
-#[test]
-fn threads_of_a_device() {
-    let device = Devices::cpu();
-    let default = device.packing_threads();
-    assert!((1..=8).contains(&default), "{default}");
-    device.set_packing_threads(7);
-    assert_eq!(device.packing_threads(), 7);
-    device.set_packing_threads(0);
-    assert_eq!(device.packing_threads(), default);
 }
 
 /// What one thread packs is tested elsewhere.

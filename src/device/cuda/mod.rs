@@ -108,7 +108,7 @@ pub(crate) struct Cuda {
     /// The device's number in the driver.
     ordinal: c_int,
     device: CUdevice,
-    raw: CUcontext,
+    pub(crate) raw: CUcontext,
     /// cudarc's handle of the context: the one that was given, or what `handle` has made, with a
     /// stream. cudarc orders slices between streams from the first new stream on.
     handle: OnceLock<Kept<Option<Arc<CudaStream>>>>,
@@ -161,11 +161,6 @@ impl Cuda {
         let asked =
             unsafe { driver.device_attribute(&raw mut value, attribute as c_int, self.device) };
         asked.is_ok() && value != 0
-    }
-
-    /// Whether it is this context.
-    pub(crate) fn is(&self, context: CUcontext) -> bool {
-        context == self.raw
     }
 
     /// Retains the primary context of a device, this one or one whose memory is to be copied.

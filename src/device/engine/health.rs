@@ -54,7 +54,7 @@ impl Health {
     /// then. Make it after those libraries were loaded.
     pub fn new(device: DeviceId) -> Self {
         // Also for calls without a device, which list devices for example. For a device, the engine watches again.
-        process::watch(false);
+        process::watch();
         Self(Arc::new(State {
             id: device,
             process: Process::this(),
@@ -140,7 +140,7 @@ impl Health {
     }
 
     /// Whether nothing of the device runs any more, and never will; in a child of the process nothing of it does.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.0.is_over.load(Ordering::Acquire) || !self.is_here()
     }
 }

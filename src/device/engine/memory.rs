@@ -77,7 +77,7 @@ impl<R: Runtime> Shared<R> {
 
     /// Takes memory out of the books.
     pub(super) fn remove(&self, base: DevicePtr) -> Option<Guarded<R::Memory>> {
-        let (_, (memory, _)) = self.live().remove(base)?;
+        let (memory, _) = self.live().remove(base)?;
         Some(memory)
     }
 
@@ -86,7 +86,7 @@ impl<R: Runtime> Shared<R> {
         let Some(_inside) = self.health.enter_to_drop() else {
             return Ok(());
         };
-        let Some((_, (memory, bytes))) = self.live().remove(base) else {
+        let Some((memory, bytes)) = self.live().remove(base) else {
             let reason = format!("{base:?} is not the beginning of an allocation of this device");
             return Err(not_supported(self.health.id(), "free", reason));
         };
@@ -159,7 +159,7 @@ impl<R: Runtime> Shared<R> {
         let Some(_inside) = self.health.enter_to_drop() else {
             return;
         };
-        if let Some((_, piece)) = self.host().remove(address) {
+        if let Some(piece) = self.host().remove(address) {
             lock(&self.idle_staging).push(piece);
         }
     }
@@ -183,8 +183,10 @@ impl<R: Runtime> Shared<R> {
             true => AddressClass::HostAccessible,
             false => AddressClass::Device,
         };
-        let found = self.runtime.memories().classify(address, bytes, own);
-        found.unwrap_or_else(|| self.runtime.classify(address, bytes))
+        let live = self.live().classify(address, bytes, own);
+        let host = AddressClass::HostAccessible;
+        live.or_else(|| self.host().classify(address, bytes, host))
+            .unwrap_or_else(|| self.runtime.classify(address, bytes))
     }
 
     /// Makes this thread wait for all work of the device, even if it has failed, and frees what nothing uses any more and is not kept for

@@ -62,7 +62,7 @@ impl<R: Runtime> Engine<R> {
     /// # Safety
     /// The stream is one of `runtime`.
     pub unsafe fn open(runtime: R, stream: Arc<R::Stream>, idle_bytes: usize) -> Result<Device> {
-        process::watch_opened();
+        process::watch();
         let shared = Arc::new(Shared::new(runtime, idle_bytes));
         let end = Arc::new(End(shared.clone()));
         Device::new(Arc::new(Self {
@@ -171,8 +171,9 @@ impl<R: Runtime> Engine<R> {
     /// Returns how many pieces of device memory, of host memory, and events are in use, for tests of leaks.
     #[doc(hidden)]
     pub fn in_use(&self) -> (usize, usize, usize) {
-        let (device, host) = self.shared.runtime.memories().len();
-        (device, host, event::count(&self.shared))
+        let memories = self.shared.runtime.memories();
+        let events = event::count(&self.shared);
+        (memories.live.len(), memories.host.len(), events)
     }
 }
 

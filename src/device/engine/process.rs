@@ -31,10 +31,16 @@ impl Process {
                 any(target_os = "linux", target_os = "android", target_vendor = "apple"),
                 not(miri)
             ))]
-            // SAFETY: the handler may run in any child: it changes one atomic number. If the system
-            // has no room for it, forks go unnoticed.
-            unsafe {
-                libc::pthread_atfork(None, None, Some(forked));
+            {
+                extern "C" fn forked() {
+                    FORKS.fetch_add(1, Ordering::Relaxed);
+                    // The child has neither the parent's other threads nor its end.
+                    INSIDE.store(usize::from(DEPTH.get() > 0), Ordering::SeqCst);
+                    ENDER.store(0, Ordering::SeqCst);
+                }
+                // SAFETY: the handler may run in any child: it changes atomic numbers, and reads a thread's own variable without a
+                // destructor. If the system has no room for it, forks go unnoticed.
+                unsafe { libc::pthread_atfork(None, None, Some(forked)) };
             }
         });
         Self(FORKS.load(Ordering::Relaxed))
@@ -43,11 +49,6 @@ impl Process {
     /// Returns whether this is the process in which the code runs now, and not a child of it. Takes no lock.
     pub(crate) fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
-    }
-
-    /// Returns what tells processes apart: how often they and their parents were forked.
-    pub(super) fn number(self) -> u32 {
-        self.0
     }
 
     /// Returns an error if this is not the process in which the code runs now. `code` is what the runtime would return where it
@@ -60,21 +61,11 @@ impl Process {
     }
 }
 
-#[cfg(all(
-    any(target_os = "linux", target_os = "android", target_vendor = "apple"),
-    not(miri)
-))]
-extern "C" fn forked() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
 /// Why a device of the parent process cannot be used.
 pub(crate) const FORKED: &str = "the process was forked after the device was opened, and a device cannot be used after fork; \
      use it in the parent only, or start the child with exec (Python's multiprocessing: the start \
      method \"spawn\")";
 
-/// What [`watch`] was called in last: the number of the process, from 1; 0 before.
-static WATCHED: AtomicU64 = AtomicU64::new(0);
 /// The thread that ends the process; 0 until then.
 static ENDER: AtomicUsize = AtomicUsize::new(0);
 /// How many threads are in a runtime.
@@ -85,8 +76,8 @@ static LEFT: AtomicU64 = AtomicU64::new(0);
 /// How long the end of the process waits for threads that are in a runtime. It then goes on all the same.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How many devices are registered for the end of the process, each when it is opened.
-const FEW: u64 = 64;
+/// How often [`watch`] registers each time.
+const OFTEN: u64 = 256;
 
 thread_local! {
     /// How many values of [`Inside`] this thread has.
@@ -107,8 +98,7 @@ impl Drop for Inside {
         if outer == 0 {
             INSIDE.fetch_sub(1, Ordering::SeqCst);
             // What a function of a driver makes at its first call is destroyed before what was registered earlier.
-            let is_watched = || WATCHED.load(Ordering::SeqCst) == this_process();
-            if (LEFT.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two() && is_watched() {
+            if (LEFT.fetch_add(1, Ordering::Relaxed) + 1).is_power_of_two() {
                 register();
             }
         }
@@ -119,7 +109,7 @@ impl Drop for Inside {
 /// be left alone, and what it would free is left to the system. On any other thread this does not return then: it stays here until the
 /// process has ended.
 ///
-/// Costs a few atomic operations. In a forked child of the process that [watched](watch), nothing is waited for.
+/// Costs a few atomic operations.
 pub(super) fn enter() -> Option<Inside> {
     let outer = DEPTH.get();
     if outer == 0 {
@@ -143,29 +133,18 @@ pub(super) fn enter() -> Option<Inside> {
 }
 
 /// Watches for the end of the process, when libraries of drivers run their destructors: a thread that is in one of them crashes. What is
-/// registered last runs first, so this is called with `is_new` if libraries may have been loaded; a thread that leaves a runtime registers
-/// again now and then, for what those libraries make later.
+/// registered last runs first, so this is called when libraries may have been loaded; a thread that leaves a runtime registers again now and
+/// then, for what those libraries make later. Each entry stays, so that this registers ever more seldom once it has often.
 ///
 /// All devices share what is known of the end. On systems without `atexit`, and under Miri, this does nothing.
-pub(super) fn watch(is_new: bool) {
-    let this = this_process();
-    let before = WATCHED.swap(this, Ordering::SeqCst);
-    if before != 0 && before != this {
-        // A child, which has neither the parent's threads nor its end.
-        INSIDE.store(usize::from(DEPTH.get() > 0), Ordering::SeqCst);
-        ENDER.store(0, Ordering::SeqCst);
-    }
-    if is_new || before != this {
+pub(super) fn watch() {
+    static TIMES: AtomicU64 = AtomicU64::new(0);
+    // Forks are noticed from now on.
+    let _ = Process::this();
+    let times = TIMES.fetch_add(1, Ordering::Relaxed) + 1;
+    if times <= OFTEN || times.is_power_of_two() {
         register();
     }
-}
-
-/// As [`watch`], when a device is opened. Each entry stays, so that the first devices are registered, and of later ones, for which libraries
-/// are rarely loaded, ever fewer.
-pub(super) fn watch_opened() {
-    static OPENED: AtomicU64 = AtomicU64::new(0);
-    let opened = OPENED.fetch_add(1, Ordering::Relaxed) + 1;
-    watch(opened <= FEW || opened.is_power_of_two());
 }
 
 fn register() {
@@ -181,11 +160,6 @@ fn register() {
     }
 }
 
-/// The number of the process, from 1: how often it and its parents were forked since this crate was loaded.
-fn this_process() -> u64 {
-    u64::from(Process::this().number()) + 1
-}
-
 /// The address of a thread's own variable: each has its own as long as it lives.
 fn this_thread() -> usize {
     DEPTH.with(|depth| std::ptr::from_ref(depth).addr())
@@ -193,10 +167,6 @@ fn this_thread() -> usize {
 
 #[cfg_attr(not(all(any(unix, windows), not(miri))), allow(dead_code))] // nobody calls it there
 extern "C" fn ending() {
-    // In a child nobody has called `watch`: the parent's threads that were in a runtime are not here.
-    if WATCHED.load(Ordering::SeqCst) != this_process() {
-        return;
-    }
     // It was registered several times; after the first call nobody gets in.
     if ENDER.swap(this_thread(), Ordering::SeqCst) != 0 {
         return;
@@ -246,7 +216,7 @@ mod tests {
     fn load() {
         // SAFETY: the function uses an atomic number and the clock.
         assert_eq!(unsafe { libc::atexit(unload) }, 0);
-        watch(true);
+        watch();
     }
 
     fn use_driver(time: Duration) {
@@ -260,7 +230,7 @@ mod tests {
     #[test]
     fn what_a_driver_makes_late_is_destroyed_late() {
         let (code, _) = ends("what_a_driver_makes_late_is_destroyed_late", || {
-            watch(true);
+            watch();
             let (sender, is_used) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
                 for time in 0.. {
@@ -308,7 +278,7 @@ mod tests {
             assert!(enter().is_some());
             // SAFETY: the function uses what `enter` may use.
             assert_eq!(unsafe { libc::atexit(later) }, 0);
-            watch(true);
+            watch();
             std::process::exit(0);
         });
         assert_eq!(code, Some(7));
@@ -317,8 +287,8 @@ mod tests {
     #[test]
     fn a_thread_does_not_wait_for_itself() {
         let (code, took) = ends("a_thread_does_not_wait_for_itself", || {
-            watch(true);
-            watch(true);
+            watch();
+            watch();
             let _outer = enter();
             let _inner = enter();
             std::process::exit(7);
@@ -332,7 +302,7 @@ mod tests {
     fn a_thread_that_stays_is_left() {
         let (code, took) = ends("a_thread_that_stays_is_left", || {
             for _ in 0..3 {
-                watch(true);
+                watch();
             }
             let (sender, is_in) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
@@ -347,38 +317,33 @@ mod tests {
         assert!((PATIENCE..2 * PATIENCE).contains(&took), "{took:?}");
     }
 
-    /// The parent's threads are not in the child, which waits for none of them; a device of its own is watched again.
+    /// The parent's threads are not in the child, which waits for none of them.
     #[test]
     fn a_forked_child_ends_at_once() {
         let (code, _) = ends("a_forked_child_ends_at_once", || {
-            watch(true);
+            watch();
             let (sender, is_in) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
                 let _inside = enter();
                 sender.send(()).unwrap();
-                std::thread::sleep(Duration::from_millis(500));
+                std::thread::sleep(4 * PATIENCE);
             });
             is_in.recv().unwrap();
-            for own_device in [false, true] {
-                let start = Instant::now();
-                // SAFETY: the child ends without a lock that another thread may hold.
-                let child = unsafe { libc::fork() };
-                if child == 0 {
-                    if own_device {
-                        watch(true);
-                        assert_eq!(INSIDE.load(Ordering::SeqCst), 0);
-                    }
-                    ending();
-                    let is_told = enter().is_none();
-                    // SAFETY: it has no requirement.
-                    unsafe { libc::_exit(i32::from(is_told != own_device)) };
-                }
-                let mut status = 0;
-                // SAFETY: `status` is valid for the write of an int.
-                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "with a device of its own: {own_device}");
-                assert!(start.elapsed() < Duration::from_millis(400));
+            let start = Instant::now();
+            // SAFETY: the child ends without a lock that another thread may hold.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let is_in = enter().is_some();
+                ending();
+                let is_told = enter().is_none();
+                // SAFETY: it has no requirement.
+                unsafe { libc::_exit(i32::from(!is_in || !is_told)) };
             }
+            let mut status = 0;
+            // SAFETY: `status` is valid for the write of an int.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+            assert!(start.elapsed() < PATIENCE, "waited for the parent's thread");
             std::process::exit(7);
         });
         assert_eq!(code, Some(7));

@@ -20,17 +20,6 @@ struct Entry<T> {
     value: T,
 }
 
-/// The answer of [`Ranges::find`].
-#[derive(Clone, Debug)]
-pub(crate) struct Found<T> {
-    /// The allocation's value.
-    pub(crate) value: T,
-    /// Its length in bytes.
-    pub(crate) bytes: usize,
-    /// How many bytes after `base` the address lies; less than `bytes`.
-    pub(crate) offset: usize,
-}
-
 fn overlaps<T>(ranges: &BTreeMap<usize, Entry<T>>, base: DevicePtr, bytes: usize) -> bool {
     let range = base.range(bytes);
     let last_before_end = ranges.range(..range.end).next_back();
@@ -66,10 +55,10 @@ impl<T> Ranges<T> {
         overlaps(&lock(&self.0), base, bytes)
     }
 
-    /// Removes the allocation that begins at `base`. Returns its length in bytes and its value.
-    pub(crate) fn remove(&self, base: DevicePtr) -> Option<(usize, T)> {
+    /// Removes the allocation that begins at `base`. Returns its value.
+    pub(crate) fn remove(&self, base: DevicePtr) -> Option<T> {
         let entry = lock(&self.0).remove(&base.address())?;
-        Some((entry.bytes, entry.value))
+        Some(entry.value)
     }
 
     /// Returns the answer of [`Backend::classify`](crate::device::Backend::classify) for `bytes` bytes at `address`: `class` with
@@ -107,19 +96,16 @@ impl<T> Ranges<T> {
 }
 
 impl<T: Clone> Ranges<T> {
-    /// Returns the allocation in which `address` lies, with a clone of its value, for which a handle or an [`Arc`] is best: the
-    /// table is locked meanwhile.
+    /// Returns a clone of the value of the allocation in which all of `bytes` bytes at an address lie, for which a handle or an
+    /// [`Arc`] is best (the table is locked meanwhile), and how many bytes after the base they begin.
     ///
     /// [`Arc`]: std::sync::Arc
-    pub(crate) fn find(&self, address: DevicePtr) -> Option<Found<T>> {
+    pub(crate) fn find(&self, address: DevicePtr, bytes: usize) -> Option<(T, usize)> {
         let ranges = lock(&self.0);
         let (_, entry) = ranges.range(..=address.address()).next_back()?;
         let offset = address.address() - entry.base.address();
-        (offset < entry.bytes).then(|| Found {
-            value: entry.value.clone(),
-            bytes: entry.bytes,
-            offset,
-        })
+        let is_inside = offset < entry.bytes && bytes <= entry.bytes - offset;
+        is_inside.then(|| (entry.value.clone(), offset))
     }
 }
 
@@ -133,11 +119,6 @@ pub struct Memories<M> {
     pub(super) host: Ranges<Piece<M>>,
 }
 
-fn inside<M: Clone>(found: Found<Piece<M>>, bytes: usize) -> Option<(M, usize)> {
-    let is_inside = bytes <= found.bytes - found.offset;
-    is_inside.then(|| (M::clone(&found.value.0), found.offset))
-}
-
 impl<M> Default for Memories<M> {
     fn default() -> Self {
         Self {
@@ -149,20 +130,8 @@ impl<M> Default for Memories<M> {
 
 impl<M> fmt::Debug for Memories<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Memories({} on the device, {} on the host)",
-            self.live.len(),
-            self.host.len()
-        )
-    }
-}
-
-impl<M> Memories<M> {
-    /// Frees what was never freed, at the end of a device: memory may keep what has this table.
-    pub(super) fn clear(&self) {
-        self.live.clear();
-        self.host.clear();
+        let (device, host) = (self.live.len(), self.host.len());
+        write!(f, "Memories({device} on the device, {host} on the host)")
     }
 }
 
@@ -170,34 +139,17 @@ impl<M: Clone> Memories<M> {
     /// Returns the memory in which all of `bytes` bytes at an address lie, and the offset of the address in it in bytes. `None` if there is
     /// none that the engine has allocated, or that was [wrapped](crate::DeviceBuffer::wrap).
     pub fn find(&self, address: DevicePtr, bytes: usize) -> Option<(M, usize)> {
-        let found = self
+        let ((memory, _), offset) = self
             .live
-            .find(address)
-            .or_else(|| self.host.find(address))?;
-        inside(found, bytes)
+            .find(address, bytes)
+            .or_else(|| self.host.find(address, bytes))?;
+        Some((M::clone(&memory), offset))
     }
 
     /// As [`find`](Self::find), in host memory alone: where the device's addresses are not the host's, one number may be both.
     pub fn find_host(&self, address: DevicePtr, bytes: usize) -> Option<(M, usize)> {
-        inside(self.host.find(address)?, bytes)
-    }
-
-    pub(super) fn classify(
-        &self,
-        address: DevicePtr,
-        bytes: usize,
-        own: AddressClass,
-    ) -> Option<PointerInfo> {
-        let live = self.live.classify(address, bytes, own);
-        live.or_else(|| {
-            self.host
-                .classify(address, bytes, AddressClass::HostAccessible)
-        })
-    }
-
-    /// Returns how many pieces of device and of host memory are in use.
-    pub(super) fn len(&self) -> (usize, usize) {
-        (self.live.len(), self.host.len())
+        let ((memory, _), offset) = self.host.find(address, bytes)?;
+        Some((M::clone(&memory), offset))
     }
 }
 
@@ -221,23 +173,22 @@ mod tests {
     #[test]
     fn an_address_is_found_in_one_allocation() {
         let ranges = ranges();
-        let found = |address| {
-            let found = ranges.find(at(address))?;
-            Some((found.value, found.offset, found.bytes))
-        };
+        let found = |address| ranges.find(at(address), 1);
         assert_eq!(found(999), None);
-        assert_eq!(found(1000), Some(("a", 0, 100)));
-        assert_eq!(found(1099), Some(("a", 99, 100)));
-        assert_eq!(found(1100), Some(("b", 0, 50)));
+        assert_eq!(found(1000), Some(("a", 0)));
+        assert_eq!(found(1099), Some(("a", 99)));
+        assert_eq!(found(1100), Some(("b", 0)));
         assert_eq!(found(1150), None);
-        assert_eq!(found(2009), Some(("c", 9, 10)));
+        assert_eq!(found(2009), Some(("c", 9)));
         assert_eq!(found(usize::MAX), None);
+        assert_eq!(ranges.find(at(1001), 99), Some(("a", 1)));
+        assert_eq!(ranges.find(at(1001), 100), None);
         assert_eq!(ranges.len(), 3);
         assert_eq!(ranges.remove(at(1001)), None);
-        assert_eq!(ranges.remove(at(1000)), Some((100, "a")));
+        assert_eq!(ranges.remove(at(1000)), Some("a"));
         assert_eq!(found(1099), None);
         ranges.insert(at(1100), 60, "d");
-        assert_eq!(found(1150), Some(("d", 50, 60)));
+        assert_eq!(found(1150), Some(("d", 50)));
         assert_eq!(ranges.len(), 2);
     }
 
@@ -258,7 +209,7 @@ mod tests {
         assert!(ranges.insert_apart(at(0), 1000, "before"));
         assert!(ranges.insert_apart(at(2010), usize::MAX, "behind"));
         assert!(!ranges.insert_apart(at(1500), 1, "x"));
-        assert_eq!(ranges.find(at(1999)).unwrap().value, "between");
+        assert_eq!(ranges.find(at(1999), 1).unwrap().0, "between");
     }
 
     #[test]

@@ -38,6 +38,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_m
 ///   only when none of it runs any more.
 /// - [`capabilities`](Self::capabilities) keep what they promise, and [`classify`](Self::classify) answers as
 ///   [`Backend::classify`](crate::device::Backend::classify) must.
+#[allow(unused_variables)] // of defaults
 pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// A stream, in which work runs in order. Its drop releases it; all of its work has ended then, unless the device is lost.
     type Stream: Send + Sync + 'static;
@@ -68,13 +69,11 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Safety
     /// The handle is that of a live stream of this runtime, or stands for a default stream, as long as the queue lives that is made of it.
     unsafe fn adopt_stream(&self, handle: usize) -> Result<Arc<Self::Stream>> {
-        let _ = handle;
         Err(no_handles(self.health().id()))
     }
 
     /// Returns the runtime's handle of a stream as a number, if there is one.
     fn stream_handle(&self, stream: &Self::Stream) -> Option<usize> {
-        let _ = stream;
         None
     }
 
@@ -83,7 +82,6 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Allocates host memory from which the device copies fastest. Returns `None` if there is none.
     fn allocate_host(&self, bytes: usize) -> Result<Option<Self::Memory>> {
-        let _ = bytes;
         Ok(None)
     }
 
@@ -101,7 +99,6 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// # Safety
     /// Work of other streams that uses the memory comes before what this stream is waiting for, and nobody uses it afterwards.
     unsafe fn free_in_order(&self, memory: &Self::Memory, stream: &Self::Stream) -> Result<bool> {
-        let _ = (memory, stream);
         Ok(false)
     }
 
@@ -175,7 +172,6 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// event has completed for which the stream itself cannot [wait](Self::wait). If [`is_done`](Self::is_done) answers with an error until
     /// then, the device has failed, before the gate is opened. Returns `None` if there are no gates: a host thread waits then.
     fn gate(&self, stream: &Self::Stream) -> Result<Option<Box<dyn Send>>> {
-        let _ = stream;
         Ok(None)
     }
 
@@ -206,20 +202,17 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// As [`Backend::copies_directly_from`](crate::device::Backend::copies_directly_from), for memory that is not of
     /// [`allocate_host`](Self::allocate_host). The address is not null.
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let _ = (address, bytes);
         false
     }
 
     /// Returns whether an array of this device may carry an event that another device of this runtime has recorded. Otherwise its memory
     /// is taken to be that device's too, and an import refuses the array.
     fn accepts_events_of(&self, other: &Self) -> bool {
-        let _ = other;
         false
     }
 
     /// Returns what this device can do with memory and events of another one of this runtime.
     fn relation(&self, other: &Self) -> Relation {
-        let _ = other;
         Relation::default()
     }
 }

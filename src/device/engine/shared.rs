@@ -154,7 +154,9 @@ impl<R: Runtime> Shared<R> {
 
 impl<R: Runtime> Drop for Shared<R> {
     fn drop(&mut self) {
-        self.runtime.memories().clear();
+        // What was never freed: memory may keep what has these tables.
+        self.runtime.memories().live.clear();
+        self.runtime.memories().host.clear();
     }
 }
 

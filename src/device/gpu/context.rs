@@ -3,9 +3,8 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::marker::PhantomData;
-use std::ops::{Deref, RangeInclusive};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use super::api::{
     Answer, Calls, Code, Failed, PoolProps, RELAXED, RELEASE_THRESHOLD, RawEvent, RawPool,
@@ -16,13 +15,6 @@ use crate::device::backend::{device_error, out_of_memory};
 use crate::device::engine::Health;
 use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
-
-/// A context whose calls fail for this long is taken for lost.
-const LOST: Duration = Duration::from_secs(5);
-/// Waits that fail with more than this in between have not failed all the while.
-const PAUSE: Duration = Duration::from_secs(1);
-/// What calls answer that a stream capture forbids.
-const CAPTURE: RangeInclusive<Code> = 900..=908;
 
 /// A device's context. All calls go through [`Context::enter`], which makes it current and leaves the caller's current context, or
 /// device, as it was.
@@ -37,8 +29,6 @@ pub(crate) struct Context<V: Vendor> {
     pub(super) pool: Option<RawPool>,
     /// Events of our own that nobody uses.
     events: Mutex<Vec<RawEvent>>,
-    /// When waits for the context began to fail, and when one failed last.
-    failing: Mutex<Option<(Instant, Instant)>>,
 }
 
 impl<V: Vendor> Context<V> {
@@ -51,7 +41,6 @@ impl<V: Vendor> Context<V> {
             vendor,
             pool: None,
             events: Mutex::default(),
-            failing: Mutex::default(),
         };
         if context.kind == Kind::Device && pools {
             let pool = context.enter()?.new_pool();
@@ -123,28 +112,8 @@ impl<V: Vendor> Context<V> {
 
     /// Makes this thread wait for all work of the context.
     pub(super) fn synchronize(&self) -> Result<()> {
-        let start = Instant::now();
         // SAFETY: the call has no arguments, and the context is current.
-        let done = self.call(|calls| unsafe { calls.synchronize() });
-        let (mut failing, now) = (lock(&self.failing), Instant::now());
-        match done {
-            // What another library's stream capture forbids now can be done later. That a context is lost whose calls fail otherwise for
-            // so long is an assumption: no library says so.
-            Err(e) if !matches!(&e, Error::Device { code, .. } if CAPTURE.contains(code)) => {
-                let (first, last) = failing.unwrap_or((start, start));
-                let first = if start > last + PAUSE { start } else { first };
-                *failing = Some((first, now));
-                match now - first > LOST {
-                    // SAFETY: see above: the context is taken for lost, which runs nothing any more.
-                    true => Err(unsafe { self.health.lose(e) }),
-                    false => Err(e),
-                }
-            }
-            done => {
-                *failing = None;
-                done
-            }
-        }
+        self.call(|calls| unsafe { calls.synchronize() })
     }
 
     /// Refuses a stream of another context. Default streams belong to whichever context is current.

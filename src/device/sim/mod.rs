@@ -61,9 +61,9 @@
 //! [`Error::DeviceNotAvailable`].
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::out_of_memory;
@@ -71,7 +71,7 @@ use crate::device::engine::Reserved;
 use crate::device::handle::RELEASES;
 use crate::device::{
     AddressClass, Backend, Capabilities, DeviceId, DevicePtr, EventPtr, PointerInfo, RawQueue,
-    Relation, absent, lock,
+    Relation, absent,
 };
 use crate::error::{Error, Result};
 
@@ -96,8 +96,8 @@ const INVALID_ACCESS: i32 = 2;
 const KERNEL: i32 = 3;
 const MISUSE: i32 = 4;
 
-/// The ids of this process's simulated devices, those that are gone included.
-static IDS: Mutex<BTreeSet<i64>> = Mutex::new(BTreeSet::new());
+/// The ids from this one on are those of devices that programs make.
+const MADE: i64 = 1 << 20;
 
 /// A simulated device.
 ///
@@ -147,27 +147,23 @@ impl fmt::Debug for SimDevice {
 }
 
 impl SimDevice {
-    /// Makes a device with an id that no other has in this process: `sim:1`, `sim:2`, ...
-    /// ([`Devices::simulated`](crate::Devices::simulated) makes `sim`.)
+    /// Makes a device with an id that no other has in this process: `sim:1048576`, `sim:1048577`, ...
+    /// ([`Devices::open`](crate::Devices::open) makes those with lower ones.)
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
-        let mut ids = lock(&IDS);
-        let id = (1..).find(|id| ids.insert(*id)).unwrap_or(i64::MAX);
-        drop(ids);
+        static NEXT: AtomicI64 = AtomicI64::new(MADE);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Self::with_id(config, DeviceId::new(ArrowDeviceType::EXT_DEV, id))
     }
 
     /// Makes the device of an id that no other has, nor had, in this process.
     pub(crate) fn numbered(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
-        let reason = if id.id < 0 {
-            "simulated devices are numbered from 0"
-        } else if !lock(&IDS).insert(id.id) {
-            "the program has made a simulated device of this number itself; Devices::add adds it"
-        } else {
-            return Self::with_id(config, id).inspect_err(|_| {
-                lock(&IDS).remove(&id.id);
-            });
-        };
-        Err(absent(id, reason))
+        match (0..MADE).contains(&id.id) {
+            true => Self::with_id(config, id),
+            false => Err(absent(
+                id,
+                "simulated devices are numbered from 0 to 1048575; Devices::add adds others",
+            )),
+        }
     }
 
     fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {

@@ -17,7 +17,7 @@ static DEVICES: Ranges<Weak<Core>> = Ranges::new();
 
 /// Returns the simulated device whose addresses these are.
 pub(super) fn owner_of(address: DevicePtr, bytes: usize) -> Option<Arc<Core>> {
-    let at = |address| DEVICES.find(address)?.value.upgrade();
+    let at = |address| DEVICES.find(address, 1)?.0.upgrade();
     at(address).or_else(|| at(address.offset(bytes.saturating_sub(1))))
 }
 
