@@ -8,6 +8,8 @@
 //! | `streams` | reads streams whose producers fail, repeat, return nothing or release early; exports readers to hostile consumers |
 //! | `async_streams` | the same for the async device stream, in both directions |
 //! | `dlpack` | tensors in and out |
+//! | `manifests` | descriptions of batches from another process, and the memory that comes along, changed anywhere |
+//! | `protocol` | packets in any order, to a subscriber and to a publisher |
 //! | `operations` | sequences of safe operations on arrays, whose results must equal those of arrow-rs |
 //!
 //! A target panics if it finds a defect. AddressSanitizer finds reads and writes outside of allocations and leaks on the host; the
@@ -27,6 +29,7 @@ mod kinds;
 mod operations;
 mod panics;
 mod schemas;
+mod share;
 mod sketch;
 mod streams;
 mod world;
@@ -37,6 +40,8 @@ mod world;
 mod shared {
     #[path = "async_stream/kit/mod.rs"]
     pub(crate) mod peers;
+    #[path = "../../share/tests/it/raw.rs"]
+    pub(crate) mod raw;
     #[path = "simkit/mod.rs"]
     pub(crate) mod simkit;
     #[path = "support_c/mod.rs"]
@@ -58,18 +63,20 @@ mod shared {
     }
 }
 
-use shared::{peers, simkit, support, support_c, tensors};
+use shared::{peers, raw, simkit, support, support_c, tensors};
 
 type Target = fn(&mut input::Input<'_>);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("import", import::target),
     ("schemas", schemas::target),
     ("streams", streams::target),
     ("async_streams", async_streams::target),
     ("dlpack", dlpack::target),
     ("operations", operations::target),
+    ("manifests", share::manifests),
+    ("protocol", share::protocol),
 ];
 
 /// Runs a target on one input.

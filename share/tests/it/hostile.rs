@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol: every packet changed, out of order, with other memory, from another version. Each is an error
+//! Peers that do not keep to the protocol: packets changed, out of order, with other memory, from another version. Each is an error
 //! of the one that reads it, which holds nothing afterwards.
 
 use std::os::fd::OwnedFd;
@@ -49,7 +49,8 @@ fn as_it_was() {
     assert_eq!(*read[0].as_ref().unwrap(), batch);
 }
 
-/// Every byte of every packet changed in several ways, for batches of every type. What is accepted all the same must be readable.
+/// Bytes of all packets changed, for batches of every type. What is accepted all the same must be readable. The fuzz target `manifests`
+/// changes any of them.
 #[test]
 fn changed_bytes() {
     if !alone("hostile::changed_bytes") {
@@ -66,21 +67,18 @@ fn changed_bytes() {
         .into_iter()
         .map(|(_, data_type)| data_type)
         .collect();
-    // Each with few others, so that every byte has its turn in bearable time.
     for some in types.chunks(9) {
         let mut original = packets(&batch(some, 5, Nulls::Some, 1));
         for i in 0..original.len() {
             let bytes = original[i].body.len();
-            // The descriptions of where things are, whole; of schemas some.
-            let step = if original[i].kind == SCHEMA { 7 } else { 3 };
+            // Of schemas fewer than of the descriptions of where things are.
+            let step = if original[i].kind == SCHEMA { 23 } else { 7 };
             for at in (0..bytes).step_by(step) {
                 let old = original[i].body[at];
-                for new in [old ^ 1, old ^ 0x80, 0xff] {
-                    original[i].body[at] = new;
-                    for batch in read(&original).into_iter().flatten() {
-                        // All of it can be read.
-                        assert!(!format!("{batch:?}").is_empty());
-                    }
+                original[i].body[at] = [old ^ 1, old ^ 0x80, 0xff][at / step % 3];
+                for batch in read(&original).into_iter().flatten() {
+                    // All of it can be read.
+                    assert!(!format!("{batch:?}").is_empty());
                 }
                 original[i].body[at] = old;
             }
