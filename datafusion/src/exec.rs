@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::TreeNodeRecursion;
@@ -24,6 +24,9 @@ use datafusion_physical_plan::{
 };
 
 use super::memory::DeviceReservation;
+use super::metrics::DeviceMetrics;
+use super::on_host::OnHost;
+use super::options::DeviceOptions;
 use super::plan::DevicePlan;
 use super::resolver::open_for;
 use super::spec::DeviceSpec;
@@ -40,6 +43,8 @@ use arrow_device::Device;
 pub struct DeviceExec {
     plan: Arc<dyn DevicePlan>,
     metrics: ExecutionPlanMetricsSet,
+    /// What runs in its place on the host, if that has been asked for.
+    on_host: OnceLock<Option<OnHost>>,
 }
 
 impl DeviceExec {
@@ -48,6 +53,7 @@ impl DeviceExec {
         Self {
             plan,
             metrics: ExecutionPlanMetricsSet::new(),
+            on_host: OnceLock::new(),
         }
     }
 
@@ -93,6 +99,53 @@ impl DeviceExec {
         let stream = stream.map_err(|e| memory.named(e))?;
         let measured = Measured::new(stream, &self.metrics, partition, memory);
         Ok(Box::pin(measured))
+    }
+
+    /// Starts a partition for a reader on the host, on the device and downloaded, unless its work is done on the host: the session
+    /// wants it so, or the device cannot be opened, or its memory is not enough for a first batch.
+    pub(super) fn execute_down(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+        name: &str,
+        metrics: Option<&ExecutionPlanMetricsSet>,
+    ) -> Result<SendableRecordBatchStream> {
+        let options = DeviceOptions::of_task(&context);
+        let host = match self.on_host.get() {
+            Some(host) => host,
+            None => {
+                let own: Arc<dyn ExecutionPlan> = Arc::new(self.clone());
+                let host = OnHost::of(&own)?;
+                self.on_host.get_or_init(|| host)
+            }
+        };
+        if let Some(host) = host
+            && let Some(why) = host.wanted(&options)
+        {
+            return host.execute(partition, context, &why);
+        }
+        let host = host.as_ref().filter(|host| host.may_replace(&options));
+        let device = match (self.open(partition, &context), host) {
+            (Err(e), Some(host)) => return host.execute(partition, context, &e.to_string()),
+            (device, _) => device?,
+        };
+        let memory = DeviceReservation::new(&context, name, partition, &device);
+        let memory = match metrics {
+            Some(metrics) => memory.with_metrics(metrics),
+            None => memory,
+        };
+        let rows = context.session_config().batch_size();
+        let stream = self.execute_on(partition, &device, context.clone())?;
+        let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
+        let stream = host_stream(stream, metrics, memory, rows);
+        Ok(match host {
+            Some(host) => host.clone().instead_of(stream, partition, context),
+            None => stream,
+        })
+    }
+
+    pub(super) fn metrics_set(&self) -> &ExecutionPlanMetricsSet {
+        &self.metrics
     }
 
     /// Returns the node if `plan` is one.
@@ -213,11 +266,7 @@ impl ExecutionPlan for DeviceExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        let device = self.open(partition, &context)?;
-        let memory = DeviceReservation::new(&context, self.name(), partition, &device);
-        let rows = context.session_config().batch_size();
-        let stream = self.execute_on(partition, &device, context)?;
-        Ok(host_stream(stream, None, memory, rows))
+        self.execute_down(partition, context, self.name(), None)
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

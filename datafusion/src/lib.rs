@@ -67,7 +67,8 @@
 //! | [`device_of`] | for rules: the device that a plan's rows come from |
 //! | [`DeviceForm`], [`DeviceCoalesceBatchesExec`] | operators that need no kernel: projection of columns, union, limits, partitions; joining small batches |
 //! | [`DeviceReservation`], [`DevicePools`] | what an operator keeps, in the device's memory pool |
-//! | [`DeviceOptions`] | options of a session, such as the size of uploads |
+//! | [`DeviceOptions`] | options of a session, such as the size of uploads, or `SET device.enable = false` |
+//! | [`ran_on_host`] | which operators did their work on the host, and why |
 //!
 //! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's
 //! trait. So there is one concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the
@@ -126,6 +127,7 @@ mod children;
 mod exec;
 mod memory;
 mod metrics;
+mod on_host;
 mod ops;
 mod options;
 mod parallel;
@@ -149,6 +151,7 @@ pub use child::execute_child;
 pub use exec::DeviceExec;
 pub use memory::DeviceReservation;
 pub use metrics::to_datafusion;
+pub use on_host::ran_on_host;
 pub use ops::coalesce::DeviceCoalesceBatchesExec;
 pub use ops::form::DeviceForm;
 pub use ops::origin::device_of;

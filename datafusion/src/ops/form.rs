@@ -252,6 +252,10 @@ impl DeviceForm {
         &self.node
     }
 
+    pub(crate) fn is_exchange(&self) -> bool {
+        self.kind.is_exchange()
+    }
+
     /// The form of another node of the same kind.
     fn form(&self, node: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DevicePlan>> {
         let name = node.name().to_owned();
@@ -351,6 +355,10 @@ impl DevicePlan for DeviceForm {
     fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
         let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
         self.form(self.node.clone().replace_children(children, options)?)
+    }
+
+    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
+        Some(self.node.clone())
     }
 
     fn execute_device(

@@ -20,10 +20,7 @@ use datafusion_physical_plan::{
 use super::to_host::DeviceToHostExec;
 use crate::children::{only, the_same};
 use crate::exec::DeviceExec;
-use crate::memory::DeviceReservation;
-use crate::metrics::DeviceMetrics;
 use crate::ops::form::{DeviceForm, drops_columns};
-use crate::transfer::host_stream;
 
 impl DisplayAs for DeviceToHostExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,13 +85,7 @@ impl ExecutionPlan for DeviceToHostExec {
         let Some(input) = DeviceExec::of(&self.input) else {
             return self.input.execute(partition, context);
         };
-        let device = input.open(partition, &context)?;
-        let memory = DeviceReservation::new(&context, self.name(), partition, &device);
-        let memory = memory.with_metrics(&self.metrics);
-        let rows = context.session_config().batch_size();
-        let stream = input.execute_on(partition, &device, context)?;
-        let metrics = DeviceMetrics::new(&self.metrics, partition);
-        Ok(host_stream(stream, Some(metrics), memory, rows))
+        input.execute_down(partition, context, self.name(), Some(&self.metrics))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

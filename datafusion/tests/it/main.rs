@@ -12,6 +12,7 @@ mod lifetime;
 mod memory;
 mod merged;
 mod nodes;
+mod on_host;
 mod operator;
 mod ops;
 mod origin;

@@ -116,6 +116,13 @@ pub(crate) fn operator(
     Arc::new(DeviceExec::new(Arc::new(operator)))
 }
 
+/// The same operator, of a node that does the same on the host.
+pub(crate) fn or_on_host(plan: Plan, host: fn(Vec<Plan>) -> Plan) -> Plan {
+    let own = DeviceExec::operator::<Operator>(&plan).unwrap().clone();
+    let host = Some(host);
+    Arc::new(DeviceExec::new(Arc::new(Operator { host, ..own })))
+}
+
 /// It says nothing of its rows' order.
 #[derive(Clone)]
 struct Operator {
@@ -124,6 +131,8 @@ struct Operator {
     device: DeviceSpec,
     steps: Steps,
     properties: Arc<PlanProperties>,
+    /// The same on the host.
+    host: Option<fn(Vec<Plan>) -> Plan>,
 }
 
 impl fmt::Debug for Operator {
@@ -146,6 +155,7 @@ impl Operator {
             device,
             steps,
             properties: Arc::new(properties),
+            host: None,
         }
     }
 }
@@ -169,7 +179,13 @@ impl DevicePlan for Operator {
 
     fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
         let (device, steps) = (self.device.clone(), self.steps.clone());
-        Ok(Arc::new(Self::new(self.name, children, device, steps)))
+        let host = self.host;
+        let own = Self::new(self.name, children, device, steps);
+        Ok(Arc::new(Self { host, ..own }))
+    }
+
+    fn on_host(&self) -> Option<Plan> {
+        self.host.map(|host| host(self.children.clone()))
     }
 
     fn execute_device(
