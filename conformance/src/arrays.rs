@@ -124,7 +124,7 @@ pub(super) fn concat(subject: &Subject) -> Verdict {
 }
 
 /// All samples as columns.
-fn batch() -> RecordBatch {
+pub(super) fn batch() -> RecordBatch {
     let columns: Vec<ArrayRef> = all();
     let fields = columns
         .iter()
@@ -134,7 +134,7 @@ fn batch() -> RecordBatch {
     RecordBatch::try_new(schema, columns).expect("columns fit")
 }
 
-fn assert_batch(expected: &RecordBatch, actual: &RecordBatch, what: &str) {
+pub(super) fn assert_batch(expected: &RecordBatch, actual: &RecordBatch, what: &str) {
     assert_eq!(expected.schema(), actual.schema(), "{what}");
     for (i, column) in expected.columns().iter().enumerate() {
         assert_same(column, actual.column(i), format_args!("{what}, column {i}"));

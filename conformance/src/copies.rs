@@ -108,6 +108,69 @@ pub(super) fn list(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
+/// The bytes of each place of [`random`].
+const ROOM: usize = if cfg!(miri) { 100 } else { 5000 };
+
+/// Lists of copies and fills between two places of the host and two of the device, against a model.
+pub(super) fn random(subject: &Subject) -> Verdict {
+    let rounds = if cfg!(miri) { 3 } else { 100 };
+    let device = &subject.device;
+    let queue = queue(device);
+    let mut state = 1_u64;
+    let mut below = |end: usize| {
+        // The upper bits of Knuth's generator.
+        state = state.wrapping_mul(6364136223846793005);
+        state = state.wrapping_add(1442695040888963407);
+        (state >> 33) as usize % end
+    };
+    let hosts = [Host::heap(&[2; ROOM]), Host::with(device, &[3; ROOM])];
+    let blocks = [Block::new(&queue, ROOM), Block::new(&queue, ROOM)];
+    let at = |(place, offset): (usize, usize)| match place {
+        0 | 1 => hosts[place].at(offset),
+        _ => blocks[place - 2].at(offset),
+    };
+    let mut model = [2, 3, 2, 3].map(|byte| vec![byte; ROOM]);
+    (0..2).for_each(|i| up(&queue, hosts[i].at(0), blocks[i].at(0), ROOM));
+    for round in 0..rounds {
+        // A runtime may read the host's memory as soon as a copy from it is queued.
+        let mut is_written = [true; 2];
+        for _ in 0..1 + below(16) {
+            let longest = [8, 600, ROOM][below(3)];
+            let (to, from) = ((below(4), below(ROOM)), (below(4), below(ROOM)));
+            let bytes = (1 + below(longest)).min(ROOM - to.1).min(ROOM - from.1);
+            let is_apart = from.0 != to.0 || from.1.abs_diff(to.1) >= bytes;
+            if to.0 > 1 && below(4) == 0 {
+                let byte = below(256) as u8;
+                fill_bytes(&queue, at(to), byte, bytes);
+                model[to.0][to.1..to.1 + bytes].fill(byte);
+            } else if is_apart && (from.0 > 1 || to.0 > 1) {
+                if from.0 < 2 && std::mem::take(&mut is_written[from.0]) {
+                    finish(&queue);
+                }
+                if to.0 < 2 {
+                    is_written[to.0] = true;
+                }
+                let kind = match (from.0 < 2, to.0 < 2) {
+                    (true, _) => CopyKind::HostToDevice,
+                    (_, true) => CopyKind::DeviceToHost,
+                    _ => CopyKind::DeviceToDevice,
+                };
+                copy(&queue, &[op(kind, at(from), at(to), bytes)]);
+                let part = model[from.0][from.1..from.1 + bytes].to_vec();
+                model[to.0][to.1..to.1 + bytes].copy_from_slice(&part);
+            }
+        }
+        finish(&queue);
+        for i in 0..2 {
+            let what = |place| format!("round {round}, place {i} {place}");
+            assert_bytes(&model[i], hosts[i].bytes(), what("of the host"));
+            let there = content(&queue, &blocks[i]);
+            assert_bytes(&model[2 + i], &there, what("of the device"));
+        }
+    }
+    Verdict::Kept
+}
+
 pub(super) fn order(subject: &Subject) -> Verdict {
     let device = &subject.device;
     let queue = queue(device);

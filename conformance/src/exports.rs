@@ -6,18 +6,18 @@ use std::thread::{scope, sleep};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 
 use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
+use super::samples::{ROWS, all, assert_same};
 use super::watch::note;
 use super::{Hold, Subject, Verdict};
 use arrow_device::device::{EventPtr, ExportSync};
-use arrow_device::{DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
+use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
 
 fn values() -> Int64Array {
     (0..LARGE as i64 / 8).collect()
 }
 
 pub(super) fn handover(subject: &Subject) -> Verdict {
-    let exports = subject.device.backend().capabilities().exports;
-    if matches!(exports, ExportSync::Refused(_)) {
+    if is_refused(&subject.device) {
         return Verdict::Skipped("arrays of the device are not exported");
     }
     exported(subject, SyncPolicy::Event);
@@ -25,13 +25,49 @@ pub(super) fn handover(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
+pub(super) fn types(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if is_refused(device) {
+        return Verdict::Skipped("arrays of the device are not exported");
+    }
+    let options = options(device);
+    for (array, sync) in all()
+        .iter()
+        .zip([SyncPolicy::Event, SyncPolicy::Wait].iter().cycle())
+    {
+        let what = array.data_type();
+        let up = device.upload_array(array).expect("upload");
+        let cut = up.slice(1, ROWS - 3).expect("slice");
+        let (exported, schema) = cut.export(*sync).unwrap_or_else(|e| panic!("{what}: {e}"));
+        drop((up, cut));
+        // SAFETY: both come from `export`, and the array is not released.
+        let again = unsafe { DeviceArray::import_with(exported, &schema, &options) };
+        let back = again.and_then(|again| again.to_host());
+        let back = back.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let expected = array.slice(1, ROWS - 3);
+        assert_same(&expected, &back, format_args!("{what}, exported"));
+    }
+    Verdict::Kept
+}
+
+/// Whether the device exports nothing.
+pub(super) fn is_refused(device: &Device) -> bool {
+    let exports = device.backend().capabilities().exports;
+    matches!(exports, ExportSync::Refused(_))
+}
+
+/// What imports find the device by.
+pub(super) fn options(device: &Device) -> ImportOptions {
+    let devices = Devices::new();
+    devices.add(device.clone()).expect("add");
+    ImportOptions::default().with_devices(devices)
+}
+
 /// Exports an array while its upload is held up, and imports it again.
 fn exported(subject: &Subject, sync: SyncPolicy) {
     let device = &subject.device;
     let backend = device.backend();
-    let devices = Devices::new();
-    devices.add(device.clone()).expect("add");
-    let options = ImportOptions::default().with_devices(devices);
+    let options = options(device);
     let (queue, array) = (queue(device), values());
     let mut hold = subject.hold(&queue);
     let pending = hold.holds();
@@ -97,8 +133,7 @@ fn while_opening(hold: Hold, work: impl FnOnce()) {
 
 pub(super) fn refused(subject: &Subject) -> Verdict {
     let device = &subject.device;
-    let exports = device.backend().capabilities().exports;
-    if !matches!(exports, ExportSync::Refused(_)) {
+    if !is_refused(device) {
         return Verdict::Skipped("arrays of the device are exported");
     }
     let kept = || {

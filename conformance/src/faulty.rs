@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_device::device::engine::{Engine, Health, Memories, Runtime};
 use arrow_device::device::{
-    Capabilities, CopyOp, DevicePtr, EventPtr, ExportSync, PointerInfo, Relation, device_error,
+    Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation, device_error,
 };
 use arrow_device::{
-    Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
+    Device, DeviceBufferMut, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Error,
+    ExportOptions, FFI_ArrowDeviceArrayStream, Queue, Result, SyncPolicy, upload_reader,
 };
+
+use super::exports::{is_refused, options};
+use super::streams::reader;
 
 /// How long everything may take to be freed.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,11 +28,13 @@ enum Fault {
     /// As if nothing had been asked: the next call may succeed.
     Passing,
     OutOfMemory,
+    /// A list of copies is given to the runtime up to its middle.
+    Midway,
     /// Nothing of the device runs any more.
     Lost,
 }
 
-/// Checks a device of a runtime when each of its runtime's calls fails, one after the other, in three ways: an operation then succeeds all the
+/// Checks a device of a runtime when each of its runtime's calls fails, one after the other, in three ways, and each list of copies midway: an operation then succeeds all the
 /// same, or is an error that names the device; nothing is lost or freed twice; and the device works afterwards, or says that it does not.
 /// `open` makes a runtime and the stream of its default queue, several times. `most` is about how many calls of each kind are tried: 0 for
 /// all.
@@ -43,6 +49,13 @@ pub fn every_call_fails<R: Runtime>(open: impl Fn() -> Result<(R, Arc<R::Stream>
             fails(&open, fault, nth);
         }
     }
+    while_some_fail(|nth| fails(&open, Fault::Midway, nth));
+}
+
+/// Lets the first, the second and so on fail, as long as there is one.
+fn while_some_fail(fails: impl Fn(usize) -> bool) {
+    let failed = (1..).take_while(|nth| fails(*nth)).count();
+    assert!(failed > 0, "nothing has failed");
 }
 
 /// Returns how many calls can fail.
@@ -52,8 +65,12 @@ fn calls<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>) -> usize {
     faults.calls.load(Ordering::SeqCst)
 }
 
-/// Lets a call fail.
-fn fails<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>, fault: Fault, nth: usize) {
+/// Lets a call fail. Returns whether there was one.
+fn fails<R: Runtime>(
+    open: &impl Fn() -> Result<(R, Arc<R::Stream>)>,
+    fault: Fault,
+    nth: usize,
+) -> bool {
     let (device, faults) = faulty(open);
     *lock(&faults.next) = Some((nth, fault));
     let outcome = use_everything(&device);
@@ -65,6 +82,11 @@ fn fails<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>, fault: Fau
         Ok(()) => {}
         Err(Error::Device { device: of, .. } | Error::OutOfMemory { device: of, .. }) => {
             assert!(failed && *of == device.id(), "{case}");
+        }
+        // Through a stream, as C carries it.
+        Err(Error::Foreign { message, .. }) => {
+            let names = message.contains(&device.id().to_string());
+            assert!(failed && names, "{case}");
         }
         Err(e) => panic!("{case}: {e}"),
     }
@@ -88,6 +110,7 @@ fn fails<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>, fault: Fau
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+    failed
 }
 
 fn faulty<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>) -> (Device, Arc<Faults<R>>) {
@@ -138,19 +161,50 @@ fn use_everything(device: &Device) -> Result<()> {
     let sevens = RecordBatch::try_from_iter([("sevens", Arc::new(column) as _)])?;
     assert_eq!(device.upload(&sevens)?.to_host()?, sevens);
 
-    if !matches!(
-        device.backend().capabilities().exports,
-        ExportSync::Refused(_)
-    ) {
-        let devices = Devices::new();
-        devices.add(device.clone())?;
-        let (array, schema) = up.export(SyncPolicy::Event)?;
-        let options = ImportOptions::default().with_devices(devices);
-        // SAFETY: both structs come from one export of this crate.
-        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?;
-        assert_eq!(again.to_host()?, batch());
+    copy_midway(&one, device)?;
+    drop(up);
+    if is_refused(device) {
+        return device.synchronize();
+    }
+    let uploads = upload_reader(reader(&[batch(), batch()], None), device);
+    let stream = FFI_ArrowDeviceArrayStream::new(uploads, ExportOptions::new(SyncPolicy::Event))?;
+    // SAFETY: the stream is an export of `arrow-device`, which is opened once.
+    let again = unsafe { DeviceRecordBatchStreamReader::new(stream, options(device)) }?;
+    for back in again.into_host_reader() {
+        assert_eq!(back.map_err(Error::from)?, batch());
     }
     device.synchronize()
+}
+
+/// None of a list of copies runs after the call has returned an error: their memory is the caller's again.
+fn copy_midway(queue: &Queue, device: &Device) -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    let mut memory = DeviceBufferMut::allocate(queue, 2 * BYTES)?;
+    memory.fill(1)?;
+    let mut host = vec![0; 2 * BYTES];
+    let copy = |at: usize| CopyOp {
+        src: memory.address().offset(at),
+        dst: DevicePtr::new((&raw mut host[at]).cast()),
+        bytes: BYTES,
+        kind: CopyKind::DeviceToHost,
+    };
+    let list = [0, BYTES].map(copy);
+    // SAFETY: both sides have this many bytes, and live until the queue was waited for, or the call has failed.
+    let copied = unsafe { queue.raw().copy(&list) };
+    if copied.is_ok() {
+        return queue.synchronize().inspect_err(|_| {
+            // The copies may run.
+            std::mem::forget(std::mem::take(&mut host));
+        });
+    }
+    host.fill(2);
+    // An error if the device is lost.
+    let _: Result<()> = device.synchronize();
+    assert!(
+        host.iter().all(|byte| *byte == 2),
+        "written after the error"
+    );
+    copied
 }
 
 /// Which call fails, and what the runtime has.
@@ -181,12 +235,13 @@ impl<R: Runtime> Faulty<R> {
         let fault = {
             let mut next = lock(&self.faults.next);
             match &mut *next {
-                Some((1, fault)) => {
+                Some((1, fault)) if *fault != Fault::Midway => {
                     let fault = *fault;
                     *next = None;
                     *lock(&self.faults.what) = what;
                     fault
                 }
+                Some((_, Fault::Midway)) => return Ok(()),
                 Some((left, _)) => {
                     *left -= 1;
                     return Ok(());
@@ -216,7 +271,24 @@ impl<R: Runtime> Faulty<R> {
     }
 }
 
-// SAFETY: all is the runtime's, and a call that fails has done nothing.
+impl<R: Runtime> Faulty<R> {
+    /// Whether a list of copies is the one that fails midway.
+    fn is_midway(&self) -> bool {
+        let mut next = lock(&self.faults.next);
+        let Some((left, Fault::Midway)) = &mut *next else {
+            return false;
+        };
+        *left -= 1;
+        let is_next = *left == 0;
+        if is_next {
+            *next = None;
+            *lock(&self.faults.what) = "copy";
+        }
+        is_next
+    }
+}
+
+// SAFETY: all is the runtime's, and a call that fails has done nothing, or has set `under_way`.
 unsafe impl<R: Runtime> Runtime for Faulty<R> {
     type Stream = R::Stream;
     type Event = R::Event;
@@ -291,8 +363,15 @@ unsafe impl<R: Runtime> Runtime for Faulty<R> {
         under_way: &mut bool,
     ) -> Result<()> {
         self.call("copy", None)?;
+        let is_midway = copies.len() > 1 && self.is_midway();
+        let copies = &copies[..copies.len() / if is_midway { 2 } else { 1 }];
         // SAFETY: the caller guarantees what `copy` asks for.
-        unsafe { self.runtime.copy(stream, copies, under_way) }
+        unsafe { self.runtime.copy(stream, copies, under_way) }?;
+        *under_way |= is_midway;
+        match is_midway {
+            true => Err(device_error(self.health().id(), "copy", -77, "injected")),
+            false => Ok(()),
+        }
     }
 
     unsafe fn fill(

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The suite checks more if the [`Subject`] says more about the device. [`check_all`] returns the
-//! table without a panic.
+//! table without a panic. Two more functions belong to the suite: [`every_call_fails`], and
+//! [`run_in_processes`] for what only a process of its own shows.
 //!
 //! Each [`Rule`] is one line of the contract of [`Backend`](arrow_device::device::Backend) or
 //! [`RawQueue`](arrow_device::device::RawQueue), or of what `arrow-device` builds on them. The
@@ -33,25 +34,35 @@ mod copies;
 mod events;
 mod exports;
 mod faulty;
+mod foreign;
+mod help;
 mod host;
 mod identity;
 mod kit;
 mod memory;
 mod notify;
 mod poison;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod processes;
 mod queues;
 mod report;
 mod rule;
 mod samples;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod soak;
+mod streams;
 mod subject;
 mod transfer;
 mod watch;
 
 pub use faulty::every_call_fails;
+pub use help::{abort_if_hung, assert_balanced, soon};
 pub use poison::Poisoning;
+#[cfg(all(target_os = "linux", not(miri)))]
+pub use processes::{alone, ends_well, run_in_processes};
 pub use report::{Report, check_all, run};
 pub use rule::{Rule, Verdict};
-pub use subject::{Hold, Subject};
+pub use subject::{Foreign, Hold, Subject};
 
 macro_rules! rules {
     ($($name:literal $check:path: $contract:literal)*) => {
@@ -82,6 +93,8 @@ rules! {
         "new_queue returns a queue of its own, never the default queue"
     "queue.never-waits" queues::never_waits:
         "copy and fill never wait for the device"
+    "queue.adopted" queues::adopted:
+        "a queue that is made of a stream works in the order of that stream, which outlives it"
     "event.synchronous" events::synchronous:
         "a synchronous device has no events, and its work is done when the call returns"
     "event.never-waits" events::never_waits:
@@ -104,6 +117,12 @@ rules! {
         "check_event accepts the device's own live events"
     "event.synchronize" events::synchronize:
         "synchronize returns only after all work of all queues"
+    "foreign.order" foreign::order:
+        "a queue that waits for an event of another library runs its later work after it, and other queues go on"
+    "foreign.failed" foreign::failed:
+        "an event of another library that has failed is an error for who asks or waits, and the device goes on"
+    "foreign.fails" foreign::fails:
+        "if an event fails that a queue was told to wait for, the device has failed for good, and so has what waits for that device"
     "queue.progress" queues::progress:
         "recorded work runs although nobody waits for it, queries it or synchronizes"
     "queue.dropped" queues::dropped:
@@ -118,6 +137,8 @@ rules! {
         "work runs in the order in which it was given"
     "copy.heap" copies::heap:
         "host memory of copies may be ordinary memory"
+    "copy.random" copies::random:
+        "copies and fills of any place and length do what they do in a model"
     "fill.exact" copies::fill:
         "fill sets exactly its bytes"
     "free.in-order" memory::free_in_order:
@@ -139,7 +160,7 @@ rules! {
     "host.view" host::view:
         "a host view waits for the event first, and exists only for memory that the host can read"
     "array.types" arrays::types:
-        "arrays of every layout, whole and sliced, come back with the same values"
+        "arrays of every type, whole and sliced, come back with the same values"
     "array.devices" arrays::devices:
         "arrays move between devices with the same values"
     "array.compact" arrays::compact:
@@ -152,6 +173,12 @@ rules! {
         "an export carries what the capabilities say: an event that completes with the work, or null, in the order of all queues or once the data is ready"
     "export.refused" exports::refused:
         "if the capabilities refuse exports, every export is refused with NotSupported, and nothing leaks"
+    "export.types" exports::types:
+        "cut arrays of every type are exported and imported with the same values"
+    "stream.types" streams::types:
+        "streams of every type come back with the same values, and end after an error"
+    "stream.no-copies" streams::no_copies:
+        "streams of device batches, whole and cut, copy nothing, and their batches outlive them"
     "transfer.counts" transfer::counts:
         "an upload is one allocation and no wait, a download is one wait, and everything is counted"
     "transfer.source" transfer::source:

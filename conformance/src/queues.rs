@@ -5,8 +5,8 @@ use super::kit::{
     queue, record, returns_while_held, up,
 };
 use super::{Subject, Verdict};
-use arrow_device::Device;
 use arrow_device::device::ExportSync;
+use arrow_device::{Device, Queue};
 
 use std::thread::sleep;
 use std::time::Instant;
@@ -27,6 +27,42 @@ pub(super) fn own(subject: &Subject) -> Verdict {
             assert!(!same || one_order, "the stream of {one:?} once more");
         }
     }
+    Verdict::Kept
+}
+
+pub(super) fn adopted(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if device.is_synchronous() {
+        return NO_EVENTS;
+    }
+    let theirs = queue(device);
+    let Some(handle) = theirs.raw().stream_handle() else {
+        return Verdict::Skipped("streams of the device have no handles");
+    };
+    // SAFETY: the handle is that of a live stream of the device, which outlives the queue.
+    let Ok(ours) = (unsafe { Queue::adopt(device, handle) }) else {
+        return Verdict::Skipped("the device adopts no streams");
+    };
+    let back = Host::empty(device, LARGE);
+    let block = Block::new(&theirs, LARGE);
+    let mut hold = subject.hold(&theirs);
+    block.fill(&theirs, 0x1D);
+    down(&ours, block.at(0), back.at(0), LARGE);
+    let event = record(&ours);
+    if hold.holds() {
+        let early = event.is_complete().expect("query_event");
+        assert!(!early, "complete before the work of its stream");
+    }
+    hold.open();
+    event.wait().expect("wait_event");
+    assert_bytes(
+        &vec![0x1D; LARGE],
+        back.bytes(),
+        "read in the stream's order",
+    );
+    drop((ours, event));
+    // The stream lives on.
+    finish(&theirs);
     Verdict::Kept
 }
 

@@ -1,13 +1,18 @@
 //! [`Subject`]: a device under test, and what the suite knows about it.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use arrow_device::{Device, Queue};
+use arrow_device::device::engine::{Engine, Runtime};
+use arrow_device::device::{EventPtr, WeakDevice};
+use arrow_device::{Device, Error, Queue};
 
 type Make = Arc<dyn Fn() -> Device + Send + Sync>;
 type MakeHold = Arc<dyn Fn(&Queue) -> Hold + Send + Sync>;
+pub(super) type MakeForeign = Arc<dyn Fn(&Device) -> Foreign + Send + Sync>;
+type Refused = Arc<dyn Fn(&Queue) -> Vec<Error> + Send + Sync>;
 type Balance = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A device under test, and what the suite knows about it. Its functions are called on the suite's
@@ -17,6 +22,8 @@ pub struct Subject {
     pub(super) device: Device,
     pub(super) another: Option<Make>,
     hold: Option<MakeHold>,
+    pub(super) foreign: Vec<MakeForeign>,
+    pub(super) refused: Option<Refused>,
     pub(super) balance: Option<Balance>,
     pub(super) patience: Duration,
     limit: Option<Duration>,
@@ -32,6 +39,8 @@ impl Subject {
             device,
             another: None,
             hold: None,
+            foreign: Vec::new(),
+            refused: None,
             balance: None,
             patience: Duration::from_secs(10),
             limit: None,
@@ -39,6 +48,27 @@ impl Subject {
             refuses_foreign_events: false,
             lazy: false,
         }
+    }
+
+    /// Devices over the [`Engine`](arrow_device::device::engine::Engine), which `open` opens with ids of their own: the first one and
+    /// [others](Self::with_another), whose [balance](Self::with_balance) the engine knows. Asks for all that [`strict`](Self::strict) does.
+    pub fn of<R: Runtime>(open: impl Fn() -> Device + Send + Sync + 'static) -> Self {
+        let device = open();
+        let all = Arc::new(Mutex::new(vec![device.downgrade()]));
+        let others = all.clone();
+        let another = move || {
+            let device = open();
+            lock(&others).push(device.downgrade());
+            device
+        };
+        let balance = move || {
+            let left: Vec<_> = lock(&all).iter().filter_map(WeakDevice::upgrade).collect();
+            left.iter().try_for_each(in_use::<R>)
+        };
+        Self::new(device)
+            .with_another(another)
+            .with_balance(balance)
+            .strict()
     }
 
     /// Sets a function that makes further devices of the same type, with ids of their own.
@@ -53,6 +83,27 @@ impl Subject {
     #[must_use]
     pub fn with_hold(mut self, hold: impl Fn(&Queue) -> Hold + Send + Sync + 'static) -> Self {
         self.hold = Some(Arc::new(hold));
+        self
+    }
+
+    /// Adds a function that makes an event of another library of the program. There may be several, as for events of the device's own
+    /// context and of another one.
+    #[must_use]
+    pub fn with_foreign_event(
+        mut self,
+        make: impl Fn(&Device) -> Foreign + Send + Sync + 'static,
+    ) -> Self {
+        self.foreign.push(Arc::new(make));
+        self
+    }
+
+    /// Sets a function that calls what else the backend's crate offers, which a forked child is refused, and returns the errors.
+    #[must_use]
+    pub fn with_refused(
+        mut self,
+        refused: impl Fn(&Queue) -> Vec<Error> + Send + Sync + 'static,
+    ) -> Self {
+        self.refused = Some(Arc::new(refused));
         self
     }
 
@@ -130,6 +181,10 @@ impl Subject {
     }
 }
 
+fn lock(devices: &Mutex<Vec<WeakDevice>>) -> MutexGuard<'_, Vec<WeakDevice>> {
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl fmt::Debug for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Subject").field(&self.device).finish()
@@ -170,5 +225,59 @@ impl Drop for Hold {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Hold").field(&self.holds()).finish()
+    }
+}
+
+/// An event of another library of the program, as its arrays would carry it: pending until the suite ends it.
+pub struct Foreign {
+    pub(super) event: EventPtr,
+    pub(super) end: Box<dyn FnOnce(bool) + Send>,
+    pub(super) fails: bool,
+    /// What keeps the event.
+    pub(super) _keep: Box<dyn Any>,
+}
+
+impl Foreign {
+    /// Makes one of what `sync_event` would point to, what keeps that, and a function that ends the event: with `true` it completes, with
+    /// `false` the work before it has failed. The function is called once, on any thread.
+    ///
+    /// # Safety
+    /// `event` points to a live event of the device's type, as long as `keep` lives.
+    pub unsafe fn new(
+        event: EventPtr,
+        keep: impl Any,
+        end: impl FnOnce(bool) + Send + 'static,
+    ) -> Self {
+        Self {
+            event,
+            end: Box::new(end),
+            fails: true,
+            _keep: Box::new(keep),
+        }
+    }
+
+    /// Declares that such events cannot fail.
+    #[must_use]
+    pub fn never_fails(mut self) -> Self {
+        self.fails = false;
+        self
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Foreign").field(&self.event).finish()
+    }
+}
+
+/// Returns what of a device is in use as an error.
+pub(super) fn in_use<R: Runtime>(device: &Device) -> Result<(), String> {
+    device.trim();
+    let engine = Engine::<R>::of(device).map_err(|e| e.to_string())?;
+    match engine.in_use() {
+        (0, 0, 0) => Ok(()),
+        (memory, host, events) => Err(format!(
+            "{device}: {memory} allocations, {host} pieces of host memory and {events} events are in use"
+        )),
     }
 }

@@ -3,32 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-#[cfg(all(target_os = "linux", not(miri)))]
-use arrow_device::device::AddressClass::Inaccessible;
-use arrow_device::device::engine::{Engine, Runtime};
+use arrow_device::device::engine::Runtime;
 use arrow_device::{Device, DeviceBufferMut, Queue};
-use arrow_device_conformance::{Hold, Subject, run};
+#[cfg(all(target_os = "linux", not(miri)))]
+use arrow_device_conformance::run_in_processes;
+use arrow_device_conformance::{Hold, Subject, assert_balanced, run};
 
 use super::{Gate, skips_what_it_cannot_see};
 use device::{SampleDevice, SampleQueue};
 
 #[path = "../../examples/sample_backend/device.rs"]
 mod device;
-#[cfg(all(target_os = "linux", not(miri)))]
-#[path = "../it/support/fork_kit.rs"]
-mod fork_kit;
 
 fn make(host_readable: bool) -> Device {
     static NEXT: AtomicI64 = AtomicI64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     SampleDevice::open(id, host_readable).unwrap()
-}
-
-fn balance(device: &Device) -> Result<(), String> {
-    match Engine::<SampleDevice>::of(device).unwrap().in_use() {
-        (0, 0, 0) => Ok(()),
-        in_use => Err(format!("in use: {in_use:?}")),
-    }
 }
 
 fn launch(queue: &Queue, kernel: impl FnOnce() -> Result<(), String> + Send + 'static) {
@@ -46,17 +36,22 @@ fn hold(queue: &Queue) -> Hold {
     gate.hold()
 }
 
+fn subject(host_readable: bool) -> Subject {
+    Subject::of::<SampleDevice>(move || make(host_readable)).with_hold(hold)
+}
+
 fn suite(host_readable: bool) {
-    let device = make(host_readable);
-    let own = device.downgrade();
-    let subject = Subject::new(device)
-        .with_another(move || make(host_readable))
-        .with_hold(hold)
-        .with_balance(move || own.upgrade().map_or(Ok(()), |device| balance(&device)))
-        .strict();
-    let report = run(&subject);
+    let report = run(&subject(host_readable));
     let skipped: Vec<_> = report.skipped().map(|(rule, _)| rule.name()).collect();
-    let expected = ["event.synchronous", "host.allocate", "export.refused"];
+    let expected = [
+        "queue.adopted",
+        "event.synchronous",
+        "foreign.order",
+        "foreign.failed",
+        "foreign.fails",
+        "host.allocate",
+        "export.refused",
+    ];
     let unreadable = (!host_readable).then_some("allocate.initialised");
     assert_eq!(
         skipped,
@@ -80,49 +75,11 @@ fn of_which_nothing_is_known() {
     skips_what_it_cannot_see(&report);
 }
 
-/// The device is a thread, which a child does not have, and locks, which may be held there.
+/// The device is threads, which a child of the process does not have, and locks, which may be held there.
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
-fn a_forked_child_has_no_device() {
-    fork_kit::alone("sample::a_forked_child_has_no_device", || {
-        let device = make(false);
-        let queue = device.new_queue().unwrap();
-        let mut memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
-        let event = queue.record().unwrap().unwrap();
-        let other = DeviceBufferMut::allocate(&queue, 64).unwrap();
-        let all = (device.clone(), queue.clone(), event.clone());
-        let mut child = Some((all, other));
-        fork_kit::forked(|| {
-            let ((device, queue, event), other) = child.take().unwrap();
-            for e in [
-                device.new_queue().unwrap_err(),
-                device.synchronize().unwrap_err(),
-                queue.record().unwrap_err(),
-                queue.synchronize().unwrap_err(),
-                queue.wait(&event).unwrap_err(),
-                event.is_complete().unwrap_err(),
-                event.wait().unwrap_err(),
-                memory.fill(1).unwrap_err(),
-                DeviceBufferMut::allocate(&queue, 64).unwrap_err(),
-            ] {
-                let text = e.to_string();
-                assert!(text.contains("cannot be used after fork"), "{text}");
-            }
-            drop(other);
-            device.trim();
-            let backend = device.backend();
-            assert_eq!(backend.classify(memory.address(), 64).class, Inaccessible);
-            assert!(backend.is_over());
-            let error = device.take_drop_error();
-            assert!(error.is_none(), "{error:?}");
-            drop((device, queue, event));
-        });
-        memory.fill(1).unwrap();
-        drop((memory, event, queue, child));
-        device.synchronize().unwrap();
-        device.trim();
-        assert_eq!(balance(&device), Ok(()));
-    });
+fn in_processes() {
+    run_in_processes("sample::in_processes", || Some(subject(false)));
 }
 
 /// A failure of queued work is reported by what waits for it and by all that follows.
@@ -146,8 +103,7 @@ fn failed_work_stays_failed() {
         }
         drop((memory, queue));
         device.synchronize().unwrap_err();
-        device.trim();
-        assert_eq!(balance(&device), Ok(()));
+        assert_balanced::<SampleDevice>(&device);
     }
 }
 
@@ -170,8 +126,7 @@ fn memory_waits_for_its_work() {
     device.synchronize().unwrap();
     assert_eq!(allocate(&two).address(), address);
     drop((other, one, two));
-    device.trim();
-    assert_eq!(balance(&device), Ok(()));
+    assert_balanced::<SampleDevice>(&device);
 }
 
 /// Work that a queue was given while another thread waited for a device that fails meanwhile keeps its memory.
@@ -198,8 +153,7 @@ fn a_failure_during_a_wait_ends_no_other_work() {
     device.synchronize().unwrap_err();
     assert!(device.backend().is_over());
     drop((one, two, three));
-    device.trim();
-    assert_eq!(balance(&device), Ok(()));
+    assert_balanced::<SampleDevice>(&device);
 }
 
 /// Each call of the runtime fails, in three ways.

@@ -48,14 +48,6 @@ impl WgpuDevice {
         self.gpu.poll()?;
         self.gpu.check_alive()
     }
-
-    /// Holds back what is given to the device from now on, as if it were running; or no more. For tests: no driver in software lets
-    /// work wait.
-    #[doc(hidden)]
-    pub fn hold(&self, is_held: bool) {
-        self.order.hold(is_held);
-    }
-
     /// Makes a device buffer of a program's `wgpu::Buffer`, without a copy. `keep` is dropped once nothing uses the memory any more:
     /// no buffer, no array, no loan, and no work that was queued with them.
     ///

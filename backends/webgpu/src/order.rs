@@ -48,8 +48,6 @@ pub struct Event {
 pub(crate) struct Order {
     polling: Polling,
     ended: Arc<Ended>,
-    /// The last event that may complete: tests hold the others back.
-    limit: AtomicU64,
     state: Mutex<State>,
     /// Held by the thread that lands downloads.
     lander: Mutex<()>,
@@ -101,7 +99,6 @@ impl Order {
         Self {
             polling,
             ended: Arc::default(),
-            limit: AtomicU64::new(u64::MAX),
             state: Mutex::default(),
             lander: Mutex::default(),
         }
@@ -164,18 +161,7 @@ impl Order {
     }
 
     fn has_ended(&self, number: u64) -> bool {
-        self.ended.done.load(Ordering::Acquire) >= number && !self.is_held(number)
-    }
-
-    fn is_held(&self, number: u64) -> bool {
-        number > self.limit.load(Ordering::Acquire)
-    }
-
-    /// Holds back the events after the last one, and the downloads before them, as if their work were running; or no more.
-    pub(crate) fn hold(&self, is_held: bool) {
-        let last = lock(&self.state).last;
-        self.limit
-            .store(if is_held { last } else { u64::MAX }, Ordering::Release);
+        self.ended.done.load(Ordering::Acquire) >= number
     }
 
     /// Returns whether an event has completed; an error if it never will. Waits for nothing.
@@ -252,7 +238,6 @@ impl Order {
         pause: &mut Duration,
     ) -> Result<()> {
         match self.polling {
-            _ if self.is_held(number) => std::thread::sleep(PAUSE.1),
             Polling::Wait => {
                 // One by one: the next ones arrive while one lands.
                 let first = {
@@ -287,9 +272,7 @@ impl Order {
             let landing = {
                 let mut state = lock(&self.state);
                 let first = state.landings.front();
-                if gpu.health.check().is_err()
-                    || first.is_none_or(|first| first.is_running() || self.is_held(first.number))
-                {
+                if gpu.health.check().is_err() || first.is_none_or(|first| first.is_running()) {
                     break;
                 }
                 let landing = state.landings.pop_front();

@@ -1,39 +1,56 @@
 //! The conformance suite on the three kinds of memory, with two ways to hold a queue.
 
-use arrow_device::device::Queue;
-use arrow_device_conformance::{Hold, every_call_fails};
-use arrow_device_oneapi::OneApiMemory;
+use std::time::Duration;
 
-use crate::kit::{config, hold_by_host_task};
-use crate::rigs::{hold, open, with};
-use crate::suite::conforms;
+use arrow_device_conformance::{Subject, every_call_fails, run, run_in_processes};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory};
 
-fn by_host_task(queue: &Queue) -> Hold {
-    hold_by_host_task(queue, false)
+use crate::kit::{OWN_CONTEXT, config, foreign, hold_by_event, hold_by_host_task};
+use crate::rigs::with;
+
+fn subject(memory: OneApiMemory) -> Option<Subject> {
+    config()?;
+    let subject = Subject::of::<OneApiDevice>(move || with(memory).open().unwrap());
+    let subject = subject
+        .with_patience(Duration::from_secs(60))
+        .with_hold(hold_by_event)
+        .with_foreign_event(|_| foreign(0))
+        .with_foreign_event(|_| foreign(OWN_CONTEXT));
+    Some(subject.with_refused(|_| vec![OneApiConfig::new(0).open().unwrap_err()]))
 }
 
 #[test]
 fn device_memory() {
-    conforms(|| open(OneApiMemory::Device), by_host_task);
-    conforms(|| open(OneApiMemory::Device), hold);
+    subject(OneApiMemory::Device).as_ref().map(run);
+}
+
+#[test]
+fn device_memory_behind_host_tasks() {
+    let subject = subject(OneApiMemory::Device);
+    let subject = subject.map(|subject| subject.with_hold(|queue| hold_by_host_task(queue, false)));
+    subject.as_ref().map(run);
 }
 
 #[test]
 fn shared_memory() {
-    conforms(|| open(OneApiMemory::Shared), hold);
+    subject(OneApiMemory::Shared).as_ref().map(run);
 }
 
 #[test]
 fn host_memory() {
-    conforms(|| open(OneApiMemory::Host), by_host_task);
+    subject(OneApiMemory::Host).as_ref().map(run);
 }
 
 #[test]
-fn calls_fail() {
-    let Some(_) = config() else { return };
-    let parts = || {
-        let (device, queue, _) = with(OneApiMemory::Device).unwrap().parts()?;
-        Ok((device, queue))
-    };
-    every_call_fails(parts, 30);
+fn every_call() {
+    if config().is_some() {
+        let parts = || with(OneApiMemory::Device).parts();
+        every_call_fails(|| parts().map(|(device, queue, _)| (device, queue)), 30);
+    }
+}
+
+#[test]
+fn in_processes() {
+    let open = || subject(OneApiMemory::Device);
+    run_in_processes("conformance::in_processes", open);
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use arrow_array::Int64Array;
+use arrow_device_conformance::ends_well;
 
-use crate::exit::ends_well;
 use crate::kit::{
     Held, OWN_CONTEXT, config, device, hold_by_event, hold_by_kernel, programs, sycl_queue,
 };
@@ -44,8 +44,8 @@ fn settling_outlasts_work_before_a_failure() {
 /// Threads that wait for work stay, since an error would be taken for its end: then its memory is freed.
 #[test]
 fn a_process_ends_while_threads_wait() {
-    ends_well("ends::a_process_ends_while_threads_wait", |_| {
-        let device = device().unwrap();
+    ends_well("ends::a_process_ends_while_threads_wait", || {
+        let Some(device) = device() else { return };
         let queue = device.new_queue().unwrap();
         std::mem::forget(hold_by_event(&queue));
         drop(
@@ -71,8 +71,8 @@ fn a_process_ends_while_threads_wait() {
 /// A queue waits for an event of another context, which never completes.
 #[test]
 fn a_process_ends_behind_a_gate() {
-    ends_well("ends::a_process_ends_behind_a_gate", |_| {
-        let device = device().unwrap();
+    ends_well("ends::a_process_ends_behind_a_gate", || {
+        let Some(device) = device() else { return };
         let theirs =
             std::mem::ManuallyDrop::new(Held::new(device.id().id as usize, OWN_CONTEXT, 0));
         let queue = device.new_queue().unwrap();

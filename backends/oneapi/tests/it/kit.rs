@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use arrow_device::Device;
 use arrow_device::device::{EventPtr, Queue};
-use arrow_device_conformance::Hold;
+use arrow_device_conformance::{Foreign, Hold};
 use arrow_device_oneapi::{OneApiConfig, OneApiQueue, device_count};
 use libloading::Library;
 
@@ -177,6 +177,24 @@ impl Held {
 
     pub(crate) fn event(&self) -> EventPtr {
         EventPtr::new(self.event).unwrap()
+    }
+}
+
+/// An event of another library.
+pub(crate) fn foreign(how: c_int) -> Foreign {
+    let number = number().unwrap() as i64;
+    // SAFETY: it has no requirement.
+    let queue = unsafe { (programs().queue_new)(number, how) };
+    let mut held = std::ptr::null_mut();
+    // SAFETY: the queue is live; `held` is valid for a write.
+    let event = unsafe { (programs().event_held)(queue, &raw mut held) };
+    let (kept, held) = (Held { queue, event }, Shared(held));
+    let (event, status) = (kept.event(), |works| if works { 0 } else { -5 });
+    // SAFETY: `kept` has the event, which is ended once.
+    unsafe {
+        Foreign::new(event, kept, move |works| {
+            (programs().end_event)(held.get(), status(works));
+        })
     }
 }
 

@@ -1,29 +1,18 @@
 //! What SYCL does that a backend must know, each with what this crate does instead.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, DevicePtr, EventPtr};
 use arrow_device::{Device, DeviceArray, Devices, ImportOptions, SyncPolicy};
+use arrow_device_conformance::alone;
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
-use crate::fork_kit::alone;
-use crate::kit::{Held, OWN_CONTEXT, config, hold_by_host_task, number, programs};
-use crate::rigs::MEMORIES;
-use crate::suite::assert_error;
-
-/// How the errors of a device that has failed end.
-const FINAL: &str = "the device cannot be used any more";
+use crate::kit::{config, hold_by_host_task, number, programs};
+use crate::rigs::assert_error;
 
 fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
-}
-
-/// The device works.
-fn works(device: &Device) {
-    let back = device.upload_array(&numbers()).unwrap().to_host().unwrap();
-    assert_eq!(back.as_ref(), numbers().as_ref());
 }
 
 /// SYCL knows no addresses of other contexts, and no lengths.
@@ -58,7 +47,12 @@ fn the_host_reads_no_device_memory() {
             .open()
             .unwrap()
     };
-    let [plain, shared, host] = MEMORIES.map(open);
+    let [plain, shared, host] = [
+        OneApiMemory::Device,
+        OneApiMemory::Shared,
+        OneApiMemory::Host,
+    ]
+    .map(open);
     let classify = |device: &Device, address| device.backend().classify(address, 8);
     let on_heap = DevicePtr::new((&raw const plain).cast_mut().cast());
     for device in [&shared, &host] {
@@ -124,81 +118,6 @@ fn null_words_are_no_event() {
     check(&[1, 1]).unwrap();
     for wrong in [[0, 0], [1, 0], [0, 1]] {
         assert_error(check(&wrong), "null handle");
-    }
-}
-
-/// A queue that was told to wait for work that fails must not go on as if it had not: SYCL does.
-#[test]
-fn failed_events() {
-    let Some(number) = number() else { return };
-    let device = OneApiConfig::new(number).open().unwrap();
-    for how in [0, OWN_CONTEXT] {
-        // Failed already: an error of this call only.
-        let (failed, gate) = Held::new(number, how, -5);
-        drop(gate);
-        let queue = device.new_queue().unwrap();
-        // SAFETY: the event is live.
-        unsafe {
-            assert!(queue.raw().wait(failed.event()).is_err());
-            assert!(device.backend().query_event(failed.event()).is_err());
-            assert!(device.backend().wait_event(failed.event()).is_err());
-        }
-        works(&device);
-    }
-    for how in [0, OWN_CONTEXT] {
-        // Pending: the device fails, for good.
-        let device = OneApiConfig::new(number).open().unwrap();
-        let (failing, gate) = Held::new(number, how, -5);
-        let queue = device.new_queue().unwrap();
-        // SAFETY: the event is live.
-        unsafe { queue.raw().wait(failing.event()) }.unwrap();
-        let after = device.upload_array_on(&numbers(), &queue).unwrap();
-        let event = queue.record().unwrap().unwrap();
-        drop(gate);
-        assert_error(event.wait(), FINAL);
-        assert_error(after.to_host(), FINAL);
-        assert_error(device.upload_array(&numbers()), FINAL);
-        assert_error(device.synchronize(), FINAL);
-    }
-}
-
-/// What another device of this crate did after such a failure is not taken for complete.
-#[test]
-fn failures_of_other_devices() {
-    let Some(number) = number() else { return };
-    let [failed, other] = [(); 2].map(|()| OneApiConfig::new(number).open().unwrap());
-    let (failing, gate) = Held::new(number, 0, -5);
-    let queue = failed.new_queue().unwrap();
-    // SAFETY: the event is live.
-    unsafe { queue.raw().wait(failing.event()) }.unwrap();
-    let event = queue.record().unwrap().unwrap();
-    let waiting = other.new_queue().unwrap();
-    waiting.wait(&event).unwrap();
-    drop(gate);
-    assert_error(waiting.synchronize(), FINAL);
-    assert_error(other.synchronize(), FINAL);
-    assert_error(event.wait(), FINAL);
-    let third = OneApiConfig::new(number).open().unwrap();
-    assert_error(third.default_queue().wait(&event), FINAL);
-    works(&third);
-}
-
-/// An event of another context holds up the queue only.
-#[test]
-fn waits_for_foreign_events_do_not_block() {
-    let Some(number) = number() else { return };
-    let device = OneApiConfig::new(number).open().unwrap();
-    for how in [0, OWN_CONTEXT] {
-        let (held, gate) = Held::new(number, how, 0);
-        let queue = device.new_queue().unwrap();
-        // SAFETY: the event is live.
-        assert!(unsafe { queue.raw().wait(held.event()) }.unwrap());
-        let waits = queue.record().unwrap().unwrap();
-        works(&device);
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(!waits.is_complete().unwrap());
-        drop(gate);
-        waits.wait().unwrap();
     }
 }
 

@@ -11,6 +11,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{Int8Array, Int64Array, RecordBatch};
 use arrow_device::device::DevicePtr;
 use arrow_device::{Device, DeviceArray, DeviceBufferMut, Devices, Queue, SyncPolicy};
+use arrow_device_conformance::soon;
 use arrow_device_opencl::{
     OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices, register,
 };
@@ -32,8 +33,7 @@ use cl3::types::{
     cl_ulong,
 };
 
-use crate::rigs::{has, memories, open};
-use crate::suite::{assert_clean, assert_error, soon};
+use crate::rigs::{assert_clean, assert_error, has, hold, memories, open};
 
 /// A context and a command queue, which a test owns.
 struct Program {
@@ -120,25 +120,21 @@ fn a_programs_context_and_queue() {
         let other = unsafe { create_command_queue(program.context, program.device, 0) }.unwrap();
         // SAFETY: the queue is live.
         let queue = unsafe { Queue::adopt(&device, other.expose_provenance()) }.unwrap();
-        assert_eq!(
-            device
-                .upload_on(&batch(), &queue)
-                .unwrap()
-                .to_host()
-                .unwrap(),
-            batch()
-        );
-        drop(queue);
+        let up = device.upload_on(&batch(), &queue).unwrap();
+        assert_eq!(up.to_host().unwrap(), batch());
+        drop((up, queue));
         // SAFETY: this is the reference of `create_command_queue`.
         unsafe { release_command_queue(other) }.unwrap();
         device.synchronize().unwrap();
         assert_clean(&device);
-        drop(device);
-        assert!(
-            soon(|| program.references() == before),
-            "{:?} of {memory:?}",
-            program.references()
-        );
+
+        // A device that is dropped while it works gives back its memory and queues when that is done.
+        let queue = device.new_queue().unwrap();
+        let held = hold(&queue);
+        drop((device.upload_on(&batch(), &queue).unwrap(), queue, device));
+        drop(held);
+        let is_left = || program.references() != before;
+        assert!(soon(|| !is_left()), "{:?}", program.references());
     }
 }
 

@@ -11,14 +11,14 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::{Device, DeviceArray, Devices, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy};
+use arrow_device_conformance::soon;
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, register};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 use cl3::types::cl_event;
 use libloading::Library;
 
-use crate::rigs::{has, hold, open};
-use crate::suite::{assert_clean, soon};
+use crate::rigs::{assert_clean, has, hold, open};
 
 const ROWS: i64 = 10_000;
 

@@ -3,29 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use arrow_device::device::device_error;
-use arrow_device::device::engine::Engine;
+use arrow_device::device::EventPtr;
 use arrow_device::{Device, Error, Queue};
-use arrow_device_conformance::Hold;
+use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices};
 use cl3::command_queue::enqueue_barrier_with_wait_list;
 use cl3::event::{create_user_event, release_event, set_user_event_status};
 use cl3::types::{cl_event, cl_int};
 
-use crate::stream_suite::Rig;
-use crate::suite::{self, limit, rig};
-
-pub(crate) const MEMORIES: [OpenClMemory; 3] =
-    [OpenClMemory::Usm, OpenClMemory::Svm, OpenClMemory::Handles];
-
 pub(crate) fn is_required() -> bool {
-    suite::is_required("OPENCL")
+    std::env::var_os("ARROW_DEVICE_OPENCL_REQUIRED").is_some_and(|value| value != "0")
 }
 
 /// Returns whether the first device has this memory. Says why a test is skipped, or fails if it must not be.
 #[track_caller]
 pub(crate) fn has(memory: OpenClMemory) -> bool {
-    limit();
+    abort_if_hung();
     match devices() {
         Ok(found) => {
             let first = found.first().expect("a platform without devices");
@@ -55,7 +48,8 @@ pub(crate) fn has(memory: OpenClMemory) -> bool {
 /// The kinds of memory to test on.
 #[track_caller]
 pub(crate) fn memories() -> Vec<OpenClMemory> {
-    MEMORIES.into_iter().filter(|memory| has(*memory)).collect()
+    let all = [OpenClMemory::Usm, OpenClMemory::Svm, OpenClMemory::Handles];
+    all.into_iter().filter(|memory| has(*memory)).collect()
 }
 
 /// The first device, with an id that no other device of this process has.
@@ -69,16 +63,6 @@ pub(crate) fn open(memory: OpenClMemory) -> Device {
         .unwrap()
 }
 
-/// Returns what of a device is in use, if anything is.
-pub(crate) fn unclean(device: &Device) -> Option<String> {
-    device.trim();
-    let (memory, events, host) = Engine::<OpenClDevice>::of(device).unwrap().in_use();
-    let clean = memory == 0 && events == 0 && host == 0;
-    (!clean).then(|| {
-        format!("{device}: {memory} allocations, {events} events, {host} pieces of host memory")
-    })
-}
-
 /// A user event of a device's context.
 pub(crate) struct Gate(cl_event);
 
@@ -89,15 +73,8 @@ unsafe impl Sync for Gate {}
 
 impl Gate {
     pub(crate) fn new(device: &Device) -> Arc<Self> {
-        Self::try_new(device).unwrap()
-    }
-
-    pub(crate) fn try_new(device: &Device) -> Result<Arc<Self>, Error> {
-        let context = OpenClDevice::of(device)?.context();
-        let event = create_user_event(context);
-        let event = event.and_then(|event| if event.is_null() { Err(0) } else { Ok(event) });
-        let failed = |code| device_error(device.id(), "clCreateUserEvent", code, "");
-        Ok(Arc::new(Self(event.map_err(failed)?)))
+        let context = OpenClDevice::of(device).unwrap().context();
+        Arc::new(Self(create_user_event(context).unwrap()))
     }
 
     pub(crate) fn event(&self) -> cl_event {
@@ -106,9 +83,7 @@ impl Gate {
 
     /// Ends the event: with 0 it completes, with a negative status it fails.
     pub(crate) fn end(&self, status: cl_int) {
-        // The first call may be one that a test lets fail.
-        let set = || set_user_event_status(self.0, status);
-        set().or_else(|_| set()).unwrap();
+        set_user_event_status(self.0, status).unwrap();
     }
 }
 
@@ -131,24 +106,29 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     Hold::new(move || gate.end(0))
 }
 
-/// A device for each kind of memory.
-pub(crate) fn all() -> Vec<Device> {
-    memories().into_iter().map(open).collect()
+/// An event of another library, in a device's context.
+pub(crate) fn foreign(device: &Device) -> Foreign {
+    let gate = Gate::new(device);
+    // Where `sync_event` points to.
+    let mut place = Box::new(gate.event());
+    let event = EventPtr::new((&raw mut *place).cast()).unwrap();
+    let keep = (place, gate.clone());
+    // SAFETY: `keep` has the event, and the place of its handle.
+    unsafe {
+        Foreign::new(event, keep, move |works| {
+            gate.end(if works { 0 } else { -5 })
+        })
+    }
 }
 
-/// What a forked child is refused, beside the core's functions.
-pub(crate) fn refused(_queue: &Queue) -> Vec<Error> {
-    let opened = OpenClConfig::new(0).open();
-    vec![devices().unwrap_err(), opened.unwrap_err()]
+/// Asserts an error that says this.
+#[track_caller]
+pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(text), "{error}");
 }
 
-/// For the suite of streams: a device for each kind of memory whose addresses are exported.
-pub(crate) fn rigs() -> Vec<Rig> {
-    #[cfg(not(target_os = "linux"))]
-    let faults = None;
-    #[cfg(target_os = "linux")]
-    let faults = Some(crate::fake::faults());
-    let memories = memories().into_iter();
-    let exported = memories.filter(|memory| *memory != OpenClMemory::Handles);
-    exported.map(|memory| rig(open(memory), faults)).collect()
+#[track_caller]
+pub(crate) fn assert_clean(device: &Device) {
+    assert_balanced::<OpenClDevice>(device);
 }

@@ -1,16 +1,20 @@
-//! Devices that are dropped while work is pending, used again, and not found.
+//! Devices that are dropped while work is pending, used again, and not found; and the end of a process whose threads wait for work that
+//! does not end.
 
 use std::collections::HashSet;
+use std::mem::forget;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
+use arrow_device::device::EventPtr;
 use arrow_device::{ArrowDeviceType, DeviceId, Devices, SyncPolicy};
+use arrow_device_conformance::soon;
+use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanDevice, devices, register};
 
 use crate::program::Program;
-use crate::rigs::{Timeline, is_there, open};
-use crate::suite::{assert_error, soon};
+use crate::rigs::{Timeline, assert_error, hold, is_there, open};
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..100_000)) as _;
@@ -73,4 +77,32 @@ fn devices_are_found_by_number() {
     assert_eq!(set.get(id(0)).unwrap(), device);
     assert_error(set.get(id(-1)).map(drop), "numbered from 0");
     assert_error(set.get(id(999)).map(drop), "there is no device 999");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_ends_while_threads_wait() {
+    arrow_device_conformance::ends_well("ends::a_process_ends_while_threads_wait", || {
+        if !is_there() {
+            return;
+        }
+        // For an event of another library, which this thread polls.
+        let device = open();
+        let (shared, vulkan) = (device.clone(), VulkanDevice::of(&device).unwrap());
+        // SAFETY: the device is live.
+        let event = unsafe { vulkan.device().create_event(&Default::default(), None) };
+        let event: &mut vk::Event = Box::leak(Box::new(event.unwrap()));
+        let pointer = EventPtr::new(std::ptr::from_mut(event).cast()).unwrap();
+        // SAFETY: the event lives until the process ends.
+        std::thread::spawn(move || unsafe { shared.backend().wait_event(pointer) }.unwrap());
+        // For work on the device. NVIDIA's driver does not let a process end that has such work.
+        if !Program::new().is_nvidia() {
+            let queue = device.new_queue().unwrap();
+            forget(hold(&queue));
+            let event = queue.record().unwrap().unwrap();
+            std::thread::spawn(move || event.wait().unwrap());
+        }
+        forget(device);
+        std::thread::sleep(Duration::from_millis(5));
+    });
 }

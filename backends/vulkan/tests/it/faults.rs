@@ -5,29 +5,16 @@ use std::sync::Arc;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::engine::Runtime;
 use arrow_device::{Device, DeviceBufferMut, Error, Queue, Result};
-use arrow_device_conformance::every_call_fails;
+use arrow_device_conformance::{alone, soon};
 use arrow_device_vulkan::ash::vk;
-use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
+use arrow_device_vulkan::{VulkanDevice, VulkanQueue};
 
-use crate::rigs::{Timeline, hold, is_there, next_id, unclean};
-use crate::suite::soon;
+use crate::rigs::{Timeline, assert_clean, hold, is_there};
 use crate::watched::Watched;
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..900)) as _;
     RecordBatch::try_from_iter([("a", column)]).unwrap()
-}
-
-#[test]
-fn every_call_of_the_runtime_fails() {
-    if !is_there() {
-        return;
-    }
-    let open = || {
-        let config = VulkanConfig::new(0).with_id(next_id());
-        config.parts().map(|(device, queue, _)| (device, queue))
-    };
-    every_call_fails(open, 0);
 }
 
 fn there_and_back(device: &Device) -> Result<()> {
@@ -64,54 +51,59 @@ fn use_everything(watched: &Watched, device: &Device) -> Result<()> {
 
 /// Each call of Vulkan fails, one after the other, and each call from one on as those of a lost device do. Each time the operation
 /// succeeds all the same or is an error that names the device, nothing is lost, and the device works afterwards or says that it does not.
+///
+/// On a busy machine the validation layer crashes where calls fail behind its back, so it is not loaded here.
 #[test]
 fn every_call_of_vulkan_fails() {
-    let lost = vk::Result::ERROR_DEVICE_LOST;
-    for (code, all_later) in [
-        (vk::Result::ERROR_OUT_OF_DEVICE_MEMORY, false),
-        (vk::Result::ERROR_OUT_OF_HOST_MEMORY, false),
-        (lost, true),
-    ] {
-        for after in 0.. {
-            let Some(watched) = Watched::new() else {
-                return;
-            };
-            let device = watched.adopt().unwrap();
-            watched.fail("*", after, code, all_later);
-            let outcome = use_everything(&watched, &device);
-            // Perhaps with a call that fails.
-            let upload = there_and_back(&device);
-            let failed = watched.clear();
-            let case = format!("after {after} calls {failed:?}, {code:?}: {outcome:?}, {upload:?}");
-            match &outcome {
-                Ok(()) => {}
-                Err(Error::Device { device: of, .. } | Error::OutOfMemory { device: of, .. }) => {
-                    assert_eq!(of.device_type, device.id().device_type, "{case}");
-                }
-                Err(e) => panic!("{case}: {e}"),
-            }
-            match there_and_back(&device) {
-                Ok(()) => {}
-                Err(e) => {
-                    assert!(code == lost, "{case}: {e}");
-                    assert!(
-                        e.to_string().contains("cannot be used any more"),
-                        "{case}: {e}"
-                    );
-                    assert!(device.synchronize().is_err(), "{case}");
-                }
-            }
+    alone("faults::every_call_of_vulkan_fails", || {
+        // SAFETY: the process has no other thread yet.
+        unsafe { std::env::remove_var("VK_INSTANCE_LAYERS") };
+        if !is_there() {
+            return;
+        }
+        let lost = vk::Result::ERROR_DEVICE_LOST;
+        for (code, all_later) in [
+            (vk::Result::ERROR_OUT_OF_DEVICE_MEMORY, false),
+            (vk::Result::ERROR_OUT_OF_HOST_MEMORY, false),
+            (lost, true),
+        ] {
+            let fails = |after: &u64| fails_after(*after, code, all_later);
+            assert!((0..).take_while(fails).count() > 50, "{code:?}");
+        }
+    });
+}
+
+/// Lets a call fail after so many others. Returns whether there was one.
+fn fails_after(after: u64, code: vk::Result, all_later: bool) -> bool {
+    let watched = Watched::new().unwrap();
+    let device = watched.adopt().unwrap();
+    watched.fail("*", after, code, all_later);
+    let outcome = use_everything(&watched, &device);
+    // Perhaps with a call that fails.
+    let upload = there_and_back(&device);
+    let failed = watched.clear();
+    let case = format!("after {after} calls {failed:?}, {code:?}: {outcome:?}, {upload:?}");
+    match &outcome {
+        Ok(()) => {}
+        Err(Error::Device { device: of, .. } | Error::OutOfMemory { device: of, .. }) => {
+            assert_eq!(of.device_type, device.id().device_type, "{case}");
+        }
+        Err(e) => panic!("{case}: {e}"),
+    }
+    match there_and_back(&device) {
+        Ok(()) => {}
+        Err(e) => {
+            assert!(all_later, "{case}: {e}");
             assert!(
-                soon(|| unclean(&device).is_none()),
-                "{case}: {:?}",
-                unclean(&device)
+                e.to_string().contains("cannot be used any more"),
+                "{case}: {e}"
             );
-            if failed.is_empty() {
-                assert!(outcome.is_ok() && after > 50, "{case}");
-                break;
-            }
+            assert!(device.synchronize().is_err(), "{case}");
         }
     }
+    assert_clean(&device);
+    assert!(outcome.is_ok() || !failed.is_empty(), "{case}");
+    !failed.is_empty()
 }
 
 /// Threads make the queues of three devices, each with an order of its own, wait for each other.

@@ -16,14 +16,14 @@ use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices,
     FFI_ArrowDeviceArray, ImportOptions, SyncPolicy,
 };
+use arrow_device_conformance::soon;
 use arrow_device_vulkan::VulkanDevice;
 use arrow_device_vulkan::ash::vk;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 
 use crate::program::{Program, ProgramBuffer};
-use crate::rigs::{hold, is_there, open};
-use crate::suite::{assert_clean, soon};
+use crate::rigs::{assert_clean, hold, is_there, open};
 
 const ROWS: i64 = 10_000;
 

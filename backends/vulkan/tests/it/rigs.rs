@@ -3,27 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use arrow_device::device::engine::Engine;
+use arrow_device::device::EventPtr;
 use arrow_device::{Device, Error, Queue};
-use arrow_device_conformance::Hold;
+use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
 use arrow_device_vulkan::ash::vk;
-pub(crate) use arrow_device_vulkan::register;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
 
-use crate::program::Program;
-use crate::stream_suite::Rig;
-use crate::suite::{self, limit, rig};
-
-pub(crate) const NAME: &str = "vulkan:0";
-
 pub(crate) fn is_required() -> bool {
-    suite::is_required("VULKAN")
+    std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
 }
 
 /// Returns whether there is a device. Says why a test is skipped, or fails if it must not be.
 #[track_caller]
 pub(crate) fn is_there() -> bool {
-    limit();
+    abort_if_hung();
     let lacks = match devices() {
         Ok(found) => found.first().and_then(|first| {
             let lacks = first.lacks?;
@@ -48,11 +41,16 @@ pub(crate) fn next_id() -> i64 {
     ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns what of a device is in use, if anything is.
-pub(crate) fn unclean(device: &Device) -> Option<String> {
-    device.trim();
-    let in_use = Engine::<VulkanDevice>::of(device).unwrap().in_use();
-    (in_use != (0, 0, 0)).then(|| format!("{device}: in use {in_use:?}"))
+#[track_caller]
+pub(crate) fn assert_clean(device: &Device) {
+    assert_balanced::<VulkanDevice>(device);
+}
+
+/// Asserts an error that says this.
+#[track_caller]
+pub(crate) fn assert_error<T>(result: Result<T, Error>, text: &str) {
+    let error = result.map(drop).unwrap_err().to_string();
+    assert!(error.contains(text), "{error}");
 }
 
 /// A timeline semaphore of a program's, and commands that wait for it.
@@ -165,22 +163,31 @@ fn finish_uncounted(queue: &Queue) {
     unsafe { device.wait_semaphores(&wait, u64::MAX) }.unwrap();
 }
 
-/// The first device, if there is any.
-pub(crate) fn all() -> Vec<Device> {
-    is_there().then(open).into_iter().collect()
+/// An event of another library on the same VkDevice. Vulkan has none that fail.
+pub(crate) fn foreign(device: &Device) -> Foreign {
+    let ours = device.clone();
+    let functions = VulkanDevice::of(&ours).unwrap().device().clone();
+    // SAFETY: the device is live.
+    let event = unsafe { functions.create_event(&Default::default(), None) }.unwrap();
+    // Where `sync_event` points to.
+    let mut place = Box::new(event);
+    let pointer = EventPtr::new((&raw mut *place).cast()).unwrap();
+    let (kept, set) = (functions.clone(), functions);
+    let keep = Kept(Some(Box::new(move || {
+        // SAFETY: the event is destroyed once, when the suite uses it no more.
+        unsafe { kept.destroy_event(*place, None) };
+        drop(ours);
+    })));
+    // SAFETY: `keep` has the event, and the place of its handle. The device lives as long.
+    let made = unsafe { Foreign::new(pointer, keep, move |_| set.set_event(event).unwrap()) };
+    made.never_fails()
 }
 
-/// What a forked child is refused, beside the core's functions.
-pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
-    vec![
-        VulkanQueue::of(queue).unwrap().submitted().unwrap_err(),
-        devices().unwrap_err(),
-        VulkanConfig::new(0).open().unwrap_err(),
-    ]
-}
+/// Runs a function when it is dropped.
+struct Kept(Option<Box<dyn FnOnce()>>);
 
-/// For the suite of streams: a program's device, if there is any.
-pub(crate) fn rigs() -> Vec<Rig> {
-    let opened = is_there().then(|| rig(Program::new().adopt(), None));
-    opened.into_iter().collect()
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.take().unwrap()();
+    }
 }

@@ -7,8 +7,7 @@ use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, Devices};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, register, wgpu};
 
-use crate::rigs::{config, id, own_device, try_open};
-use crate::suite::{assert_clean, assert_error};
+use crate::rigs::{assert_clean, assert_error, config, id, own_device, try_open};
 
 #[test]
 fn a_device_is_adopted_once() {

@@ -9,8 +9,7 @@ use arrow_device::{Device, DeviceBufferMut};
 use arrow_device_wgpu::Place;
 
 use crate::program::{add, gpu, numbers, read, write};
-use crate::rigs::{open_with, try_open};
-use crate::suite::assert_error;
+use crate::rigs::{assert_error, open_with, try_open};
 
 #[test]
 fn bindings_begin_and_end_where_wgpu_allows() {

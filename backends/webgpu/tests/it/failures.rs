@@ -8,8 +8,7 @@ use arrow_device::{Device, DeviceBufferMut, Error};
 use arrow_device_wgpu::{Polling, WgpuDevice, wgpu};
 
 use crate::program::own_buffer;
-use crate::rigs::{config, hold, open_with, own_device, try_open, unclean};
-use crate::suite::{assert_clean, assert_error};
+use crate::rigs::{assert_clean, assert_error, config, hold, open_with, own_device};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
 
@@ -55,7 +54,9 @@ fn assert_lost(device: &Device) {
 
 #[test]
 fn destroyed_while_events_are_pending() {
-    let Some(device) = try_open() else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     let queue = device.default_queue();
     let fresh = || DeviceBufferMut::for_values::<i32>(&queue, 10).unwrap();
     let (memory, frozen) = (fresh(), fresh().freeze().unwrap());
@@ -86,7 +87,9 @@ fn destroyed_while_events_are_pending() {
 /// What a download would write to is given back, and not written to any more.
 #[test]
 fn destroyed_while_downloads_are_pending() {
-    let Some(device) = try_open() else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     let queue = device.default_queue();
     let memory = DeviceBufferMut::allocate(&queue, 1 << 20).unwrap();
     let mut host = vec![1_u8; 1 << 20];
@@ -125,7 +128,9 @@ fn a_destroyed_device_is_not_adopted() {
 /// Foreign code may panic where this crate polls the device: in the program's callbacks.
 #[test]
 fn a_panic_is_an_error_and_ends_the_device() {
-    let Some(device) = try_open() else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     let up = device.upload(&batch(1000)).unwrap();
     let gpu = WgpuDevice::of(&device).unwrap();
     gpu.queue()
@@ -144,7 +149,9 @@ fn a_panic_is_an_error_and_ends_the_device() {
 fn a_panic_in_the_programs_poll() {
     let failed = "the device cannot be used any more";
     for is_download in [false, true] {
-        let Some(device) = try_open() else { return };
+        let Some(device) = open_with(|_| {}) else {
+            return;
+        };
         let gpu = WgpuDevice::of(&device).unwrap();
         let own = gpu.device().clone();
         let up = device.upload(&batch(1000)).unwrap();
@@ -167,8 +174,8 @@ fn a_panic_in_the_programs_poll() {
         }
         let event = device.default_queue().record().unwrap().unwrap();
         let poll = move || drop(own.poll(wgpu::PollType::wait_indefinitely()));
-        assert!(std::thread::spawn(poll).join().is_err(), "no panic");
         drop(held);
+        assert!(std::thread::spawn(poll).join().is_err(), "no panic");
         match download {
             Some(download) => assert_error(download.wait(), failed),
             None => assert_error(event.wait(), failed),
@@ -240,7 +247,7 @@ fn a_validation_error_is_an_error_of_the_operation() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_memory_left() {
-    crate::fork_kit::alone("failures::no_memory_left", || {
+    arrow_device_conformance::alone("failures::no_memory_left", || {
         let descriptor = wgpu::DeviceDescriptor {
             required_limits: wgpu::Limits {
                 max_buffer_size: i32::MAX as u64,
@@ -269,14 +276,16 @@ fn no_memory_left() {
         }
         assert_eq!(up.to_host().unwrap(), sent);
         drop(up);
-        assert!(unclean(&device).is_none());
+        assert_clean(&device);
     });
 }
 
 /// Addresses that are not the device's are errors, and touch nothing.
 #[test]
 fn foreign_addresses() {
-    let Some(device) = try_open() else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     let queue = device.default_queue();
     let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
     let mut host = [0_u8; 64];

@@ -3,18 +3,15 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::engine::Engine;
-use arrow_device::{Device, Error, Queue};
-use arrow_device_conformance::Hold;
-pub(crate) use arrow_device_wgpu::register;
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, wgpu};
+use arrow_device::{Device, Error};
+use arrow_device_conformance::{abort_if_hung, assert_balanced};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, wgpu};
 
-use crate::stream_suite::Rig;
-use crate::suite::{self, limit, rig};
-
-pub(crate) const NAME: &str = "webgpu:0";
+pub(crate) use crate::hold::hold;
+use crate::hold::open_below;
 
 pub(crate) fn is_required() -> bool {
-    suite::is_required("WEBGPU")
+    std::env::var_os("ARROW_DEVICE_WEBGPU_REQUIRED").is_some_and(|value| value != "0")
 }
 
 /// An id that no other device of this process has.
@@ -30,7 +27,7 @@ pub(crate) fn config() -> WgpuConfig {
 /// Opens the best adapter. Says why a test is skipped where there is none, or fails if it must not be.
 #[track_caller]
 pub(crate) fn try_open() -> Option<Device> {
-    limit();
+    abort_if_hung();
     match config().open() {
         Ok(device) => Some(device),
         Err(e) => {
@@ -41,12 +38,20 @@ pub(crate) fn try_open() -> Option<Device> {
     }
 }
 
+pub(crate) fn open() -> Device {
+    try_open().unwrap()
+}
+
+pub(crate) fn is_there() -> bool {
+    try_open().is_some()
+}
+
 /// A `wgpu::Device` of the program's own, with the adapter's limits, except those that `lower` changes.
 #[track_caller]
 pub(crate) fn own_device(
     lower: impl FnOnce(&mut wgpu::Limits),
 ) -> Option<(wgpu::Device, wgpu::Queue)> {
-    limit();
+    abort_if_hung();
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     descriptor.backends = wgpu::Backends::PRIMARY.with_env();
     let instance = wgpu::Instance::new(descriptor);
@@ -64,7 +69,7 @@ pub(crate) fn own_device(
         required_limits,
         ..Default::default()
     };
-    Some(now(adapter.request_device(&descriptor)).unwrap())
+    Some(open_below(&adapter, &descriptor))
 }
 
 /// Opens a device over a `wgpu::Device` with such limits.
@@ -72,6 +77,10 @@ pub(crate) fn own_device(
 pub(crate) fn open_with(lower: impl FnOnce(&mut wgpu::Limits)) -> Option<Device> {
     let (device, queue) = own_device(lower)?;
     Some(config().adopt(&device, &queue).unwrap())
+}
+
+pub(crate) fn with_limits(lower: impl FnOnce(&mut wgpu::Limits)) -> Device {
+    open_with(lower).unwrap()
 }
 
 /// Runs a future of wgpu, all of which are ready.
@@ -83,50 +92,18 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Returns what of a device is in use, if anything is.
-pub(crate) fn unclean(device: &Device) -> Option<String> {
-    device.trim();
-    let (memory, host, events) = in_use(device);
-    let clean = memory + host + events == 0;
-    (!clean).then(|| format!("{device}: {memory} allocations, {events} events"))
-}
-
 pub(crate) fn in_use(device: &Device) -> (usize, usize, usize) {
     Engine::<WgpuDevice>::of(device).unwrap().in_use()
 }
 
-/// Keeps a device busy.
-pub(crate) fn hold(queue: &Queue) -> Hold {
-    let device = queue.device().clone();
-    let set = move |is_held| WgpuDevice::of(&device).unwrap().hold(is_held);
-    set(true);
-    Hold::new(move || set(false))
+#[track_caller]
+pub(crate) fn assert_clean(device: &Device) {
+    assert_balanced::<WgpuDevice>(device);
 }
 
-/// A device with the adapter's limits, and one whose allocations have several buffers.
-pub(crate) fn all() -> Vec<Device> {
-    let small = open_with(|limits| {
-        limits.max_buffer_size = 4096;
-        limits.max_storage_buffer_binding_size = 2048;
-    });
-    try_open().into_iter().chain(small).collect()
-}
-
-/// What a forked child is refused, beside the core's functions.
-pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
-    let gpu = WgpuDevice::of(queue.device()).unwrap();
-    vec![
-        gpu.poll().unwrap_err(),
-        config().open().unwrap_err(),
-        config().adopt(gpu.device(), gpu.queue()).unwrap_err(),
-        devices().unwrap_err(),
-    ]
-}
-
-/// For the suite of streams. Calls of the provider fail in `conformance.rs`; `failures.rs` has what of wgpu can be made to fail.
-pub(crate) fn rigs() -> Vec<Rig> {
-    try_open()
-        .into_iter()
-        .map(|device| rig(device, None))
-        .collect()
+/// Asserts an error that says this.
+#[track_caller]
+pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains(text), "{error}");
 }
