@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,10 @@ fn fails<R: Runtime>(
     *lock(&faults.next) = Some((nth, fault));
     let outcome = use_everything(&device);
     let failed = lock(&faults.next).take().is_none();
+    // The call may be one of another thread.
+    while failed && !faults.is_over.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let what = *lock(&faults.what);
     let case = format!("call {nth}, {what}, {fault:?}: {outcome:?}");
     match &outcome {
@@ -119,6 +123,7 @@ fn faulty<R: Runtime>(open: &impl Fn() -> Result<(R, Arc<R::Stream>)>) -> (Devic
         calls: AtomicUsize::new(0),
         next: Mutex::default(),
         what: Mutex::default(),
+        is_over: AtomicBool::new(false),
         streams: Mutex::new(vec![stream.clone()]),
     });
     let faulty = Faulty {
@@ -213,6 +218,8 @@ struct Faults<R: Runtime> {
     next: Mutex<Option<(usize, Fault)>>,
     /// The call that has failed.
     what: Mutex<&'static str>,
+    /// That failure is complete.
+    is_over: AtomicBool,
     streams: Mutex<Vec<Arc<R::Stream>>>,
 }
 
@@ -251,7 +258,7 @@ impl<R: Runtime> Faulty<R> {
         };
         let health = self.runtime.health();
         let error = device_error(health.id(), what, -77, "injected");
-        match (fault, bytes) {
+        let failure = match (fault, bytes) {
             (Fault::OutOfMemory, Some(bytes)) => Err(Error::OutOfMemory {
                 device: health.id(),
                 operation: what,
@@ -267,7 +274,9 @@ impl<R: Runtime> Faulty<R> {
                 Err(unsafe { health.lose(error) })
             }
             _ => Err(error),
-        }
+        };
+        self.faults.is_over.store(true, Ordering::SeqCst);
+        failure
     }
 }
 
@@ -283,6 +292,7 @@ impl<R: Runtime> Faulty<R> {
         if is_next {
             *next = None;
             *lock(&self.faults.what) = "copy";
+            self.faults.is_over.store(true, Ordering::SeqCst);
         }
         is_next
     }
