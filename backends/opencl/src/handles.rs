@@ -10,7 +10,7 @@ use opencl_sys::*;
 use crate::memory::Allocation;
 use crate::platform::{Kind, OpenClDeviceInfo, OpenClMemory};
 use crate::runtime::{OpenClDevice, OpenClQueue};
-use crate::sys::{BUFFER, Object};
+use crate::sys::{BUFFER, Object, call};
 
 impl OpenClDevice {
     /// Returns the OpenCL device behind a device.
@@ -61,12 +61,10 @@ impl OpenClDevice {
             return Err(context.not_supported("handle", reason));
         }
         let _inside = context.health.enter()?;
-        let found = self.memory.handle(address);
-        let (_memory, mem, offset) = found.map_err(|_| {
-            Error::InvalidArgument(
-                format!("{address:?} is not in memory of {}", context.health.id()).into(),
-            )
-        })?;
+        let id = context.health.id();
+        let absent =
+            |_| Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into());
+        let (_memory, mem, offset) = self.memory.handle(address).map_err(absent)?;
         Ok((mem, offset))
     }
 
@@ -83,7 +81,7 @@ impl OpenClDevice {
     pub unsafe fn wrap_mem(device: &Device, mem: cl_mem) -> Result<DeviceBuffer> {
         let context = &Self::of(device)?.context;
         let cl = context.cl;
-        let refused = |reason: &str| Err(context.not_supported("wrap_mem", reason.into()));
+        let refused = |reason: &str| Err(context.not_supported("wrap_mem", reason));
         if !matches!(context.kind, Kind::Handles) {
             return refused(
                 "its memory has no handles; open the device with OpenClMemory::Handles",
@@ -93,9 +91,10 @@ impl OpenClDevice {
         // SAFETY: the caller guarantees the buffer (see `# Safety`); each value is asked for as what the specification says it is.
         let asked = unsafe {
             Object::retain(cl, BUFFER, mem).and_then(|mem| {
-                let of: cl_context = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_CONTEXT)?;
-                let kind: cl_mem_object_type = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_TYPE)?;
-                let bytes: usize = cl.clGetMemObjectInfo(mem.raw(), CL_MEM_SIZE)?;
+                let of: cl_context = call!(info cl.clGetMemObjectInfo(mem.raw(), CL_MEM_CONTEXT))?;
+                let kind: cl_mem_object_type =
+                    call!(info cl.clGetMemObjectInfo(mem.raw(), CL_MEM_TYPE))?;
+                let bytes: usize = call!(info cl.clGetMemObjectInfo(mem.raw(), CL_MEM_SIZE))?;
                 Ok((mem, of, kind, bytes))
             })
         };
@@ -148,9 +147,30 @@ impl OpenClQueue {
         index: u32,
         address: DevicePtr,
     ) -> Result<usize> {
-        let context = &self.context;
+        let (memory, context) = (&self.memory, &self.memory.context);
         let _inside = context.health.enter()?;
-        // SAFETY: the caller guarantees the kernel (see `# Safety`).
-        context.check(unsafe { self.memory.set_kernel_arg(kernel, index, address) })
+        let (cl, pointer) = (context.cl, address.as_ptr().cast_const());
+        // SAFETY: the caller guarantees the kernel. The runtime keeps no argument's memory alive; it does not follow a pointer, and
+        // reads a handle, which a live allocation keeps, before it returns.
+        let set = || unsafe {
+            match context.kind {
+                Kind::Usm(usm) => {
+                    call!(code usm.clSetKernelArgMemPointerINTEL(kernel, index, pointer))?
+                }
+                // A kernel with a null pointer from `clSetKernelArgSVMPointer` did not start on NVIDIA's driver 580: CL_INVALID_KERNEL_ARGS.
+                _ if address.is_null() => {
+                    call!(code cl.clSetKernelArg(kernel, index, size_of::<cl_mem>(), std::ptr::null()))?;
+                }
+                Kind::Svm(svm) => call!(code svm.clSetKernelArgSVMPointer(kernel, index, pointer))?,
+                Kind::Handles => {
+                    let (_memory, mem, at) = memory.handle(address)?;
+                    let value = (&raw const mem).cast();
+                    call!(code cl.clSetKernelArg(kernel, index, size_of::<cl_mem>(), value))?;
+                    return Ok(at);
+                }
+            }
+            Ok(0)
+        };
+        context.check(set())
     }
 }

@@ -11,7 +11,7 @@ use opencl_sys::*;
 
 use crate::context::Context;
 use crate::platform::Kind;
-use crate::sys::{Answer, BUFFER, Failed, Object, Usm};
+use crate::sys::{Answer, BUFFER, Failed, Object, Usm, call};
 
 /// The alignment in bytes that arrow-device asks for.
 const ALIGNMENT: cl_uint = 64;
@@ -35,19 +35,17 @@ impl Allocation {
         let made = match context.kind {
             // SAFETY: the context is live and the device one of its own.
             Kind::Usm(usm) => unsafe {
-                usm.clDeviceMemAllocINTEL(raw, context.device, null(), bytes, ALIGNMENT)
+                call!(made usm.clDeviceMemAllocINTEL(raw, context.device, null(), bytes, ALIGNMENT))
             },
             Kind::Svm(svm) => {
                 // SAFETY: the context is live; its device supports this kind of memory.
                 let made = unsafe { (svm.clSVMAlloc)(raw, CL_MEM_READ_WRITE, bytes, ALIGNMENT) };
-                NonNull::new(made).ok_or(Failed {
-                    call: "clSVMAlloc",
-                    code: CL_MEM_OBJECT_ALLOCATION_FAILURE,
-                })
+                let (call, code) = ("clSVMAlloc", CL_MEM_OBJECT_ALLOCATION_FAILURE);
+                NonNull::new(made).ok_or(Failed { call, code })
             }
             // SAFETY: the context is live.
             Kind::Handles => unsafe {
-                cl.clCreateBuffer(raw, CL_MEM_READ_WRITE, bytes, null_mut())
+                call!(made cl.clCreateBuffer(raw, CL_MEM_READ_WRITE, bytes, null_mut()))
             },
         };
         let made = context.check_allocation(made, bytes)?;
@@ -61,34 +59,27 @@ impl Allocation {
     /// Allocates memory of the host.
     pub(crate) fn on_host(context: &Arc<Context>, usm: Usm, bytes: usize) -> Result<Self> {
         // SAFETY: the context is live.
-        let made = unsafe { usm.clHostMemAllocINTEL(context.raw(), null(), bytes, ALIGNMENT) };
+        let made =
+            unsafe { call!(made usm.clHostMemAllocINTEL(context.raw(), null(), bytes, ALIGNMENT)) };
         Self::of_pointer(context, context.check_allocation(made, bytes)?)
     }
 
     fn of_pointer(context: &Arc<Context>, made: NonNull<c_void>) -> Result<Self> {
-        let this = Self {
-            context: context.clone(),
-            base: DevicePtr::new(made.as_ptr()),
-            mem: None,
-        };
-        if !this.base.address().is_multiple_of(ALIGNMENT as usize) {
-            let reason = format!(
-                "the runtime returned {:?}, which is not aligned to {ALIGNMENT} bytes",
-                this.base
-            );
-            return Err(context.not_supported("allocate", reason));
+        let (context, base, mem) = (context.clone(), DevicePtr::new(made.as_ptr()), None);
+        let this = Self { context, base, mem };
+        if this.base.address().is_multiple_of(ALIGNMENT as usize) {
+            return Ok(this);
         }
-        Ok(this)
+        let reason =
+            format!("the runtime returned {base:?}, which is not aligned to {ALIGNMENT} bytes");
+        Err(this.context.not_supported("allocate", reason))
     }
 
     /// Makes an address for a buffer.
     pub(crate) fn of_handle(context: &Arc<Context>, mem: Object, bytes: usize) -> Result<Self> {
         let reserved = Reserved::new(context.health.id(), bytes)?;
-        Ok(Self {
-            context: context.clone(),
-            base: reserved.base(),
-            mem: Some((mem, reserved)),
-        })
+        let (context, base, mem) = (context.clone(), reserved.base(), Some((mem, reserved)));
+        Ok(Self { context, base, mem })
     }
 }
 
@@ -99,7 +90,7 @@ impl Drop for Allocation {
         unsafe {
             match self.context.kind {
                 // An error has no place to go.
-                Kind::Usm(usm) => drop(usm.clMemFreeINTEL(raw, base)),
+                Kind::Usm(usm) => drop(call!(code usm.clMemFreeINTEL(raw, base))),
                 Kind::Svm(svm) => (svm.clSVMFree)(raw, base),
                 Kind::Handles => {}
             }
@@ -110,7 +101,7 @@ impl Drop for Allocation {
 /// The memory of a device that is in use, and what its queues do with it.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
     pub(crate) all: Memories<Arc<Allocation>>,
 }
 
@@ -130,10 +121,8 @@ impl Memory {
             let mem = memory.mem.as_ref()?.0.raw();
             Some((memory, mem, offset))
         });
-        handle.ok_or(Failed {
-            call: "looking up the cl_mem of an address",
-            code: CL_INVALID_MEM_OBJECT,
-        })
+        let (call, code) = ("looking up the cl_mem of an address", CL_INVALID_MEM_OBJECT);
+        handle.ok_or(Failed { call, code })
     }
 
     /// Queues a copy.
@@ -147,20 +136,24 @@ impl Memory {
         // its handle, and the runtime keeps it from then on.
         unsafe {
             match (self.context.kind, op.kind) {
-                (Kind::Usm(usm), _) => usm.clEnqueueMemcpyINTEL(queue, CL_FALSE, to, from, bytes),
-                (Kind::Svm(svm), _) => svm.clEnqueueSVMMemcpy(queue, CL_FALSE, to, from, bytes),
+                (Kind::Usm(usm), _) => {
+                    call!(enqueue usm.clEnqueueMemcpyINTEL(queue, CL_FALSE, to, from, bytes))
+                }
+                (Kind::Svm(svm), _) => {
+                    call!(enqueue svm.clEnqueueSVMMemcpy(queue, CL_FALSE, to, from, bytes))
+                }
                 (Kind::Handles, CopyKind::HostToDevice) => {
                     let (_memory, mem, at) = self.handle(op.dst)?;
-                    cl.clEnqueueWriteBuffer(queue, mem, CL_FALSE, at, bytes, from)
+                    call!(enqueue cl.clEnqueueWriteBuffer(queue, mem, CL_FALSE, at, bytes, from))
                 }
                 (Kind::Handles, CopyKind::DeviceToHost) => {
                     let (_memory, mem, at) = self.handle(op.src)?;
-                    cl.clEnqueueReadBuffer(queue, mem, CL_FALSE, at, bytes, to)
+                    call!(enqueue cl.clEnqueueReadBuffer(queue, mem, CL_FALSE, at, bytes, to))
                 }
                 (Kind::Handles, _) => {
                     let (_from, from, from_at) = self.handle(op.src)?;
                     let (_to, to, to_at) = self.handle(op.dst)?;
-                    cl.clEnqueueCopyBuffer(queue, from, to, from_at, to_at, bytes)
+                    call!(enqueue cl.clEnqueueCopyBuffer(queue, from, to, from_at, to_at, bytes))
                 }
             }
         }
@@ -186,49 +179,16 @@ impl Memory {
         unsafe {
             match self.context.kind {
                 Kind::Usm(usm) => {
-                    usm.clEnqueueMemFillINTEL(queue, to, pattern, length(dst.address()), bytes)
+                    call!(enqueue usm.clEnqueueMemFillINTEL(queue, to, pattern, length(dst.address()), bytes))
                 }
                 Kind::Svm(svm) => {
-                    svm.clEnqueueSVMMemFill(queue, to, pattern, length(dst.address()), bytes)
+                    call!(enqueue svm.clEnqueueSVMMemFill(queue, to, pattern, length(dst.address()), bytes))
                 }
                 Kind::Handles => {
-                    let (_memory, mem, at) = self.handle(dst)?;
-                    let cl = self.context.cl;
-                    cl.clEnqueueFillBuffer(queue, mem, pattern, length(at), at, bytes)
+                    let (cl, (_memory, mem, at)) = (self.context.cl, self.handle(dst)?);
+                    call!(enqueue cl.clEnqueueFillBuffer(queue, mem, pattern, length(at), at, bytes))
                 }
             }
         }
-    }
-
-    /// Makes memory an argument of a kernel. Returns the offset of the address in it.
-    ///
-    /// # Safety
-    /// The kernel is live, and no other thread uses it during the call.
-    pub(crate) unsafe fn set_kernel_arg(
-        &self,
-        kernel: cl_kernel,
-        index: cl_uint,
-        address: DevicePtr,
-    ) -> Answer<usize> {
-        let (cl, pointer) = (self.context.cl, address.as_ptr().cast_const());
-        // SAFETY: the caller guarantees the kernel. The runtime keeps no argument's memory alive; it does not follow a pointer, and
-        // reads a handle, which a live allocation keeps, before it returns.
-        unsafe {
-            match self.context.kind {
-                Kind::Usm(usm) => usm.clSetKernelArgMemPointerINTEL(kernel, index, pointer)?,
-                // A kernel with a null pointer from `clSetKernelArgSVMPointer` did not start on NVIDIA's driver 580: CL_INVALID_KERNEL_ARGS.
-                _ if address.is_null() => {
-                    cl.clSetKernelArg(kernel, index, size_of::<cl_mem>(), null())?;
-                }
-                Kind::Svm(svm) => svm.clSetKernelArgSVMPointer(kernel, index, pointer)?,
-                Kind::Handles => {
-                    let (_memory, mem, at) = self.handle(address)?;
-                    let value = (&raw const mem).cast();
-                    cl.clSetKernelArg(kernel, index, size_of::<cl_mem>(), value)?;
-                    return Ok(at);
-                }
-            }
-        }
-        Ok(0)
     }
 }

@@ -14,7 +14,7 @@ use crate::platform::{
     loader, platforms_devices,
 };
 use crate::runtime::{OpenClDevice, OpenClQueue};
-use crate::sys::{CONTEXT, Cl, Object};
+use crate::sys::{CONTEXT, Cl, Object, call};
 
 /// How an OpenCL device is opened. `Devices::open("opencl:0")` uses the defaults once the crate is
 /// [registered](crate::register).
@@ -31,7 +31,7 @@ pub struct OpenClConfig {
     memory: Option<OpenClMemory>,
     idle_bytes: usize,
     /// Memory of a foreign producer that the device is for.
-    given: Option<DevicePtr>,
+    pub(crate) given: Option<DevicePtr>,
 }
 
 impl OpenClConfig {
@@ -69,12 +69,6 @@ impl OpenClConfig {
         self
     }
 
-    /// Makes the device one for memory of a foreign producer.
-    pub(crate) fn for_memory(mut self, address: Option<DevicePtr>) -> Self {
-        self.given = address;
-        self
-    }
-
     /// Opens the device in a context of its own.
     ///
     /// # Errors
@@ -93,21 +87,20 @@ impl OpenClConfig {
         let (cl, _inside) = loader(id)?;
         let devices = platforms_devices(cl, id)?;
         let listed = devices.get(self.ordinal).copied();
-        let listed = listed.ok_or_else(|| {
-            let found = match devices.len() {
-                0 => "there is no OpenCL device".into(),
-                1 => "there is one OpenCL device, 0".into(),
-                n => format!("there are {n} OpenCL devices, 0 to {}", n - 1),
-            };
-            absent(id, found)
-        })?;
+        let found = || {
+            format!(
+                "of OpenCL devices, numbered from 0, there are {}",
+                devices.len()
+            )
+        };
+        let listed = listed.ok_or_else(|| absent(id, found()))?;
         let platform = listed.platform.expose_provenance() as cl_context_properties;
         let properties: [cl_context_properties; 3] = [CL_CONTEXT_PLATFORM, platform, 0];
         let device = &raw const listed.device;
         // SAFETY: the loader has listed the device; the list of properties ends with 0 and is read during the call. Nobody else has the
         // context.
         let context = unsafe {
-            cl.clCreateContext(properties.as_ptr(), 1, device, None, null_mut())
+            call!(made cl.clCreateContext(properties.as_ptr(), 1, device, None, null_mut()))
                 .map(|made| Object::own(cl, CONTEXT, made))
         };
         let context = context.map_err(|failed| absent_after(id, failed))?;
@@ -149,7 +142,8 @@ impl OpenClConfig {
         // SAFETY: the caller guarantees context and device; the platform is a pointer.
         let asked = unsafe {
             Object::retain(cl, CONTEXT, context).and_then(|context| {
-                let platform: cl_platform_id = cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM)?;
+                let platform: cl_platform_id =
+                    call!(info cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM))?;
                 Ok((devices_of(cl, context.raw())?, context, platform))
             })
         };
@@ -182,9 +176,10 @@ impl OpenClConfig {
         let described = unsafe { describe(cl, listed) };
         let (info, mut kinds) = described.map_err(|failed| absent_after(id, failed))?;
         if let (Some(address), [Kind::Usm(usm), ..]) = (self.given, &kinds[..]) {
-            let (address, what) = (address.as_ptr().cast_const(), CL_MEM_ALLOC_TYPE_INTEL);
+            let (raw, what) = (context.raw(), CL_MEM_ALLOC_TYPE_INTEL);
+            let address = address.as_ptr().cast_const();
             // SAFETY: the context is live; the call accepts any address and does not follow it.
-            let found = unsafe { usm.clGetMemAllocInfoINTEL(context.raw(), address, what) };
+            let found = unsafe { call!(info usm.clGetMemAllocInfoINTEL(raw, address, what)) };
             if !found.is_ok_and(|found: cl_uint| found != CL_MEM_TYPE_UNKNOWN_INTEL) {
                 // The producer's is shared virtual memory.
                 kinds.remove(0);

@@ -9,7 +9,7 @@ use arrow_device::device::engine::Inside;
 use arrow_device::{ArrowDeviceType, Error, Result};
 use opencl_sys::*;
 
-use crate::sys::{Answer, Cl, Failed, Svm, Usm, code_name, list, lock};
+use crate::sys::{Answer, Cl, Failed, Svm, Usm, call, code_name, list, lock};
 
 /// What OpenCL reports about a device.
 #[derive(Clone, Debug)]
@@ -46,9 +46,7 @@ pub fn devices() -> Result<Vec<OpenClDeviceInfo>> {
     let info = |listed: Listed| {
         // SAFETY: the loader has listed the device.
         let described = unsafe { describe(cl, listed) };
-        described
-            .map(|(info, _)| info)
-            .map_err(|failed| absent_after(id, failed))
+        described.map_or_else(|failed| Err(absent_after(id, failed)), |(info, _)| Ok(info))
     };
     platforms_devices(cl, id)?.into_iter().map(info).collect()
 }
@@ -98,9 +96,17 @@ pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_d
 
 /// Returns [`Error::DeviceNotAvailable`].
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
-    Error::DeviceNotAvailable {
+    let reason = reason.into().into();
+    Error::DeviceNotAvailable { device, reason }
+}
+
+/// Returns [`Error::NotSupported`].
+pub(crate) fn not_supported(device: DeviceId, operation: &'static str, reason: String) -> Error {
+    let reason = reason.into();
+    Error::NotSupported {
         device,
-        reason: reason.into().into(),
+        operation,
+        reason,
     }
 }
 
@@ -130,13 +136,13 @@ pub(crate) fn platforms_devices(cl: &Cl, id: DeviceId) -> Result<Vec<Listed>> {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = lock(&ONE);
     // SAFETY: there is room for as many platforms as is said, and a place for their number.
-    let platforms = handles(|room, to, count| unsafe { cl.clGetPlatformIDs(room, to, count) });
-    let platforms = match platforms {
-        Err(failed) if failed.code != CL_PLATFORM_NOT_FOUND_KHR => {
-            return Err(absent_after(id, failed));
-        }
-        platforms => platforms.unwrap_or_default(),
-    };
+    let platforms =
+        handles(|room, to, count| unsafe { call!(code cl.clGetPlatformIDs(room, to, count)) });
+    let is_none = |failed: &Failed| failed.code == CL_PLATFORM_NOT_FOUND_KHR;
+    let platforms = platforms.or_else(|failed| match is_none(&failed) {
+        true => Ok(Vec::new()),
+        false => Err(absent_after(id, failed)),
+    })?;
     if platforms.is_empty() {
         let reason = "OpenCL's loader finds no driver; install the GPU's, or one for CPUs (Debian and Ubuntu: pocl-opencl-icd)";
         return Err(absent(id, reason));
@@ -145,7 +151,7 @@ pub(crate) fn platforms_devices(cl: &Cl, id: DeviceId) -> Result<Vec<Listed>> {
         // A platform without devices reports that as an error.
         // SAFETY: the platform is one of the loader's, and there is room for so many devices and a number (`handles`).
         let devices = handles(|room, to, count| unsafe {
-            cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, room, to, count)
+            call!(code cl.clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, room, to, count))
         });
         let listed = move |device| Listed { platform, device };
         devices.unwrap_or_default().into_iter().map(listed)
@@ -178,38 +184,32 @@ pub(crate) unsafe fn describe(cl: &Cl, listed: Listed) -> Answer<(OpenClDeviceIn
             let ask = |room, to, bytes| (cl.clGetDeviceInfo)(device, what, room, to, bytes);
             list("clGetDeviceInfo", 0, ask).map(text)
         };
-        let platform_name = list("clGetPlatformInfo", 0, |room, to, bytes| {
-            (cl.clGetPlatformInfo)(platform, CL_PLATFORM_NAME, room, to, bytes)
-        });
-        let number = |what| cl.clGetDeviceInfo::<u64>(device, what);
+        let ask =
+            |room, to, bytes| (cl.clGetPlatformInfo)(platform, CL_PLATFORM_NAME, room, to, bytes);
+        let platform_name = list("clGetPlatformInfo", 0, ask).map(text);
+        let number = |what| -> Answer<u64> { call!(info cl.clGetDeviceInfo(device, what)) };
         let has = |what, bits| number(what).is_ok_and(|found| found & bits != 0);
         let extensions = device_text(CL_DEVICE_EXTENSIONS)?;
-        let has_usm = extensions
-            .split(' ')
-            .any(|name| name == "cl_intel_unified_shared_memory")
-            && has(
-                CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL,
-                CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL,
-            )
-            && has(
-                CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL,
-                CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL,
-            );
-        let usm = has_usm.then(|| Usm::of(cl, platform).ok()).flatten();
-        let has_svm = has(
-            CL_DEVICE_SVM_CAPABILITIES,
+        let (access, coarse) = (
+            CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL,
             CL_DEVICE_SVM_COARSE_GRAIN_BUFFER,
         );
-        let svm = cl.svm.filter(|_| has_svm);
+        let mut extensions = extensions.split(' ');
+        let has_usm = extensions.any(|name| name == "cl_intel_unified_shared_memory")
+            && has(CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL, access)
+            && has(CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, access);
+        let usm = has_usm.then(|| Usm::of(cl, platform).ok()).flatten();
+        let svm = cl.svm.filter(|_| has(CL_DEVICE_SVM_CAPABILITIES, coarse));
         let kinds = [usm.map(Kind::Usm), svm.map(Kind::Svm), Some(Kind::Handles)];
         let kinds: Vec<_> = kinds.into_iter().flatten().collect();
         let info = OpenClDeviceInfo {
             name: device_text(CL_DEVICE_NAME)?,
             version: device_text(CL_DEVICE_VERSION)?,
-            platform: platform_name.map(text)?,
+            platform: platform_name?,
             memory: kinds.iter().map(|kind| kind.name()).collect(),
             is_cpu: number(CL_DEVICE_TYPE)? & CL_DEVICE_TYPE_CPU != 0,
-            max_allocation: usize::try_from(number(CL_DEVICE_MAX_MEM_ALLOC_SIZE)?)
+            max_allocation: number(CL_DEVICE_MAX_MEM_ALLOC_SIZE)?
+                .try_into()
                 .unwrap_or(usize::MAX),
         };
         Ok((info, kinds))

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
-use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
+use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 use opencl_sys::{CL_EVENT_CONTEXT, cl_context, cl_event};
 
 use crate::open::OpenClConfig;
-use crate::platform::{absent, absent_after, devices_of, loader, platforms_devices};
+use crate::platform::{absent, absent_after, devices_of, loader, not_supported, platforms_devices};
 use crate::runtime::OpenClDevice;
-use crate::sys::lock;
+use crate::sys::{call, lock};
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
 const FOREIGN: usize = 16;
@@ -67,10 +67,8 @@ impl OpenClDevices {
     /// Returns [`Error::NotSupported`] if it is not an OpenCL device.
     pub fn add(&self, device: Device) -> Result<()> {
         // In a child of the process another thread may have had the lock.
-        let _inside = OpenClDevice::of(&device)?
-            .context
-            .health
-            .enter_even_if_failed()?;
+        let health = &OpenClDevice::of(&device)?.context.health;
+        let _inside = health.enter_even_if_failed()?;
         let mut known = lock(&self.0);
         if !known.added.contains(&device) {
             known.added.push(device.clone());
@@ -88,14 +86,10 @@ impl OpenClDevices {
         let event = event.filter(|event| event.as_ptr().cast::<usize>().is_aligned());
         // SAFETY: the caller of the import guarantees a live event of this type (see `register_resolver`), and the pointer is aligned.
         let raw = event.map(|event| unsafe { event.as_ptr().cast::<cl_event>().read() });
-        let context: Option<cl_context> = match raw.filter(|raw| !raw.is_null()) {
-            None => None,
-            Some(raw) => {
-                // SAFETY: the caller of the import guarantees a live event; the context is a pointer.
-                let context = unsafe { cl.clGetEventInfo(raw, CL_EVENT_CONTEXT) };
-                Some(context.map_err(|failed| absent_after(id, failed))?)
-            }
-        };
+        // SAFETY: the caller of the import guarantees a live event; the context is a pointer.
+        let ask = |raw| unsafe { call!(info cl.clGetEventInfo(raw, CL_EVENT_CONTEXT)) };
+        let asked = raw.filter(|raw| !raw.is_null()).map(ask).transpose();
+        let context: Option<cl_context> = asked.map_err(|failed| absent_after(id, failed))?;
         let is_meant = |device: &&Device| {
             let of = || OpenClDevice::of(device).map(OpenClDevice::context);
             device.id() == id && context.is_none_or(|context| of().is_ok_and(|of| of == context))
@@ -115,10 +109,8 @@ impl OpenClDevices {
         if let Some(found) = owner.or_else(first) {
             return Ok(Some(found.clone()));
         }
-        match context {
-            Some(context) => self.adopt(id, context, address).map(Some),
-            None => Ok(None),
-        }
+        let adopt = |context| self.adopt(id, context, address);
+        context.map(adopt).transpose()
     }
 
     /// Opens the device in the context of a foreign producer, which the live event of the array keeps alive.
@@ -133,34 +125,25 @@ impl OpenClDevices {
         let devices = unsafe { devices_of(cl, context) };
         let devices = devices.map_err(|failed| absent_after(id, failed))?;
         let listed = platforms_devices(cl, id)?;
-        let number = usize::try_from(id.id).ok();
-        let named = number.and_then(|number| listed.get(number));
-        let named = named
-            .map(|listed| listed.device)
-            .filter(|device| devices.contains(device));
+        let named = usize::try_from(id.id).map_or(None, |number| listed.get(number));
+        let named = named.filter(|listed| devices.contains(&listed.device));
         // The producer may number its devices in another way.
         let device = match (named, &devices[..]) {
-            (Some(device), _) => device,
+            (Some(listed), _) => listed.device,
             (None, [device]) => *device,
             _ => {
-                return Err(Error::NotSupported {
-                    device: id,
-                    operation: "import",
-                    reason:
-                        "the context of its event has several devices, of which the id names none"
-                            .into(),
-                });
+                let text = "the context of its event has several devices; the id names none";
+                return Err(not_supported(id, "import", text.into()));
             }
         };
-        let config = OpenClConfig::new(0).with_id(id.id).for_memory(address);
+        let mut config = OpenClConfig::new(0).with_id(id.id);
+        config.given = address;
         // SAFETY: the live event of the array keeps its context alive, and `device` was taken from that context's list.
         let device = unsafe { config.adopt_context(context, device, None) }?;
         let mut known = lock(&self.0);
         known.foreign.push_back(device.clone());
-        let is_over = known.foreign.len() > FOREIGN;
-        let oldest = is_over.then(|| known.foreign.pop_front());
-        drop(known);
-        drop(oldest);
+        let oldest = (known.foreign.len() > FOREIGN).then(|| known.foreign.pop_front());
+        drop((known, oldest));
         Ok(device)
     }
 }

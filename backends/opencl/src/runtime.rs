@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::{NonNull, null, null_mut, with_exposed_provenance_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use arrow_device::Result;
@@ -17,7 +17,7 @@ use opencl_sys::*;
 use crate::context::Context;
 use crate::memory::{Allocation, Memory};
 use crate::platform::Kind;
-use crate::sys::{Answer, Cl, EVENT, Failed, Object, QUEUE};
+use crate::sys::{Answer, Cl, EVENT, Failed, Object, QUEUE, call, made};
 
 /// An OpenCL device in a context: the provider of an arrow-device device.
 ///
@@ -45,7 +45,6 @@ impl fmt::Debug for OpenClDevice {
 /// A queue of an OpenCL device: an in-order command queue.
 #[derive(Debug)]
 pub struct OpenClQueue {
-    pub(crate) context: Arc<Context>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) object: Object,
 }
@@ -55,18 +54,15 @@ impl OpenClQueue {
     pub(crate) fn new(device: &OpenClDevice) -> Result<Arc<Self>> {
         let (context, cl) = (&device.context, device.context.cl);
         // SAFETY: context and device are live and belong together.
-        let made = unsafe { cl.clCreateCommandQueue(context.raw(), context.device, 0) };
+        let made = unsafe { call!(made cl.clCreateCommandQueue(context.raw(), context.device, 0)) };
         // SAFETY: the queue was just made, and nobody else has it.
         let object = unsafe { Object::own(cl, QUEUE, context.check(made)?) };
         Ok(Self::with(device, object))
     }
 
     fn with(device: &OpenClDevice, object: Object) -> Arc<Self> {
-        Arc::new(Self {
-            context: device.context.clone(),
-            memory: device.memory.clone(),
-            object,
-        })
+        let memory = device.memory.clone();
+        Arc::new(Self { memory, object })
     }
 
     /// Takes a reference of a program's command queue, if it can be a queue of the device.
@@ -81,10 +77,11 @@ impl OpenClQueue {
         // SAFETY: the caller guarantees the command queue; each value is asked for as what the specification says it is.
         let asked = unsafe {
             Object::retain(cl, QUEUE, queue).and_then(|kept| {
-                let of: cl_context = cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT)?;
-                let of_device: cl_device_id = cl.clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE)?;
+                let of: cl_context = call!(info cl.clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT))?;
+                let of_device: cl_device_id =
+                    call!(info cl.clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE))?;
                 let properties: cl_bitfield =
-                    cl.clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES)?;
+                    call!(info cl.clGetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES))?;
                 Ok((kept, of, of_device, properties))
             })
         };
@@ -96,14 +93,16 @@ impl OpenClQueue {
         } else {
             return Ok(Self::with(device, object));
         };
-        Err(context.not_supported("adopting a command queue", reason.into()))
+        Err(context.not_supported("adopting a command queue", reason))
     }
 
     /// Makes later work wait for an event of the queue's context.
     fn barrier(&self, event: cl_event) -> Answer {
-        let (cl, queue) = (self.context.cl, self.object.raw());
+        let (cl, queue) = (self.memory.context.cl, self.object.raw());
         // SAFETY: queue and event are live and of one context.
-        unsafe { cl.clEnqueueBarrierWithWaitList(queue, 1, &raw const event, null_mut()) }
+        unsafe {
+            call!(code cl.clEnqueueBarrierWithWaitList(queue, 1, &raw const event, null_mut()))
+        }
     }
 }
 
@@ -117,7 +116,9 @@ pub struct Event {
 impl Event {
     fn status(&self, cl: &Cl) -> Answer<cl_int> {
         // SAFETY: the event is live; the status is an integer.
-        unsafe { cl.clGetEventInfo(self.object.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) }
+        unsafe {
+            call!(info cl.clGetEventInfo(self.object.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS))
+        }
     }
 
     /// Returns how the event has ended; `None`: it is pending. An error if it cannot be asked about. Never waits.
@@ -139,7 +140,7 @@ impl Event {
     fn wait(&self, cl: &Cl) -> Answer {
         let event = self.object.raw();
         // SAFETY: the event is live, and is the whole list.
-        unsafe { cl.clWaitForEvents(1, &raw const event) }
+        unsafe { call!(code cl.clWaitForEvents(1, &raw const event)) }
     }
 
     /// Sees to it that a foreign producer's event makes progress: its queue may not have been flushed. That queue's handle is not used, since
@@ -173,8 +174,8 @@ impl Drop for Gate {
     fn drop(&mut self) {
         // Tried again in case the runtime is short of memory: the queue would hang.
         // SAFETY: the event is a user event, live and pending.
-        let open = || unsafe { self.0.clSetUserEventStatus(self.1.raw(), CL_COMPLETE) };
-        (0..16).any(|_| open().is_ok());
+        let open = || unsafe { (self.0.clSetUserEventStatus)(self.1.raw(), CL_COMPLETE) };
+        (0..16).any(|_| open() == CL_SUCCESS);
     }
 }
 
@@ -243,13 +244,12 @@ unsafe impl Runtime for OpenClDevice {
 
     /// The runtimes without unified shared memory have no other memory from which they copy faster.
     fn allocate_host(&self, bytes: usize) -> Result<Option<Arc<Allocation>>> {
-        match self.context.kind {
-            Kind::Usm(usm) if bytes <= self.context.info.max_allocation => {
-                let made = Allocation::on_host(&self.context, usm, bytes)?;
-                Ok(Some(Arc::new(made)))
-            }
-            _ => Ok(None),
-        }
+        let Kind::Usm(usm) = self.context.kind else {
+            return Ok(None);
+        };
+        let fits = bytes <= self.context.info.max_allocation;
+        let made = fits.then(|| Allocation::on_host(&self.context, usm, bytes).map(Arc::new));
+        made.transpose()
     }
 
     fn base(&self, memory: &Arc<Allocation>) -> DevicePtr {
@@ -290,19 +290,16 @@ unsafe impl Runtime for OpenClDevice {
     /// The queue is flushed, or the event might never complete.
     fn record(&self, queue: &OpenClQueue) -> Result<Event> {
         let (cl, queue) = (self.context.cl, queue.handle());
-        let (mut event, code): (cl_event, _) = (null_mut(), CL_SUCCESS);
+        let mut event: cl_event = null_mut();
         // SAFETY: the queue is live, and the place for the event valid. The event is nobody else's.
         let marked = unsafe {
-            cl.clEnqueueMarkerWithWaitList(queue, 0, null(), &raw mut event)
-                .and_then(|()| {
-                    let call = "clEnqueueMarkerWithWaitList";
-                    let event = NonNull::new(event).ok_or(Failed { call, code })?;
-                    let object = Object::own(cl, EVENT, event);
-                    cl.clFlush(queue).map(|()| object)
-                })
+            let code = (cl.clEnqueueMarkerWithWaitList)(queue, 0, null(), &raw mut event);
+            made("clEnqueueMarkerWithWaitList", event, code).and_then(|event| {
+                let object = Object::own(cl, EVENT, event);
+                call!(code cl.clFlush(queue)).map(|()| object)
+            })
         };
-        let object = self.context.check(marked)?;
-        let is_own = true;
+        let (object, is_own) = (self.context.check(marked)?, true);
         Ok(Event { object, is_own })
     }
 
@@ -367,7 +364,7 @@ unsafe impl Runtime for OpenClDevice {
         let (cl, context) = (self.context.cl, self.context.raw());
         // SAFETY: the context is live. The event is nobody else's.
         let made = unsafe {
-            let made = cl.clCreateUserEvent(context);
+            let made = call!(made cl.clCreateUserEvent(context));
             made.map(|event| Gate(cl, Object::own(cl, EVENT, event)))
         };
         let gate = self.context.check(made)?;
@@ -377,12 +374,12 @@ unsafe impl Runtime for OpenClDevice {
     }
 
     fn synchronize(&self, queues: &[Arc<OpenClQueue>]) -> Result<()> {
-        let context = &self.context;
+        let (context, cl) = (&self.context, self.context.cl);
         let _inside = context.health.enter_even_if_failed()?;
         let mut outcome = Ok(());
         for queue in queues {
             // SAFETY: the queue is live.
-            let finished = unsafe { context.cl.clFinish(queue.handle()) };
+            let finished = unsafe { call!(code cl.clFinish(queue.handle())) };
             outcome = both(outcome, finished);
         }
         outcome.map_err(|failed| match is_gone(failed.code) {

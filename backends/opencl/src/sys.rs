@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arrow_device::ArrowDeviceType;
@@ -35,15 +35,9 @@ impl<F: Copy> Function for Option<F> {
     type Pointer = F;
 }
 
-/// Declares a table of functions, with the types of opencl-sys, and a method for each that makes the call. Their sorts:
-/// - `code`: returns a code;
-/// - `enqueue`: as above, and ends with a list of events to wait for, which is empty here, and the place for an event, which is not asked for;
-/// - `made`: returns an object or memory, and a code through its last parameter;
-/// - `info`: returns a code, and ends with the length and the place of the answer, and the place for its length. The method returns a value
-///   of fixed length; [`list`] asks for others;
-/// - `plain`: anything else, called as it is.
+/// Declares a table of functions, with the types of opencl-sys.
 macro_rules! functions {
-    ($(#[$doc:meta])* $table:ident { $($sort:ident $function:ident: $type:ty = ($($arg:ident: $arg_type:ty),*);)* }) => {
+    ($(#[$doc:meta])* $table:ident { $($function:ident: $type:ty,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         #[allow(non_snake_case)]
@@ -51,9 +45,6 @@ macro_rules! functions {
             $(pub(crate) $function: <$type as Function>::Pointer,)*
         }
 
-        /// # Safety
-        /// Each method has the contract of the function in OpenCL's specification. What an `info` asks for is a `T`, and so are zeros.
-        #[allow(non_snake_case, clippy::too_many_arguments)]
         impl $table {
             /// Returns the table, or the name of the first function that is missing.
             ///
@@ -70,125 +61,66 @@ macro_rules! functions {
                     },)*
                 })
             }
-
-            $(method! { $sort $function($($arg: $arg_type),*) })*
         }
     };
 }
 
-macro_rules! method {
-    (plain $($rest:tt)*) => {};
-    (code $function:ident($($arg:ident: $type:ty),*)) => {
-        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer {
-            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`).
-            answered(stringify!($function), unsafe { (self.$function)($($arg),*) })
-        }
+/// Calls a function of a table, whose contract in OpenCL's specification the caller keeps to. Their sorts:
+/// - `code`: returns a code;
+/// - `enqueue`: as above, and ends with a list of events to wait for, which is empty here, and the place for an event, which is not asked for;
+/// - `made`: returns an object or memory, and a code through its last parameter;
+/// - `info`: returns a code, and ends with the length and the place of the answer, and the place for its length. The answer has a fixed
+///   length, and may be zeros; [`list`] asks for others.
+macro_rules! call {
+    (code $table:ident.$function:ident($($arg:expr),* $(,)?)) => {
+        $crate::sys::answered(stringify!($function), ($table.$function)($($arg),*))
     };
-    (enqueue $function:ident($($arg:ident: $type:ty),*)) => {
-        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer {
-            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`); there is no list, and no event.
-            answered(stringify!($function), unsafe { (self.$function)($($arg,)* 0, null(), null_mut()) })
-        }
+    (enqueue $table:ident.$function:ident($($arg:expr),* $(,)?)) => {
+        $crate::sys::answered(stringify!($function), ($table.$function)($($arg,)* 0, std::ptr::null(), std::ptr::null_mut()))
     };
-    (made $function:ident($($arg:ident: $type:ty),*)) => {
-        pub(crate) unsafe fn $function(&self, $($arg: $type),*) -> Answer<NonNull<c_void>> {
-            let mut code = CL_SUCCESS;
-            // SAFETY: the caller keeps to the function's contract (see the table's `# Safety`); the place for the code is valid.
-            let made = unsafe { (self.$function)($($arg,)* &raw mut code) };
-            answered(stringify!($function), code)?;
-            NonNull::new(made).ok_or(Failed { call: stringify!($function), code })
-        }
-    };
-    (info $function:ident($($arg:ident: $type:ty),*)) => {
-        pub(crate) unsafe fn $function<T>(&self, $($arg: $type),*) -> Answer<T> {
-            let mut value = MaybeUninit::<T>::zeroed();
-            let (bytes, place) = (size_of::<T>(), value.as_mut_ptr().cast());
-            // SAFETY: the caller keeps to the function's contract, and what it writes is a `T`, as zeros are (see the table's `# Safety`).
-            unsafe {
-                answered(stringify!($function), (self.$function)($($arg,)* bytes, place, null_mut()))?;
-                Ok(value.assume_init())
-            }
-        }
+    (made $table:ident.$function:ident($($arg:expr),* $(,)?)) => {{
+        let mut code = CL_SUCCESS;
+        let made = ($table.$function)($($arg,)* &raw mut code);
+        $crate::sys::made(stringify!($function), made, code)
+    }};
+    (info $table:ident.$function:ident($($arg:expr),* $(,)?)) => {
+        $crate::sys::asked(stringify!($function), |bytes, place| ($table.$function)($($arg,)* bytes, place, std::ptr::null_mut()))
     };
 }
+pub(crate) use call;
 
 functions! {
     /// The functions of OpenCL 1.2.
     Functions {
-        code clGetPlatformIDs: clGetPlatformIDs_t = (room: cl_uint, to: *mut cl_platform_id, count: *mut cl_uint);
-        plain clGetPlatformInfo: clGetPlatformInfo_t = ();
-        code clGetDeviceIDs: clGetDeviceIDs_t
-            = (platform: cl_platform_id, kinds: cl_device_type, room: cl_uint, to: *mut cl_device_id, count: *mut cl_uint);
-        info clGetDeviceInfo: clGetDeviceInfo_t = (device: cl_device_id, what: cl_device_info);
-        made clCreateContext: clCreateContext_t
-            = (properties: *const cl_context_properties, count: cl_uint, devices: *const cl_device_id, notify: ContextNotify, data: *mut c_void);
-        code clRetainContext: clRetainContext_t = (context: cl_context);
-        code clReleaseContext: clReleaseContext_t = (context: cl_context);
-        plain clGetContextInfo: clGetContextInfo_t = ();
-        made clCreateCommandQueue: clCreateCommandQueue_t
-            = (context: cl_context, device: cl_device_id, properties: cl_command_queue_properties);
-        code clRetainCommandQueue: clRetainCommandQueue_t = (queue: cl_command_queue);
-        code clReleaseCommandQueue: clReleaseCommandQueue_t = (queue: cl_command_queue);
-        info clGetCommandQueueInfo: clGetCommandQueueInfo_t = (queue: cl_command_queue, what: cl_command_queue_info);
-        code clFlush: clFlush_t = (queue: cl_command_queue);
-        code clFinish: clFinish_t = (queue: cl_command_queue);
-        made clCreateBuffer: clCreateBuffer_t = (context: cl_context, flags: cl_mem_flags, bytes: usize, host: *mut c_void);
-        code clRetainMemObject: clRetainMemObject_t = (mem: cl_mem);
-        code clReleaseMemObject: clReleaseMemObject_t = (mem: cl_mem);
-        info clGetMemObjectInfo: clGetMemObjectInfo_t = (mem: cl_mem, what: cl_mem_info);
-        enqueue clEnqueueReadBuffer: clEnqueueReadBuffer_t
-            = (queue: cl_command_queue, mem: cl_mem, blocking: cl_bool, at: usize, bytes: usize, to: *mut c_void);
-        enqueue clEnqueueWriteBuffer: clEnqueueWriteBuffer_t
-            = (queue: cl_command_queue, mem: cl_mem, blocking: cl_bool, at: usize, bytes: usize, from: *const c_void);
-        enqueue clEnqueueCopyBuffer: clEnqueueCopyBuffer_t
-            = (queue: cl_command_queue, from: cl_mem, to: cl_mem, from_at: usize, to_at: usize, bytes: usize);
-        enqueue clEnqueueFillBuffer: clEnqueueFillBuffer_t
-            = (queue: cl_command_queue, mem: cl_mem, pattern: *const c_void, length: usize, at: usize, bytes: usize);
-        code clEnqueueMarkerWithWaitList: clEnqueueMarkerWithWaitList_t
-            = (queue: cl_command_queue, count: cl_uint, events: *const cl_event, event: *mut cl_event);
-        code clEnqueueBarrierWithWaitList: clEnqueueBarrierWithWaitList_t
-            = (queue: cl_command_queue, count: cl_uint, events: *const cl_event, event: *mut cl_event);
-        code clWaitForEvents: clWaitForEvents_t = (count: cl_uint, events: *const cl_event);
-        info clGetEventInfo: clGetEventInfo_t = (event: cl_event, what: cl_event_info);
-        code clRetainEvent: clRetainEvent_t = (event: cl_event);
-        code clReleaseEvent: clReleaseEvent_t = (event: cl_event);
-        made clCreateUserEvent: clCreateUserEvent_t = (context: cl_context);
-        code clSetUserEventStatus: clSetUserEventStatus_t = (event: cl_event, status: cl_int);
-        code clSetKernelArg: clSetKernelArg_t = (kernel: cl_kernel, index: cl_uint, bytes: usize, value: *const c_void);
-        plain clGetExtensionFunctionAddressForPlatform: clGetExtensionFunctionAddressForPlatform_t = ();
+        clGetPlatformIDs: clGetPlatformIDs_t, clGetPlatformInfo: clGetPlatformInfo_t, clGetDeviceIDs: clGetDeviceIDs_t,
+        clGetDeviceInfo: clGetDeviceInfo_t, clCreateContext: clCreateContext_t, clGetContextInfo: clGetContextInfo_t,
+        clRetainContext: clRetainContext_t, clReleaseContext: clReleaseContext_t, clCreateCommandQueue: clCreateCommandQueue_t,
+        clGetCommandQueueInfo: clGetCommandQueueInfo_t, clRetainCommandQueue: clRetainCommandQueue_t,
+        clReleaseCommandQueue: clReleaseCommandQueue_t, clFlush: clFlush_t, clFinish: clFinish_t, clCreateBuffer: clCreateBuffer_t,
+        clGetMemObjectInfo: clGetMemObjectInfo_t, clRetainMemObject: clRetainMemObject_t, clReleaseMemObject: clReleaseMemObject_t,
+        clEnqueueReadBuffer: clEnqueueReadBuffer_t, clEnqueueWriteBuffer: clEnqueueWriteBuffer_t,
+        clEnqueueCopyBuffer: clEnqueueCopyBuffer_t, clEnqueueFillBuffer: clEnqueueFillBuffer_t,
+        clEnqueueMarkerWithWaitList: clEnqueueMarkerWithWaitList_t, clEnqueueBarrierWithWaitList: clEnqueueBarrierWithWaitList_t,
+        clWaitForEvents: clWaitForEvents_t, clGetEventInfo: clGetEventInfo_t, clRetainEvent: clRetainEvent_t,
+        clReleaseEvent: clReleaseEvent_t, clCreateUserEvent: clCreateUserEvent_t, clSetUserEventStatus: clSetUserEventStatus_t,
+        clSetKernelArg: clSetKernelArg_t, clGetExtensionFunctionAddressForPlatform: clGetExtensionFunctionAddressForPlatform_t,
     }
 }
-
-type ContextNotify =
-    Option<unsafe extern "C" fn(*const std::ffi::c_char, *const c_void, usize, *mut c_void)>;
 
 functions! {
     /// The functions for shared virtual memory, of OpenCL 2.0.
     Svm {
-        plain clSVMAlloc: clSVMAlloc_t = ();
-        plain clSVMFree: clSVMFree_t = ();
-        enqueue clEnqueueSVMMemcpy: clEnqueueSVMMemcpy_t
-            = (queue: cl_command_queue, blocking: cl_bool, to: *mut c_void, from: *const c_void, bytes: usize);
-        enqueue clEnqueueSVMMemFill: clEnqueueSVMMemFill_t
-            = (queue: cl_command_queue, to: *mut c_void, pattern: *const c_void, length: usize, bytes: usize);
-        code clSetKernelArgSVMPointer: clSetKernelArgSVMPointer_t = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
+        clSVMAlloc: clSVMAlloc_t, clSVMFree: clSVMFree_t, clSetKernelArgSVMPointer: clSetKernelArgSVMPointer_t,
+        clEnqueueSVMMemcpy: clEnqueueSVMMemcpy_t, clEnqueueSVMMemFill: clEnqueueSVMMemFill_t,
     }
 }
 
 functions! {
     /// The functions of the extension cl_intel_unified_shared_memory.
     Usm {
-        made clHostMemAllocINTEL: clHostMemAllocINTEL_t
-            = (context: cl_context, properties: *const cl_mem_properties_intel, bytes: usize, alignment: cl_uint);
-        made clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t
-            = (context: cl_context, device: cl_device_id, properties: *const cl_mem_properties_intel, bytes: usize, alignment: cl_uint);
-        code clMemFreeINTEL: clMemFreeINTEL_t = (context: cl_context, memory: *mut c_void);
-        info clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t = (context: cl_context, address: *const c_void, what: cl_mem_info_intel);
-        enqueue clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t
-            = (queue: cl_command_queue, blocking: cl_bool, to: *mut c_void, from: *const c_void, bytes: usize);
-        enqueue clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t
-            = (queue: cl_command_queue, to: *mut c_void, pattern: *const c_void, length: usize, bytes: usize);
-        code clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t = (kernel: cl_kernel, index: cl_uint, pointer: *const c_void);
+        clHostMemAllocINTEL: clHostMemAllocINTEL_t, clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t, clMemFreeINTEL: clMemFreeINTEL_t,
+        clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t, clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t,
+        clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t, clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t,
     }
 }
 
@@ -205,11 +137,30 @@ impl Usm {
     }
 }
 
-fn answered(call: &'static str, code: cl_int) -> Answer {
+pub(crate) fn answered(call: &'static str, code: cl_int) -> Answer {
     match code {
         CL_SUCCESS => Ok(()),
         code => Err(Failed { call, code }),
     }
+}
+
+pub(crate) fn made(call: &'static str, made: *mut c_void, code: cl_int) -> Answer<NonNull<c_void>> {
+    answered(call, code)?;
+    NonNull::new(made).ok_or(Failed { call, code })
+}
+
+/// Asks an `info` for a value.
+///
+/// # Safety
+/// What `ask` writes is a `T`, as zeros are.
+pub(crate) unsafe fn asked<T>(
+    call: &'static str,
+    ask: impl FnOnce(usize, *mut c_void) -> cl_int,
+) -> Answer<T> {
+    let mut value = MaybeUninit::<T>::zeroed();
+    answered(call, ask(size_of::<T>(), value.as_mut_ptr().cast()))?;
+    // SAFETY: the caller guarantees a `T`, or zeros, which are one (see `# Safety`).
+    Ok(unsafe { value.assume_init() })
 }
 
 /// Asks an `info` for a list, whose length and place, and the place for whose length, are passed on.
@@ -227,16 +178,13 @@ pub(crate) fn list<T: Clone>(
 }
 
 /// The functions that keep and release an object of a sort.
-type Sort = (Count, Count);
-type Count = unsafe fn(&Functions, *mut c_void) -> Answer;
+type Sort = fn(&Functions) -> (Count, Count);
+type Count = unsafe extern "C" fn(*mut c_void) -> cl_int;
 
-pub(crate) const CONTEXT: Sort = (Functions::clRetainContext, Functions::clReleaseContext);
-pub(crate) const QUEUE: Sort = (
-    Functions::clRetainCommandQueue,
-    Functions::clReleaseCommandQueue,
-);
-pub(crate) const EVENT: Sort = (Functions::clRetainEvent, Functions::clReleaseEvent);
-pub(crate) const BUFFER: Sort = (Functions::clRetainMemObject, Functions::clReleaseMemObject);
+pub(crate) const CONTEXT: Sort = |cl| (cl.clRetainContext, cl.clReleaseContext);
+pub(crate) const QUEUE: Sort = |cl| (cl.clRetainCommandQueue, cl.clReleaseCommandQueue);
+pub(crate) const EVENT: Sort = |cl| (cl.clRetainEvent, cl.clReleaseEvent);
+pub(crate) const BUFFER: Sort = |cl| (cl.clRetainMemObject, cl.clReleaseMemObject);
 
 /// A reference to an object of the runtime, which is given back when this is dropped.
 pub(crate) struct Object {
@@ -264,10 +212,9 @@ impl Object {
     /// # Safety
     /// `raw` is null or a live object of this sort.
     pub(crate) unsafe fn retain(cl: &'static Cl, sort: Sort, raw: *mut c_void) -> Answer<Self> {
-        let (call, code) = ("retaining an object", CL_INVALID_VALUE);
         // SAFETY: the caller guarantees a live object, or null, which is an error.
-        unsafe { sort.0(cl, raw) }?;
-        let raw = NonNull::new(raw).ok_or(Failed { call, code })?;
+        let code = unsafe { sort(cl).0(raw) };
+        let raw = made("retaining an object", raw, code)?;
         Ok(Self { cl, sort, raw })
     }
 
@@ -292,7 +239,7 @@ impl Drop for Object {
         if let Some(_inside) = self.cl.health.enter_to_drop() {
             // An error has no place to go.
             // SAFETY: this value owns a reference, which keeps the object alive until here.
-            let _: Answer = unsafe { self.sort.1(self.cl, self.raw()) };
+            let _: cl_int = unsafe { (self.sort)(self.cl).1(self.raw()) };
         }
     }
 }
@@ -372,26 +319,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+macro_rules! names {
+    ($code:ident: $($name:ident)*) => {
+        match $code {
+            CL_SUCCESS => "CL_SUCCESS, without a result",
+            $($name => stringify!($name),)*
+            _ => "see CL/cl.h",
+        }
+    };
+}
+
 /// Returns the name of an error code that programs meet, such as `CL_OUT_OF_RESOURCES`.
 pub(crate) fn code_name(code: cl_int) -> &'static str {
-    match code {
-        CL_SUCCESS => "CL_SUCCESS, without a result",
-        CL_PLATFORM_NOT_FOUND_KHR => "CL_PLATFORM_NOT_FOUND_KHR",
-        CL_DEVICE_NOT_AVAILABLE => "CL_DEVICE_NOT_AVAILABLE",
-        CL_MEM_OBJECT_ALLOCATION_FAILURE => "CL_MEM_OBJECT_ALLOCATION_FAILURE",
-        CL_OUT_OF_RESOURCES => "CL_OUT_OF_RESOURCES",
-        CL_OUT_OF_HOST_MEMORY => "CL_OUT_OF_HOST_MEMORY",
-        CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => {
-            "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST"
-        }
-        CL_INVALID_VALUE => "CL_INVALID_VALUE",
-        CL_INVALID_CONTEXT => "CL_INVALID_CONTEXT",
-        CL_INVALID_COMMAND_QUEUE => "CL_INVALID_COMMAND_QUEUE",
-        CL_INVALID_MEM_OBJECT => "CL_INVALID_MEM_OBJECT",
-        CL_INVALID_KERNEL => "CL_INVALID_KERNEL",
-        CL_INVALID_ARG_INDEX => "CL_INVALID_ARG_INDEX",
-        CL_INVALID_EVENT => "CL_INVALID_EVENT",
-        _ => "see CL/cl.h",
+    names! { code:
+        CL_PLATFORM_NOT_FOUND_KHR CL_DEVICE_NOT_AVAILABLE CL_MEM_OBJECT_ALLOCATION_FAILURE CL_OUT_OF_RESOURCES CL_OUT_OF_HOST_MEMORY
+        CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST CL_INVALID_VALUE CL_INVALID_CONTEXT CL_INVALID_COMMAND_QUEUE
+        CL_INVALID_MEM_OBJECT CL_INVALID_KERNEL CL_INVALID_ARG_INDEX CL_INVALID_EVENT
     }
 }
 

@@ -362,11 +362,8 @@ fn devices_by_name() {
     );
     assert_eq!(OpenClDevice::of(&first).unwrap().memory(), info.memory[0]);
     assert!(!info.version.is_empty() && info.max_allocation > 1 << 20);
-    let (last, next) = (found.len() - 1, found.len());
-    let text = match found.len() {
-        1 => "there is one OpenCL device, 0".into(),
-        n => format!("there are {n} OpenCL devices, 0 to {last}"),
-    };
+    let next = found.len();
+    let text = format!("of OpenCL devices, numbered from 0, there are {next}");
     assert_error(set.get(format!("opencl:{next}").parse().unwrap()), &text);
     assert_error(
         set.get(format!("opencl:{}", i64::MIN).parse().unwrap()),
