@@ -3,9 +3,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_device::device::engine::{Engine, Health, Memories, Runtime};
 use arrow_device::device::{Capabilities, CopyOp, DevicePtr, EventPtr, device_error};
@@ -29,9 +29,11 @@ impl SampleDevice {
     }
 
     pub(crate) fn new(id: i64, host_readable: bool) -> Self {
+        let health = Health::new(DeviceId::new(ArrowDeviceType::VPI, id));
+        let memories = Memories::default();
         Self {
-            health: Health::new(DeviceId::new(ArrowDeviceType::VPI, id)),
-            memories: Memories::default(),
+            health,
+            memories,
             host_readable,
         }
     }
@@ -58,7 +60,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A stream of the runtime: its thread runs jobs in their order, and ends when this is dropped and all are done.
 pub(crate) struct SampleQueue {
     health: Health,
-    jobs: Mutex<Sender<Job>>,
+    jobs: Sender<Job>,
 }
 
 impl SampleQueue {
@@ -73,35 +75,26 @@ impl SampleQueue {
     /// The kernel reads and writes only memory that is valid for work of this queue, and writes none that other code relies on.
     pub(crate) unsafe fn launch(
         &self,
-        kernel: impl FnOnce() -> std::result::Result<(), String> + Send + 'static,
+        kernel: impl FnOnce() -> Result<(), String> + Send + 'static,
     ) -> Result<()> {
         let _inside = self.health.enter()?;
         let health = self.health.clone();
         self.push(move || {
             // After a failure nothing is computed any more.
-            let is_usable = health.check().is_ok();
-            let outcome = is_usable.then(|| catch_unwind(AssertUnwindSafe(kernel)));
-            let failed = match outcome {
-                None | Some(Ok(Ok(()))) => return,
-                Some(Ok(Err(text))) => text,
-                Some(Err(_)) => "a kernel panicked".into(),
-            };
-            health.fail(device_error(health.id(), "kernel", 2, failed));
+            if health.check().is_ok() {
+                let outcome = catch_unwind(AssertUnwindSafe(kernel));
+                if let Err(text) = outcome.unwrap_or(Err("a kernel panicked".into())) {
+                    health.fail(device_error(health.id(), "kernel", 2, text));
+                }
+            }
         })
     }
 
     /// Gives the thread a job, which it starts without being asked. A runtime that batches work is flushed in `record`.
     fn push(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = jobs.send(Box::new(job));
-        sent.map_err(|_| {
-            device_error(
-                self.health.id(),
-                "submit",
-                3,
-                "the stream's thread has ended",
-            )
-        })
+        let text = "the stream's thread has ended";
+        let ended = |_| device_error(self.health.id(), "submit", 3, text);
+        self.jobs.send(Box::new(job)).map_err(ended)
     }
 }
 
@@ -136,26 +129,23 @@ unsafe impl Runtime for SampleDevice {
         let thread = std::thread::Builder::new().name(format!("stream of {}", self.health.id()));
         let started = thread.spawn(move || todo.into_iter().for_each(|job| job()));
         started.map_err(|e| self.error("start a stream", 1, e.to_string()))?;
-        Ok(Arc::new(SampleQueue {
-            health: self.health.clone(),
-            jobs: Mutex::new(jobs),
-        }))
+        let health = self.health.clone();
+        Ok(Arc::new(SampleQueue { health, jobs }))
     }
 
     fn allocate(&self, bytes: usize, _: &SampleQueue) -> Result<Arc<Block>> {
+        let (device, operation) = (self.health.id(), "allocate");
         let out_of_memory = || Error::OutOfMemory {
-            device: self.health.id(),
-            operation: "allocate",
+            device,
+            operation,
             bytes,
         };
         let layout = Layout::from_size_align(bytes, 64).map_err(|_| out_of_memory())?;
         // SAFETY: the engine asks for more than 0 bytes. The memory is zeroed, because the host may read memory of a host-readable device
         // before anything has written it.
         let base = unsafe { alloc_zeroed(layout) };
-        match base.is_null() {
-            true => Err(out_of_memory()),
-            false => Ok(Arc::new(Block(DevicePtr::new(base.cast()), layout))),
-        }
+        let block = || Arc::new(Block(DevicePtr::new(base.cast()), layout));
+        (!base.is_null()).then(block).ok_or_else(out_of_memory)
     }
 
     fn base(&self, memory: &Arc<Block>) -> DevicePtr {
