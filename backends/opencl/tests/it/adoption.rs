@@ -10,28 +10,23 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int8Array, Int64Array, RecordBatch};
 use arrow_device::device::DevicePtr;
-use arrow_device::{Device, DeviceArray, DeviceBufferMut, Devices, Queue, SyncPolicy};
+use arrow_device::{
+    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Devices, ImportOptions, Queue,
+    SyncPolicy,
+};
 use arrow_device_conformance::soon;
 use arrow_device_opencl::{
     OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices, register,
 };
 use arrow_schema::DataType;
-use cl3::command_queue::{
-    create_command_queue, enqueue_nd_range_kernel, enqueue_write_buffer, finish,
-    release_command_queue,
-};
-use cl3::context::{create_context, release_context};
+use cl3::command_queue::*;
+use cl3::context::*;
+use cl3::device::{CL_DEVICE_TYPE_ALL, get_device_ids};
 use cl3::event::release_event;
 use cl3::kernel::{create_kernel, release_kernel, set_kernel_arg};
-use cl3::memory::{
-    CL_MEM_OBJECT_IMAGE2D, CL_RGBA, CL_UNSIGNED_INT8, create_buffer, create_image,
-    release_mem_object,
-};
+use cl3::memory::*;
+use cl3::platform::get_platform_ids;
 use cl3::program::{build_program, create_program_with_source, release_program};
-use cl3::types::{
-    cl_command_queue, cl_context, cl_device_id, cl_image_desc, cl_image_format, cl_kernel, cl_mem,
-    cl_ulong,
-};
 
 use crate::rigs::{assert_clean, assert_error, has, hold, memories, open};
 
@@ -47,9 +42,8 @@ const OUT_OF_ORDER: u64 = 1;
 
 impl Program {
     fn new(properties: u64) -> Self {
-        let platform = cl3::platform::get_platform_ids().unwrap()[0];
-        let device =
-            cl3::device::get_device_ids(platform, cl3::device::CL_DEVICE_TYPE_ALL).unwrap()[0];
+        let platform = get_platform_ids().unwrap()[0];
+        let device = get_device_ids(platform, CL_DEVICE_TYPE_ALL).unwrap()[0];
         let context = create_context(&[device], null(), None, null_mut()).unwrap();
         // SAFETY: context and device are live and belong together.
         let queue = unsafe { create_command_queue(context, device, properties) }.unwrap();
@@ -68,12 +62,8 @@ impl Program {
 
     /// How many references there are of context and queue.
     fn references(&self) -> (u32, u32) {
-        let context =
-            cl3::context::get_context_info(self.context, cl3::context::CL_CONTEXT_REFERENCE_COUNT);
-        let queue = cl3::command_queue::get_command_queue_info(
-            self.queue,
-            cl3::command_queue::CL_QUEUE_REFERENCE_COUNT,
-        );
+        let context = get_context_info(self.context, CL_CONTEXT_REFERENCE_COUNT);
+        let queue = get_command_queue_info(self.queue, CL_QUEUE_REFERENCE_COUNT);
         (context.unwrap().into(), queue.unwrap().into())
     }
 }
@@ -105,14 +95,9 @@ fn a_programs_context_and_queue() {
         let device = program.adopt(memory).unwrap();
         assert_eq!(device.id().to_string(), "opencl:0");
         let opencl = OpenClDevice::of(&device).unwrap();
-        assert_eq!(
-            (opencl.context(), opencl.device_id()),
-            (program.context, program.device)
-        );
-        assert_eq!(
-            OpenClQueue::of(&device.default_queue()).unwrap().handle(),
-            program.queue
-        );
+        let handle = OpenClQueue::of(&device.default_queue()).unwrap().handle();
+        assert_eq!((opencl.context(), handle), (program.context, program.queue));
+        assert_eq!(opencl.device_id(), program.device);
         assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
 
         // Another command queue of the program.
@@ -194,21 +179,20 @@ fn run(queue: &Queue, name: &std::ffi::CStr, rows: usize, from: DevicePtr, to: D
         for (index, offset) in [(2, from_at), (3, to_at)] {
             set_kernel_arg(kernel, index, 8, (&raw const offset).cast::<c_void>()).unwrap();
         }
-        let event = enqueue_nd_range_kernel(
-            queue.handle(),
-            kernel,
-            1,
-            null(),
-            &raw const rows,
-            null(),
-            0,
-            null(),
-        )
-        .unwrap();
-        release_event(event).unwrap();
+        let (handle, rows) = (queue.handle(), &raw const rows);
+        let event = enqueue_nd_range_kernel(handle, kernel, 1, null(), rows, null(), 0, null());
+        release_event(event.unwrap()).unwrap();
         release_kernel(kernel).unwrap();
         release_program(program).unwrap();
     }
+}
+
+/// What a kernel has written.
+fn values_of(output: DeviceBufferMut, rows: usize) -> Vec<i64> {
+    let output = output.freeze().unwrap();
+    let column = DeviceArray::from_values(DataType::Int64, rows, output, None).unwrap();
+    let host = column.to_host().unwrap();
+    host.as_primitive::<Int64Type>().values().to_vec()
 }
 
 #[test]
@@ -231,16 +215,7 @@ fn kernels_read_columns_and_write_new_ones() {
         // A missing bitmap.
         let output = DeviceBufferMut::for_values::<i64>(&queue, 1).unwrap();
         run(&queue, c"is_null", 1, DevicePtr::NULL, output.address());
-        let answer =
-            DeviceArray::from_values(DataType::Int64, 1, output.freeze().unwrap(), None).unwrap();
-        assert_eq!(
-            answer
-                .to_host()
-                .unwrap()
-                .as_primitive::<Int64Type>()
-                .value(0),
-            1
-        );
+        assert_eq!(values_of(output, 1), [1]);
 
         // An address of nothing.
         let raw = OpenClQueue::of(&queue).unwrap();
@@ -263,25 +238,10 @@ fn a_programs_buffer_is_not_copied() {
     let values: Vec<i64> = (0..500).collect();
     // SAFETY: the context is live, and the write is finished before `values` is dropped.
     let mem: cl_mem = unsafe {
-        let mem = create_buffer(
-            program.context,
-            cl3::memory::CL_MEM_READ_WRITE,
-            4000,
-            null_mut(),
-        )
-        .unwrap();
-        let event = enqueue_write_buffer(
-            program.queue,
-            mem,
-            0,
-            0,
-            4000,
-            values.as_ptr().cast(),
-            0,
-            null(),
-        )
-        .unwrap();
-        release_event(event).unwrap();
+        let mem = create_buffer(program.context, CL_MEM_READ_WRITE, 4000, null_mut()).unwrap();
+        let (queue, from) = (program.queue, values.as_ptr().cast());
+        let event = enqueue_write_buffer(queue, mem, 0, 0, 4000, from, 0, null());
+        release_event(event.unwrap()).unwrap();
         mem
     };
     finish(program.queue).unwrap();
@@ -303,20 +263,12 @@ fn a_programs_buffer_is_not_copied() {
     let input = column.values_on::<i64>(&queue).unwrap();
     run(&queue, c"twice", 500, input.address(), output.address());
     drop(input);
-    let doubled = DeviceArray::from_values(DataType::Int64, 500, output.freeze().unwrap(), None);
-    let doubled = doubled.unwrap().to_host().unwrap();
-    assert_eq!(
-        doubled.as_primitive::<Int64Type>().values()[..],
-        (0..500).map(|i| 2 * i).collect::<Vec<_>>()
+    assert!(
+        values_of(output, 500)
+            .into_iter()
+            .eq((0..500).map(|i| 2 * i))
     );
-    assert_eq!(
-        column
-            .to_host()
-            .unwrap()
-            .as_primitive::<Int64Type>()
-            .values()[..],
-        values
-    );
+    assert!(*column.to_host().unwrap() == Int64Array::from(values));
     assert_error(
         column.export(SyncPolicy::Event),
         "hand over the cl_mem of OpenClDevice::handle",
@@ -379,11 +331,10 @@ fn devices_by_name() {
     for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
         for device in [&first, &adopted] {
             let (array, schema) = device.upload(&batch()).unwrap().export(policy).unwrap();
-            let options = arrow_device::ImportOptions::default().with_devices(set.clone());
+            let options = ImportOptions::default().with_devices(set.clone());
             // SAFETY: both structs come from one export of this crate.
             let again =
-                unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) }
-                    .unwrap();
+                unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
             assert_eq!(again.device(), device);
             assert_eq!(again.to_host().unwrap(), batch());
         }
@@ -401,23 +352,14 @@ fn an_image_is_not_wrapped() {
         image_channel_order: CL_RGBA,
         image_channel_data_type: CL_UNSIGNED_INT8,
     };
-    let shape = cl_image_desc {
-        image_type: CL_MEM_OBJECT_IMAGE2D,
-        image_width: 64,
-        image_height: 64,
-        image_depth: 0,
-        image_array_size: 0,
-        image_row_pitch: 0,
-        image_slice_pitch: 0,
-        num_mip_levels: 0,
-        num_samples: 0,
-        buffer: null_mut(),
-    };
-    let access = cl3::memory::CL_MEM_READ_WRITE;
-    let (format, shape) = (&raw const format, &raw const shape);
+    // SAFETY: zeros are numbers and null.
+    let mut shape: cl_image_desc = unsafe { std::mem::zeroed() };
+    shape.image_type = CL_MEM_OBJECT_IMAGE2D;
+    (shape.image_width, shape.image_height) = (64, 64);
+    let (access, format, shape) = (CL_MEM_READ_WRITE, &raw const format, &raw const shape);
     // SAFETY: the context is live, and both descriptions are valid.
-    let image =
-        unsafe { create_image(program.context, access, format, shape, null_mut()) }.unwrap();
+    let made = unsafe { create_image(program.context, access, format, shape, null_mut()) };
+    let image = made.unwrap();
     // SAFETY: the image is live.
     let refused = unsafe { OpenClDevice::wrap_mem(&device, image) };
     assert_error(

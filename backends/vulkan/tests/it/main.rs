@@ -8,4 +8,5 @@ mod faults;
 mod foreign;
 mod program;
 mod rigs;
+mod timeline;
 mod watched;

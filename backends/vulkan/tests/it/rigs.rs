@@ -9,6 +9,8 @@ use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
 
+use crate::timeline;
+
 pub(crate) fn is_required() -> bool {
     std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
 }
@@ -53,87 +55,28 @@ pub(crate) fn assert_error<T>(result: Result<T, Error>, text: &str) {
     assert!(error.contains(text), "{error}");
 }
 
-/// A timeline semaphore of a program's, and commands that wait for it.
-pub(crate) struct Timeline {
-    device: Device,
-    pub(crate) semaphore: vk::Semaphore,
-    pool: vk::CommandPool,
-}
+/// What holds up a queue of a device, which it keeps.
+pub(crate) struct Timeline(timeline::Timeline, #[allow(dead_code)] Device);
 
 impl Timeline {
     pub(crate) fn new(device: &Device) -> Arc<Self> {
-        let functions = VulkanDevice::of(device).unwrap().device();
-        let mut kind =
-            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let create = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        let family = VulkanDevice::of(device).unwrap().queue_family();
-        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
-        // SAFETY: the device is live, with timeline semaphores enabled, and has the family.
-        let (semaphore, pool) = unsafe {
-            (
-                functions.create_semaphore(&create, None),
-                functions.create_command_pool(&pool, None),
-            )
-        };
-        Arc::new(Self {
-            device: device.clone(),
-            semaphore: semaphore.unwrap(),
-            pool: pool.unwrap(),
-        })
+        let vulkan = VulkanDevice::of(device).unwrap();
+        // SAFETY: the device is kept, with timeline semaphores enabled, and has the family.
+        let made = unsafe { timeline::Timeline::new(vulkan.device(), vulkan.queue_family()) };
+        Arc::new(Self(made, device.clone()))
     }
 
-    /// Submits commands of a program to the queue's VkQueue, behind which nothing runs before the semaphore has the value 1.
+    /// Submits commands of a program to the queue's VkQueue, behind which nothing runs before the value is 1.
     pub(crate) fn block(&self, queue: &Queue) {
-        let functions = VulkanDevice::of(&self.device).unwrap().device();
-        let allocate = vk::CommandBufferAllocateInfo::default()
-            .command_pool(self.pool)
-            .command_buffer_count(1);
-        let all = vk::PipelineStageFlags::ALL_COMMANDS;
-        let (none, begin) = (
-            vk::DependencyFlags::empty(),
-            vk::CommandBufferBeginInfo::default(),
-        );
-        // SAFETY: the device is live; all is made, recorded and used as its structures say.
-        let commands = unsafe {
-            let commands = functions.allocate_command_buffers(&allocate).unwrap();
-            functions.begin_command_buffer(commands[0], &begin).unwrap();
-            functions.cmd_pipeline_barrier(commands[0], all, all, none, &[], &[], &[]);
-            functions.end_command_buffer(commands[0]).unwrap();
-            commands
-        };
-        let (semaphores, values, stages) = ([self.semaphore], [1], [all]);
-        let mut wait = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-        let submit = [vk::SubmitInfo::default()
-            .wait_semaphores(&semaphores)
-            .wait_dst_stage_mask(&stages)
-            .command_buffers(&commands)
-            .push_next(&mut wait)];
         let raw = VulkanQueue::of(queue).unwrap();
         raw.submitted().unwrap();
-        raw.shared_queue().with(&mut |queue| {
-            // SAFETY: this thread has the queue; the commands and the semaphore live until they have run.
-            unsafe { functions.queue_submit(queue, &submit, vk::Fence::null()) }.unwrap();
-        });
+        // SAFETY: this thread has the queue, which is of the device's family.
+        let mut block = |queue| unsafe { self.0.block(queue) };
+        raw.shared_queue().with(&mut block);
     }
 
     pub(crate) fn signal(&self, value: u64) {
-        let functions = VulkanDevice::of(&self.device).unwrap().device();
-        let signal = vk::SemaphoreSignalInfo::default()
-            .semaphore(self.semaphore)
-            .value(value);
-        // SAFETY: the semaphore is live and has a smaller value.
-        unsafe { functions.signal_semaphore(&signal) }.unwrap();
-    }
-}
-
-impl Drop for Timeline {
-    fn drop(&mut self) {
-        let functions = VulkanDevice::of(&self.device).unwrap().device();
-        // SAFETY: both are destroyed once, after the work that waits.
-        unsafe {
-            functions.destroy_command_pool(self.pool, None);
-            functions.destroy_semaphore(self.semaphore, None);
-        }
+        self.0.signal(value);
     }
 }
 

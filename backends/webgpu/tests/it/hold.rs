@@ -14,6 +14,7 @@ use arrow_device_wgpu::{WgpuDevice, wgpu};
 use ash::vk;
 
 use crate::rigs::now;
+use crate::timeline::Timeline;
 
 /// The devices of [`open_below`].
 static BELOW: Mutex<Vec<vk::Device>> = Mutex::new(Vec::new());
@@ -135,46 +136,19 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     }
     let family = raw.queue_family_index();
     drop(raw);
-    let mut kind =
-        vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-    let create = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-    let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
-    let all = vk::PipelineStageFlags::ALL_COMMANDS;
-    // SAFETY: the device is live; all is made, recorded and used as its structures say. No other thread uses the queue meanwhile: the tests
-    // that hold a device give it no work on others.
-    let semaphore = unsafe {
-        let semaphore = functions.create_semaphore(&create, None).unwrap();
-        let pool = functions.create_command_pool(&pool, None).unwrap();
-        let allocate = vk::CommandBufferAllocateInfo::default()
-            .command_pool(pool)
-            .command_buffer_count(1);
-        let commands = functions.allocate_command_buffers(&allocate).unwrap();
-        let none = vk::DependencyFlags::empty();
-        functions
-            .begin_command_buffer(commands[0], &Default::default())
-            .unwrap();
-        functions.cmd_pipeline_barrier(commands[0], all, all, none, &[], &[], &[]);
-        functions.end_command_buffer(commands[0]).unwrap();
-        let (semaphores, values, stages) = ([semaphore], [1], [all]);
-        let mut wait = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-        let submit = vk::SubmitInfo::default()
-            .wait_semaphores(&semaphores)
-            .wait_dst_stage_mask(&stages)
-            .command_buffers(&commands)
-            .push_next(&mut wait);
-        functions
-            .queue_submit(held, &[submit], vk::Fence::null())
-            .unwrap();
-        semaphore
+    // SAFETY: the device lives until the hold is opened, and has the family. No other thread uses the queue meanwhile: the tests that hold
+    // a device give it no work on others.
+    let timeline = unsafe {
+        let timeline = Timeline::new(&functions, family);
+        timeline.block(held);
+        timeline
     };
     // wgpu then waits for it too.
     gpu.queue().submit([]);
     Hold::new(move || {
-        let signal = vk::SemaphoreSignalInfo::default()
-            .semaphore(semaphore)
-            .value(1);
-        // SAFETY: semaphore and device are live, and it has a smaller value. Neither it nor the commands are destroyed: they may run still.
-        unsafe { functions.signal_semaphore(&signal) }.unwrap();
+        timeline.signal(1);
+        // It may be in use still.
+        std::mem::forget(timeline);
         drop((device, kept));
     })
 }

@@ -15,3 +15,6 @@ mod wgsl;
 
 #[path = "../../examples/column_math/shader.rs"]
 mod shader;
+
+#[path = "../../../vulkan/tests/it/timeline.rs"]
+mod timeline;
