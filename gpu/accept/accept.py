@@ -24,7 +24,7 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 try:
-    import arrow_device_example as ad
+    import arrow_device as ad
 except ImportError as e:
     sys.exit(f"the packed module needs Python 3.11 or later and a glibc as new as that of its build: {e}")
 from arrow_c import HostBatch, device_of, host_column, host_columns  # noqa: E402
@@ -87,7 +87,7 @@ ROWS = (0, 5, 1000)
 def batch(rows):
     """The values, and a batch of them on the device."""
     values = columns(rows)
-    return [v for _, _, v in values], ad.Batch(HostBatch(values)).to(DEVICE)
+    return [v for _, _, v in values], ad.RecordBatch(HostBatch(values)).to(DEVICE)
 
 
 def ours():
@@ -98,10 +98,10 @@ def ours():
         equal(formats, ["l", "i", "g", "u", "g"], "types")
         refuses(TypeError, "reading device memory as the host's", lambda: host_columns(there))
         equal(host_columns(there.to("cpu")), values, f"{rows} rows there and back")
-        equal(host_columns(ad.Batch(there).to("cpu")), values, f"{rows} rows, exported and imported")
+        equal(host_columns(ad.RecordBatch(there).to("cpu")), values, f"{rows} rows, exported and imported")
         if rows > 3:
             part = [v[2:-1] for v in values]
-            equal(host_columns(ad.Batch(there.slice(2, rows - 3)).to("cpu")), part, f"a slice of {rows} rows")
+            equal(host_columns(ad.RecordBatch(there.slice(2, rows - 3)).to("cpu")), part, f"a slice of {rows} rows")
     equal(there["id"].__dlpack_device__(), (CUDA, 0), "device of the tensor")
     interface = there["id"].__cuda_array_interface__
     equal((interface["typestr"], interface["shape"]), ("<i8", (rows,)), "CUDA Array Interface")
@@ -150,7 +150,7 @@ def pylibcudf():
         equal((table.num_columns(), table.num_rows()), (len(values), rows), "shape")
         # By cuDF's own way to the host, which has no code of ours in it, then by its device array.
         equal(host_columns(OnHost(table)), values, f"{rows} rows, as pylibcudf brings them to the host")
-        equal(host_columns(ad.Batch(OnDevice(table)).to("cpu")), values, f"{rows} rows, back as a device array")
+        equal(host_columns(ad.RecordBatch(OnDevice(table)).to("cpu")), values, f"{rows} rows, back as a device array")
         print(f"  {rows} rows: same values there, and here again", flush=True)
         if rows > 3:
             part = plc.Table.from_arrow(there.slice(2, rows - 3))
@@ -184,7 +184,7 @@ PARTS = {part.__name__: part for part in (ours, torch, cupy, pylibcudf)}
 def released():
     """Waits until consumers have released all that they were given: they may do so on other threads."""
     gc.collect()
-    ad.synchronize(DEVICE)
+    ad.Device(DEVICE).synchronize()
     end = time.monotonic() + 5
     while HostBatch.released < HostBatch.given and time.monotonic() < end:
         time.sleep(0.01)

@@ -9,6 +9,7 @@ import sys
 import time
 import unittest
 
+import arrow_device
 import nanoarrow
 import numpy
 import pyarrow
@@ -35,7 +36,7 @@ class Result(unittest.TextTestResult):
 def main(names: list[str]) -> int:
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     print(f"Python {platform.python_version()}, pyarrow {pyarrow.__version__} with libarrow {pyarrow.cpp_version},")
-    print(f"nanoarrow {nanoarrow.__version__}, NumPy {numpy.__version__},")
+    print(f"arrow-device {arrow_device.__version__}, nanoarrow {nanoarrow.__version__}, NumPy {numpy.__version__},")
     clients = "polars", "duckdb", "arro3-core", "datafusion", "pandas"
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in clients), flush=True)
     names = names or sorted(path.stem for path in pathlib.Path(__file__).parent.glob("test_*.py"))

@@ -1,4 +1,4 @@
-"""The example extension module: capsules out and in."""
+"""The Python package: capsules out and in."""
 
 import contextlib
 import ctypes as c
@@ -8,7 +8,7 @@ import sys
 import threading
 import unittest
 
-import arrow_device_example as ad
+import arrow_device as ad
 import nanoarrow.device
 import pyarrow as pa
 import rust
@@ -48,15 +48,15 @@ class Balanced(unittest.TestCase):
 
     def setUp(self):
         gc.collect()
-        ad.synchronize("sim")
+        ad.Device("sim").synchronize()
         self.host, self.device = pa.total_allocated_bytes(), self.on_device()
 
     def tearDown(self):
-        ad.synchronize("sim")
+        ad.Device("sim").synchronize()
         settle(lambda: (pa.total_allocated_bytes(), self.on_device()) == (self.host, self.device))
 
     def on_device(self):
-        counters = ad.counters("sim")
+        counters = ad.Device("sim").counters()
         return counters["allocations"] - counters["frees"]
 
 
@@ -64,7 +64,7 @@ class Arrays(Balanced):
     def test_there_and_back(self):
         for sent in (batch(), batch().slice(1), batch().slice(3), batch().select([])):
             for device in ("cpu", "sim"):
-                there = ad.Batch(sent).to(device)
+                there = ad.RecordBatch(sent).to(device)
                 self.assertEqual(len(there), sent.num_rows)
                 back = pa.record_batch(there.to("cpu"))
                 back.validate(full=True)
@@ -78,35 +78,35 @@ class Arrays(Balanced):
 
     def test_nothing_is_copied_on_the_cpu(self):
         sent = batch()
-        back = pa.record_batch(ad.Batch(sent))
+        back = pa.record_batch(ad.RecordBatch(sent))
         self.assertEqual(back["id"].buffers()[1].address, sent["id"].buffers()[1].address)
 
     def test_the_struct_says_where_it_is(self):
-        there = ad.Batch(batch()).to("sim")
+        there = ad.RecordBatch(batch()).to("sim")
         schema, array = device_array_of(pair := there.__arrow_c_device_array__())
         self.assertEqual((array.device_type, array.device_id, list(array.reserved)), (EXT_DEV, 0, [0, 0, 0]))
         self.assertEqual((schema.format, array.array.length, array.array.n_children), (b"+s", 3, 3))
-        on_cpu = ad.Batch(batch()).__arrow_c_device_array__()
+        on_cpu = ad.RecordBatch(batch()).__arrow_c_device_array__()
         _, array = device_array_of(on_cpu)
         self.assertEqual((array.device_type, array.device_id, array.sync_event), (CPU, -1, None))
         del pair, on_cpu
 
     def test_a_consumer_that_does_not_move_the_struct(self):
-        there = nanoarrow.device.c_device_array(ad.Batch(batch()).to("sim"))
+        there = nanoarrow.device.c_device_array(ad.RecordBatch(batch()).to("sim"))
         self.assertEqual((there.device_type_id, there.device_id, there.array.length), (EXT_DEV, 0, 3))
-        again = ad.Batch(there)
+        again = ad.RecordBatch(there)
         self.assertTrue(pa.record_batch(again.to("cpu")).equals(batch()))
 
     def test_host_only_producers(self):
         schema, array = batch().__arrow_c_array__()
-        self.assertTrue(pa.record_batch(ad.Batch(Answers(array=(schema, array)))).equals(batch()))
-        self.assertTrue(pa.record_batch(ad.Batch(batch().__arrow_c_array__())).equals(batch()))
+        self.assertTrue(pa.record_batch(ad.RecordBatch(Answers(array=(schema, array)))).equals(batch()))
+        self.assertTrue(pa.record_batch(ad.RecordBatch(batch().__arrow_c_array__())).equals(batch()))
 
     def test_a_capsule_that_nobody_takes(self):
-        ad.Batch(batch()).to("sim").__arrow_c_device_array__()
+        ad.RecordBatch(batch()).to("sim").__arrow_c_device_array__()
 
     def test_destroyed_on_another_thread(self):
-        pairs = [ad.Batch(batch()).to("sim").__arrow_c_device_array__() for _ in range(8)]
+        pairs = [ad.RecordBatch(batch()).to("sim").__arrow_c_device_array__() for _ in range(8)]
         threads = [threading.Thread(target=pairs.pop) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -114,7 +114,7 @@ class Arrays(Balanced):
             thread.join()
 
     def test_released_on_a_thread_without_an_interpreter(self):
-        pair = ad.Batch(batch()).__arrow_c_device_array__()
+        pair = ad.RecordBatch(batch()).__arrow_c_device_array__()
         _, array = device_array_of(pair)
         rust.lib.peers_python_release_elsewhere(c.byref(array))
         self.assertFalse(array.array.release)
@@ -124,7 +124,7 @@ class Arrays(Balanced):
 
 class Requests(Balanced):
     def test_keywords(self):
-        for there in (ad.Batch(batch()), ad.Array(pa.array([1]))):
+        for there in (ad.RecordBatch(batch()), ad.Array(pa.array([1]))):
             there.__arrow_c_device_array__(requested_schema=None, stream=None, other=None)
             with self.assertRaisesRegex(NotImplementedError, "stream"):
                 there.__arrow_c_device_array__(stream=1)
@@ -139,7 +139,7 @@ class Requests(Balanced):
 
     def test_another_representation_is_a_wish(self):
         wish = pa.schema([("id", pa.int32()), ("text", pa.string_view()), ("list", pa.large_list(pa.float64()))])
-        there = ad.Batch(batch())
+        there = ad.RecordBatch(batch())
         schema, array = there.__arrow_c_device_array__(wish.__arrow_c_schema__())
         self.assertEqual(pa.RecordBatch._import_from_c_device_capsule(schema, array).schema, batch().schema)
         self.requests(ad.Stream(batch()).__arrow_c_device_stream__, wish)
@@ -162,14 +162,14 @@ class Requests(Balanced):
         }
         for text, schema in wrong.items():
             with self.assertRaisesRegex(ValueError, text):
-                self.requests(ad.Batch(batch()).__arrow_c_device_array__, schema)
+                self.requests(ad.RecordBatch(batch()).__arrow_c_device_array__, schema)
             stream = ad.Stream(batch())
             with self.assertRaisesRegex(ValueError, text):
                 self.requests(stream.__arrow_c_device_stream__, schema)
             self.assertEqual(len(list(stream)), 1)
 
     def test_a_request_that_is_none(self):
-        there = ad.Batch(batch())
+        there = ad.RecordBatch(batch())
         with self.assertRaisesRegex(TypeError, "arrow_schema"):
             there.__arrow_c_device_array__(requested_schema="int64")
         with self.assertRaisesRegex(ValueError, "arrow_device_array"):
@@ -354,59 +354,59 @@ class BadInput(Balanced):
     def test_objects(self):
         for wrong in (None, 3, "text", object(), batch().schema, [], (1,), (1, 2), (1, 2, 3)):
             with self.assertRaises(TypeError, msg=repr(wrong)):
-                ad.Batch(wrong)
+                ad.RecordBatch(wrong)
             with self.assertRaises(TypeError, msg=repr(wrong)):
                 ad.Stream(wrong)
 
     def test_a_stream_is_no_batch(self):
         table = pa.table({"a": [1, 2]})
         for stream in (table, table.to_reader(), ad.Stream(table)):
-            for of_one in (ad.Batch, ad.Array):
+            for of_one in (ad.RecordBatch, ad.Array):
                 with self.assertRaisesRegex(TypeError, type(stream).__name__ + ".*is a stream.*use Stream"):
                     of_one(stream)
         with self.assertRaisesRegex(TypeError, "Array.*a single array or batch"):
             ad.Stream(ad.Array(pa.array([1])))
 
     def test_answers(self):
-        schema, array = ad.Batch(batch()).__arrow_c_device_array__()
+        schema, array = ad.RecordBatch(batch()).__arrow_c_device_array__()
         for wrong in (None, 3, array, (array, schema), (schema,), (schema, None), (schema, schema), (array, array)):
             with self.assertRaises((TypeError, ValueError), msg=repr(wrong)):
-                ad.Batch(Answers(device_array=wrong))
+                ad.RecordBatch(Answers(device_array=wrong))
             with self.assertRaises((TypeError, ValueError), msg=repr(wrong)):
                 ad.Stream(Answers(device_stream=wrong))
         # None of them consumed it.
-        self.assertEqual(len(ad.Batch((schema, array))), 3)
+        self.assertEqual(len(ad.RecordBatch((schema, array))), 3)
 
     def test_wrong_names(self):
         struct = ArrowDeviceArray()
         for name in (b"arrow_devicearray", b"", b"arrow_array_stream", b"\xff"):
             with self.assertRaisesRegex(ValueError, "arrow_device_array"):
-                ad.Batch((schema_capsule(), capsule(struct, name)))
+                ad.RecordBatch((schema_capsule(), capsule(struct, name)))
 
     def test_used_twice(self):
-        pair = ad.Batch(batch()).__arrow_c_device_array__()
-        ad.Batch(pair)
+        pair = ad.RecordBatch(batch()).__arrow_c_device_array__()
+        ad.RecordBatch(pair)
         with self.assertRaisesRegex(ValueError, "released"):
-            ad.Batch(pair)
-        pa.record_batch(Answers(device_array=(again := ad.Batch(batch()).__arrow_c_device_array__())))
+            ad.RecordBatch(pair)
+        pa.record_batch(Answers(device_array=(again := ad.RecordBatch(batch()).__arrow_c_device_array__())))
         with self.assertRaisesRegex(ValueError, "released"):
-            ad.Batch(again)
+            ad.RecordBatch(again)
 
     def test_a_null_pointer(self):
         """Python itself refuses null in a capsule; a struct of nulls is a released one."""
         with self.assertRaises(ValueError):
             c.pythonapi.PyCapsule_SetPointer(capsule(struct := ArrowDeviceArray(), b"arrow_device_array"), None)
         with self.assertRaisesRegex(ValueError, "released"):
-            ad.Batch((schema_capsule(), capsule(struct, b"arrow_device_array")))
+            ad.RecordBatch((schema_capsule(), capsule(struct, b"arrow_device_array")))
         with self.assertRaisesRegex(ValueError, "released"):
-            ad.Batch((capsule(empty := ArrowSchema(), b"arrow_schema"), capsule(struct, b"arrow_device_array")))
+            ad.RecordBatch((capsule(empty := ArrowSchema(), b"arrow_schema"), capsule(struct, b"arrow_device_array")))
         del empty
 
     def test_a_misaligned_pointer(self):
         room = c.create_string_buffer(256)
         inside = ArrowDeviceArray.from_buffer(room, 1 + -c.addressof(room) % 8)
         with self.assertRaisesRegex(ValueError, "misaligned"):
-            ad.Batch((schema_capsule(), capsule(inside, b"arrow_device_array")))
+            ad.RecordBatch((schema_capsule(), capsule(inside, b"arrow_device_array")))
 
     def test_a_struct_that_lies(self):
         """Structure and values are checked; the struct is released once, whatever happens."""
@@ -430,7 +430,7 @@ class BadInput(Balanced):
             struct.array.release = release
             change(struct)
             with self.assertRaises((ValueError, NotImplementedError), msg=inspect.getsource(change)):
-                ad.Batch((schema_capsule(), capsule(struct, b"arrow_device_array")))
+                ad.RecordBatch((schema_capsule(), capsule(struct, b"arrow_device_array")))
             settle(lambda: released)
             self.assertEqual(released, [1])
             self.assertFalse(struct.array.release)
@@ -448,7 +448,7 @@ class BadInput(Balanced):
             def __arrow_c_device_stream__(self, requested_schema=None, **_):
                 raise KeyError("not today")
 
-        for take in (ad.Batch, ad.Array, ad.Stream):
+        for take in (ad.RecordBatch, ad.Array, ad.Stream):
             with self.assertRaisesRegex(KeyError, "not today"):
                 take(Raises())
 
@@ -459,13 +459,13 @@ class BadInput(Balanced):
                 raise RuntimeError("hands off")
 
         with self.assertRaisesRegex(RuntimeError, "hands off"):
-            ad.Batch(Raises())
+            ad.RecordBatch(Raises())
 
     def test_unknown_devices(self):
         with self.assertRaisesRegex(ValueError, "unknown device"):
-            ad.Batch(batch()).to("gpu")
+            ad.RecordBatch(batch()).to("gpu")
         with self.assertRaisesRegex(NotImplementedError, "rocm:0 is not available"):
-            ad.Batch(batch()).to("rocm")
+            ad.RecordBatch(batch()).to("rocm")
 
 
 def child_schema():

@@ -5,7 +5,7 @@ on the way through a device."""
 import datetime
 import decimal
 
-import arrow_device_example as ad
+import arrow_device as ad
 import arro3.core
 import datafusion
 import duckdb
@@ -94,7 +94,7 @@ class Clients:
         def check(table):
             for batch in table.to_batches():
                 expected = self.out(self.of(HostOnly(batch)))
-                for ours in (ad.Batch(batch), ad.Batch(batch).to("sim").to("cpu")):
+                for ours in (ad.RecordBatch(batch), ad.RecordBatch(batch).to("sim").to("cpu")):
                     self.same(expected, self.out(self.of(ours)))
 
         self.each(COLUMNS.keys() - self.refuses, check)
@@ -116,7 +116,7 @@ class Clients:
 
     def test_what_the_host_cannot_read(self):
         """An error, and no wrong data."""
-        for ours in (ad.Stream(pa.table({"a": [1]})).to("sim"), ad.Batch(pa.record_batch({"a": [1]})).to("sim")):
+        for ours in (ad.Stream(pa.table({"a": [1]})).to("sim"), ad.RecordBatch(pa.record_batch({"a": [1]})).to("sim")):
             # Ours, or the client's own; Rust libraries may wrap it in a panic.
             with self.assertRaises(BaseException) as failed:
                 self.out(self.of(ours))
@@ -201,7 +201,7 @@ class Pandas(Clients, Balanced):
 class Nanoarrow(Balanced):
     def test_both_ways(self):
         table = pa.table({"a": [1, None], "b": [[1], None]})
-        for ours in (ad.Stream(table), ad.Stream(table).to("sim").to_host(), ad.Batch(table.to_batches()[0])):
+        for ours in (ad.Stream(table), ad.Stream(table).to("sim").to_host(), ad.RecordBatch(table.to_batches()[0])):
             self.assertEqual(nanoarrow.Array(ours).to_pylist(), table.to_pylist())
         self.assertEqual(pa.table(ad.Stream(nanoarrow.ArrayStream(table)).to("sim").to_host()), table)
 

@@ -12,7 +12,7 @@ import time
 import unittest
 import weakref
 
-import arrow_device_example as ad
+import arrow_device as ad
 import numpy as np
 import pyarrow as pa
 import rust
@@ -65,13 +65,13 @@ class Interpreter(Balanced):
         return {name: count - self.before[name] for name, count in counts().items()}
 
     def test_releases_are_attached(self):
-        noticed(ad.Batch)
+        noticed(ad.RecordBatch)
         gc.collect()
         self.assertEqual(self.since(), dict.fromkeys(counts(), 0) | {"released_attached": 1})
 
     def test_releases_on_other_threads_are_attached(self):
         # The exported array is released by a thread that never heard of Python.
-        batch = noticed(ad.Batch)
+        batch = noticed(ad.RecordBatch)
         pair = batch.__arrow_c_device_array__()
         del batch
         _, array = device_array_of(pair)
@@ -81,8 +81,8 @@ class Interpreter(Balanced):
 
     def test_the_source_of_an_upload_is_released_attached(self):
         for _ in range(10):
-            noticed(ad.Batch).to("sim")
-        ad.synchronize("sim")
+            noticed(ad.RecordBatch).to("sim")
+        ad.Device("sim").synchronize()
         settle(lambda: self.since()["released_attached"] == 10)
         self.assertEqual(self.since()["released_detached"], 0)
 
@@ -92,7 +92,7 @@ class Interpreter(Balanced):
         def refused(pair):
             device_array_of(pair)[1].device_type = 99
             with self.assertRaisesRegex(NotImplementedError, "99"):
-                ad.Batch(pair)
+                ad.RecordBatch(pair)
 
         noticed(refused)
         settle(lambda: self.since()["released_attached"] == 1)
@@ -238,9 +238,9 @@ class Ends(unittest.TestCase):
         """What came from Python is leaked then, not released."""
         out = self.run_alone(
             """
-            import ctypes, rust, test_interpreter as t, arrow_device_example as ad
+            import ctypes, rust, test_interpreter as t, arrow_device as ad
             from capsules import device_array_of
-            batch = t.noticed(ad.Batch)
+            batch = t.noticed(ad.RecordBatch)
             pair = batch.__arrow_c_device_array__()
             rust.lib.peers_python_hold(ctypes.byref(device_array_of(pair)[1]))
             print("ends")
@@ -251,12 +251,12 @@ class Ends(unittest.TestCase):
     def test_a_consumer_that_never_releases(self):
         out = self.run_alone(
             """
-            import ctypes, pyarrow as pa, arrow_device_example as ad
+            import ctypes, pyarrow as pa, arrow_device as ad
             from abi import ArrowDeviceArray
             from capsules import device_array_of
             kept = []
             for device in ("cpu", "sim"):
-                _, array = device_array_of(ad.Batch(pa.record_batch({"a": [1, 2]})).to(device).__arrow_c_device_array__())
+                _, array = device_array_of(ad.RecordBatch(pa.record_batch({"a": [1, 2]})).to(device).__arrow_c_device_array__())
                 kept.append(ArrowDeviceArray.from_buffer_copy(array))
                 array.array.release = type(array.array.release)()
             print("ends")
@@ -293,14 +293,14 @@ class Ends(unittest.TestCase):
         out = self.run_alone(
             self.SUBINTERPRETER
             + """
-        import arrow_device_example as ad, pyarrow as pa
+        import arrow_device as ad, pyarrow as pa
         batch = pa.record_batch({"a": [1, 2]})
         class Producer:
             def __arrow_c_device_array__(self, requested_schema=None, **kwargs):
                 reader = pa.RecordBatchReader.from_batches(batch.schema, [batch] * 3)
                 print(pa.RecordBatchReader.from_stream(ad.Stream(reader).to("sim").to_host()).read_all().num_rows)
                 return batch.__arrow_c_device_array__()
-        print(len(ad.Batch(Producer())))
+        print(len(ad.RecordBatch(Producer())))
             """
         )
         self.assertEqual(out, "6\n2\n")
@@ -313,7 +313,7 @@ class Ends(unittest.TestCase):
         import ctypes, rust, test_interpreter as t
         from capsules import device_array_of
         faulthandler.dump_traceback_later(20, exit=True)
-        pair = t.noticed(t.ad.Batch).__arrow_c_device_array__()
+        pair = t.noticed(t.ad.RecordBatch).__arrow_c_device_array__()
         ctypes.PyDLL(rust.lib._name).peers_python_release_elsewhere(ctypes.byref(device_array_of(pair)[1]))
         t.settle(lambda: t.counts()["released_attached"] == 1)
         print(t.counts()["released_detached"])
@@ -344,7 +344,7 @@ class Ends(unittest.TestCase):
             import ctypes, os, rust, test_interpreter as t
             from capsules import device_array_of
             def one():
-                pair = t.noticed(t.ad.Batch).__arrow_c_device_array__()
+                pair = t.noticed(t.ad.RecordBatch).__arrow_c_device_array__()
                 rust.lib.peers_python_release_elsewhere(ctypes.byref(device_array_of(pair)[1]))
             one()
             t.settle(lambda: t.counts()["released_attached"] == 1)
@@ -362,7 +362,7 @@ class Ends(unittest.TestCase):
         """It is not called any more: its consumer gets an error."""
         out = self.run_alone(
             """
-            import ctypes, rust, pyarrow as pa, arrow_device_example as ad
+            import ctypes, rust, pyarrow as pa, arrow_device as ad
             from capsules import stream_of
             batch = pa.record_batch({"a": [1, 2]})
             reader = pa.RecordBatchReader.from_batches(batch.schema, [batch] * 3)

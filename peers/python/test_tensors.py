@@ -9,7 +9,7 @@ import textwrap
 import unittest
 
 import array_api_strict
-import arrow_device_example as ad
+import arrow_device as ad
 import numpy as np
 import pyarrow as pa
 from capsules import api
@@ -252,7 +252,7 @@ def on_a_stand_in_for_cuda(test: unittest.TestCase, program: str):
 class Cuda(unittest.TestCase):
     def test_on_the_stand_in(self):
         program = """
-        import arrow_device_example as ad, pyarrow as pa
+        import arrow_device as ad, pyarrow as pa
         values = pa.array([1.5, 2.5, 3.5], pa.float32())
         for name, code in (("cuda", 2), ("cuda-managed", 13)):
             column = ad.Array(values).to(name)

@@ -1,38 +1,69 @@
 //! Streams of record batches, which can be consumed once.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::python::{
     check_request, host_stream_to_python, schema_to_python, stream_from_python, stream_to_python,
 };
-use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, Devices, ExportOptions, SyncPolicy,
-    upload_reader,
-};
+use arrow_device::{DeviceRecordBatchReader, DeviceRecordBatches, Devices, upload_reader};
 use arrow_schema::{DataType, SchemaRef};
-use pyo3::exceptions::{PyNotImplementedError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyStopAsyncIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::batch::Batch;
-use crate::open;
+use crate::ahead::upload_ahead;
+use crate::record_batch::RecordBatch;
+use crate::schema::{Schema, summary};
+use crate::signals::signalled;
+use crate::target::{Target, export_options};
 
 type Reader = Box<dyn DeviceRecordBatchReader + Send>;
 
-/// A stream of record batches on devices.
-#[pyclass(frozen)]
+/// A stream of record batches on a device, which can be consumed once: by a loop (`for` or `async for`), by another library, or by a
+/// method that says so.
+///
+/// Args:
+///     data: an object with `__arrow_c_device_stream__` or `__arrow_c_stream__`: a table, a frame, a reader, a query's result.
+///
+/// Raises:
+///     TypeError: for any other object.
+///     ValueError: for an invalid schema, with the path of the field, and for a stream of arrays that are no batches.
+#[pyclass(frozen, module = "arrow_device")]
 pub(crate) struct Stream {
     schema: SchemaRef,
     device_type: ArrowDeviceType,
+    progress: Arc<Progress>,
     reader: Mutex<Option<Reader>>,
 }
 
+/// What a stream has returned so far, to whomever.
+#[derive(Default)]
+struct Progress {
+    batches: AtomicU64,
+    rows: AtomicU64,
+    bytes: AtomicU64,
+}
+
 impl Stream {
-    fn of(reader: impl DeviceRecordBatchReader + Send + 'static) -> Self {
+    pub(crate) fn of(reader: impl DeviceRecordBatchReader + Send + 'static) -> Self {
+        let (schema, device_type) = (reader.schema(), reader.device_type());
+        let progress = Arc::new(Progress::default());
+        let counted = progress.clone();
+        let reader = signalled(reader).inspect(move |batch| {
+            if let Ok(batch) = batch {
+                counted.batches.fetch_add(1, Ordering::Relaxed);
+                let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
+                counted.rows.fetch_add(rows as u64, Ordering::Relaxed);
+                counted.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+        });
+        let reader = DeviceRecordBatches::new(reader, schema.clone(), device_type);
         Self {
-            schema: reader.schema(),
-            device_type: reader.device_type(),
+            schema,
+            device_type,
+            progress,
             reader: Mutex::new(Some(Box::new(reader))),
         }
     }
@@ -70,39 +101,134 @@ impl Stream {
 
 #[pymethods]
 impl Stream {
-    /// Makes a stream of any object with `__arrow_c_device_stream__` or `__arrow_c_stream__`.
     #[new]
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        stream_from_python(object).map(Self::of)
+    fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        stream_from_python(data).map(Self::of)
+    }
+
+    /// The columns' names and types.
+    #[getter]
+    fn schema(&self) -> Schema {
+        Schema(self.schema.clone())
+    }
+
+    /// The type of device that all batches are on: "cpu", "cuda".
+    #[getter]
+    fn device_type(&self) -> String {
+        let name = self.device_type.short_name();
+        name.map_or_else(|| self.device_type.to_string(), str::to_owned)
+    }
+
+    /// How many batches the stream has returned, to this program or to a library that reads it.
+    #[getter]
+    fn batches(&self) -> u64 {
+        self.progress.batches.load(Ordering::Relaxed)
+    }
+
+    /// How many rows the stream has returned.
+    #[getter]
+    fn rows(&self) -> u64 {
+        self.progress.rows.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of the batches that the stream has returned.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.progress.bytes.load(Ordering::Relaxed)
     }
 
     fn __iter__(this: Py<Self>) -> Py<Self> {
         this
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
         let next = py.detach(|| match &mut *self.lock() {
             Some(reader) => reader.next().transpose(),
             None => Ok(None),
         })?;
-        Ok(next.map(Batch))
+        Ok(next.map(RecordBatch))
     }
 
-    /// Returns a stream that moves each batch to a device when it is read. Consumes this one.
-    fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
-        let device = open(py, device)?;
+    fn __aiter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Each batch is waited for by a thread of asyncio's default executor.
+    fn __anext__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let next = this.getattr("_next")?;
+        let asyncio = this.py().import("asyncio")?;
+        asyncio.call_method1("to_thread", (next,))
+    }
+
+    fn _next(&self, py: Python<'_>) -> PyResult<RecordBatch> {
+        let next = self.__next__(py)?;
+        next.ok_or_else(|| PyStopAsyncIteration::new_err(()))
+    }
+
+    /// Returns a stream that moves each batch to a device. Consumes this one.
+    ///
+    /// Args:
+    ///     device: the device, or its name.
+    ///     ahead: 0 reads and moves a batch when it is asked for. With more, two threads read and copy up to twice as many and two
+    ///         batches before they are asked for, of a stream that the host can read.
+    ///     memory_budget: the bytes of batches that are read and not taken yet, after which reading ahead pauses. At least one batch
+    ///         is read.
+    ///
+    /// Raises:
+    ///     ValueError: if the stream has been consumed.
+    ///     NotImplementedError: to read ahead of a stream that the host cannot read.
+    #[pyo3(signature = (device, *, ahead = 0, memory_budget = 268435456))]
+    fn to(
+        &self,
+        py: Python<'_>,
+        device: Target<'_>,
+        ahead: usize,
+        memory_budget: usize,
+    ) -> PyResult<Self> {
+        let device = device.open(py)?;
+        if ahead > 0 && !self.is_host_readable() {
+            return Err(PyNotImplementedError::new_err(format!(
+                "the host cannot read a stream on {}, so it is not read ahead",
+                self.device_type()
+            )));
+        }
         let reader = self.take(py)?;
-        Ok(Self::of(Moved {
-            reader,
-            device,
-            failed: false,
-        }))
+        if ahead > 0 {
+            let reader = reader.into_host_reader();
+            let reader = upload_ahead(reader, &device, ahead, memory_budget)?;
+            return Ok(Self::of(reader));
+        }
+        let (schema, device_type) = (self.schema.clone(), device.id().device_type);
+        let moved = reader.map(move |batch| batch?.to_device(&device));
+        Ok(Self::of(DeviceRecordBatches::new(
+            moved,
+            schema,
+            device_type,
+        )))
     }
 
-    /// Returns the stream on the CPU. Unlike `to("cpu")`, it copies the next batch while one is in use. Consumes this one.
+    /// Returns the stream on the CPU. Unlike `to("cpu")`, it copies the next batch while one is in use, and does not copy what the
+    /// host can read. Consumes this one.
+    ///
+    /// Raises:
+    ///     ValueError: if the stream has been consumed.
     fn to_host(&self, py: Python<'_>) -> PyResult<Self> {
         let reader = self.take(py)?.into_host_reader();
         Ok(Self::of(upload_reader(reader, &Devices::cpu())))
+    }
+
+    /// Reads the stream to its end, and returns its batches as one, on their device. Consumes the stream.
+    ///
+    /// Raises:
+    ///     ValueError: if the stream has been consumed.
+    fn read_all(&self, py: Python<'_>) -> PyResult<RecordBatch> {
+        let mut reader = self.take(py)?.peekable();
+        let device = py.detach(|| match reader.peek() {
+            Some(Ok(batch)) => batch.device().clone(),
+            _ => Devices::cpu(),
+        });
+        let reader = DeviceRecordBatches::new(reader, self.schema.clone(), self.device_type);
+        RecordBatch::join(py, reader, &device)
     }
 
     #[pyo3(signature = (requested_schema = None, **kwargs))]
@@ -113,16 +239,12 @@ impl Stream {
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         self.check(requested_schema, kwargs)?;
-        // As for batches, the export waits until memory that the host can read is ready.
-        let options = ExportOptions::new(if self.is_host_readable() {
-            SyncPolicy::Wait
-        } else {
-            SyncPolicy::Event
-        });
+        let options = export_options(self.is_host_readable());
         stream_to_python(py, self.take(py)?, options, requested_schema, kwargs)
     }
 
-    /// Raises an error if the host cannot read the batches.
+    /// Raises:
+    ///     NotImplementedError: if the host cannot read the batches.
     #[pyo3(signature = (requested_schema = None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -133,7 +255,7 @@ impl Stream {
         if !self.is_host_readable() {
             return Err(PyNotImplementedError::new_err(format!(
                 "the host cannot read a stream on {}: use to_host() or __arrow_c_device_stream__",
-                self.device_type
+                self.device_type()
             )));
         }
         host_stream_to_python(py, self.take(py)?.into_host_reader(), requested_schema)
@@ -142,35 +264,10 @@ impl Stream {
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         schema_to_python(py, self.schema.as_ref())
     }
-}
 
-/// Moves each batch to a device. Ends after an error.
-struct Moved {
-    reader: Reader,
-    device: Device,
-    failed: bool,
-}
-
-impl Iterator for Moved {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
-        let batch = self.reader.next()?;
-        let batch = batch.and_then(|batch| batch.to_device(&self.device));
-        self.failed = batch.is_err();
-        Some(batch)
-    }
-}
-
-impl DeviceRecordBatchReader for Moved {
-    fn schema(&self) -> SchemaRef {
-        self.reader.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device.id().device_type
+    fn __repr__(&self) -> String {
+        let (device, schema) = (self.device_type(), summary(&self.schema));
+        let (rows, bytes) = (self.rows(), self.bytes());
+        format!("<Stream: on {device}, {rows} rows and {bytes} bytes read so far; {schema}>")
     }
 }

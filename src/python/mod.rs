@@ -43,7 +43,7 @@
 //! copies).
 //!
 //! There are no Python classes here: an extension module has its own. The folder `python` of the repository is a complete
-//! module. Whether an extension module is built (pyo3's feature `extension-module`, or `PYO3_BUILD_EXTENSION_MODULE`) or a
+//! package. Whether an extension module is built (pyo3's feature `extension-module`, or `PYO3_BUILD_EXTENSION_MODULE`) or a
 //! program that embeds Python is decided by the crate that uses this one.
 //!
 //! # Host methods
