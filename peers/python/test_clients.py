@@ -161,6 +161,21 @@ class Duckdb(Clients, Balanced):
         self.assertEqual(self.connection.sql("select sum(id) from stream where id > 1").fetchall(), [(5,)])
 
 
+    def test_every_way_in(self):
+        make = lambda: ad.Stream(pa.table({"id": [1, None, 3]})).to("sim").to_host()
+        connection = duckdb.connect(config={"threads": 1})
+        mine = make()
+        self.assertEqual(connection.sql("select count(id) from mine").fetchall(), [(2,)])
+        connection.register("named", make())
+        self.assertEqual(connection.sql("select * from named").fetchall(), [(1,), (None,), (3,)])
+        self.assertEqual(connection.from_arrow(make()).fetchall(), [(1,), (None,), (3,)])
+        # Ours of what it makes: a relation.
+        there = ad.Device("sim").upload(connection.sql("select range as r from range(5)"))
+        self.assertEqual(pa.record_batch(there.to_host()).to_pydict(), {"r": [0, 1, 2, 3, 4]})
+        connection.close()
+        del mine, connection
+
+
 class Arro3(Clients, Balanced):
     def of(self, data):
         return arro3.core.Table.from_arrow(data)

@@ -87,8 +87,18 @@ pub(crate) fn read_ipc(
     memory_budget: usize,
 ) -> PyResult<Stream> {
     let open = |mut file: File, chosen: Option<&[usize]>| {
-        let mut start = [0; 6];
-        let is_file = file.read_exact(&mut start).is_ok() && &start == b"ARROW1";
+        let mut start = [0; 8];
+        file.read_exact(&mut start)?;
+        let is_file = start.starts_with(b"ARROW1");
+        // The size of a stream's first message, after a marker that old streams do not have. Memory of that size is allocated.
+        let [a, b, c, d, size @ ..] = start;
+        let size = match [a, b, c, d] {
+            [0xff, 0xff, 0xff, 0xff] => size,
+            old => old,
+        };
+        if !is_file && u64::from(u32::from_le_bytes(size)) > file.metadata()?.len() {
+            return Err(ArrowError::ParseError("is not Arrow IPC data".into()));
+        }
         file.rewind()?;
         let (file, chosen) = (BufReader::new(file), chosen.map(<[usize]>::to_vec));
         Ok(if is_file {
@@ -119,16 +129,16 @@ fn read(
             let text = "is not a regular file";
             return Err(named(&path, ArrowError::ParseError(text.into())).into());
         }
-        let reader = catch_unwind(AssertUnwindSafe(|| open(file, chosen)));
-        let damaged = || ArrowError::ParseError("is probably damaged: its reader panicked".into());
-        let reader = reader.unwrap_or_else(|_| Err(damaged()));
+        let reader = caught(|| open(file, chosen));
         reader.map_err(|e| PyErr::from(named(&path, e)))
     };
     let all = py.detach(|| opened(None))?;
+    let mut schema = all.schema();
     let (reader, order) = match &columns {
         None => (all, None),
         Some(columns) => {
-            let order = numbers(&all.schema(), columns)?;
+            let order = numbers(&schema, columns)?;
+            schema = Arc::new(schema.project(&order).map_err(Error::from)?);
             let mut chosen = order.clone();
             chosen.sort_unstable();
             chosen.dedup();
@@ -138,7 +148,12 @@ fn read(
             (py.detach(|| opened(Some(&chosen)))?, Some(places))
         }
     };
-    let reader = Named::new(reader, order, path)?;
+    let reader = Named {
+        reader,
+        order,
+        schema,
+        path,
+    };
     let reader = upload_ahead(reader, &device, ahead.max(1), memory_budget)?;
     Ok(Stream::of(reader))
 }
@@ -160,26 +175,11 @@ struct Named {
     path: PathBuf,
 }
 
-impl Named {
-    fn new(reader: HostReader, order: Option<Vec<usize>>, path: PathBuf) -> Result<Self> {
-        let schema = match &order {
-            Some(order) => Arc::new(reader.schema().project(order)?),
-            None => reader.schema(),
-        };
-        Ok(Self {
-            reader,
-            order,
-            schema,
-            path,
-        })
-    }
-}
-
 impl Iterator for Named {
     type Item = Result<RecordBatch, ArrowError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.reader.next()?;
+        let next = caught(|| self.reader.next().transpose()).transpose()?;
         let next = next.and_then(|batch| match &self.order {
             Some(order) => batch.project(order),
             None => Ok(batch),
@@ -192,6 +192,12 @@ impl RecordBatchReader for Named {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }
+}
+
+/// Readers panic on some damaged files.
+fn caught<T>(read: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowError> {
+    let damaged = || ArrowError::ParseError("is probably damaged: its reader panicked".into());
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(damaged()))
 }
 
 /// What opening a file raises: `FileNotFoundError` and the like, with the path.
