@@ -119,15 +119,15 @@ fn fork(subject: &Subject) {
     let queue = device.new_queue().expect("new_queue");
     let held = subject.hold(&queue);
     let up = device.upload_on(&sent, &queue).expect("upload");
-    let download = up.start_to_host_on(&queue).expect("start_to_host");
+    let download = up.start_to_host(&queue).expect("start_to_host");
     let exported = up.export(SyncPolicy::Event).ok();
     let event = queue.record().expect("record").expect("an event");
-    let slab = device.host_slab(100 << 10).expect("host_slab");
+    let host = device.host_buffer(100 << 10).expect("host_buffer");
     drop(device.upload(&sent).expect("upload"));
-    let mut all = Some((up, download, exported, event, slab));
+    let mut all = Some((up, download, exported, event, host));
     let mut rest = Some((queue, device.clone()));
     in_a_child(|| {
-        let (up, download, exported, event, slab) = all.take().expect("taken once");
+        let (up, download, exported, event, host) = all.take().expect("taken once");
         let (queue, device) = rest.take().expect("taken once");
         let mut errors = vec![
             device.upload(&sent).map(drop),
@@ -144,7 +144,7 @@ fn fork(subject: &Subject) {
             let text = outcome.map_or_else(|e| e.to_string(), |()| "no error".into());
             assert!(text.contains("fork"), "call {i}: {text}");
         }
-        drop((download, exported, slab, event, up));
+        drop((download, exported, host, event, up));
         device.trim();
         assert!(device.backend().is_over(), "something may run here");
         let error = device.take_drop_error();
@@ -153,10 +153,10 @@ fn fork(subject: &Subject) {
     });
     drop(held);
     // The parent goes on as if nothing had happened.
-    let (up, download, exported, event, slab) = all.expect("taken in the child only");
+    let (up, download, exported, event, host) = all.expect("taken in the child only");
     assert_eq!(download.wait().expect("a download"), sent);
     assert_eq!(up.to_host().expect("to_host"), sent);
-    drop((up, exported, event, slab, rest));
+    drop((up, exported, event, host, rest));
     assert_even(subject);
 }
 
@@ -186,7 +186,7 @@ fn in_a_child(work: impl FnOnce()) {
 fn exit_while_copies_run(subject: &Subject) {
     let device = &subject.device;
     let up = device.upload(&batch(500_000)).expect("upload");
-    forget(up.start_to_host().expect("start_to_host"));
+    forget(up.start_to_host(None).expect("start_to_host"));
     forget(up.export(SyncPolicy::Event));
     forget((device.new_queue().expect("new_queue"), subject.clone()));
 }

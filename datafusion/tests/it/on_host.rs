@@ -156,7 +156,10 @@ async fn too_little_memory_for_a_first_batch() {
     }
     sim.sim.faults().clear();
     // What has been read may not be there any more.
-    let tiny = Sim::with(SimConfig::default().with_capacity_bytes(100));
+    let tiny = Sim::with(SimConfig {
+        capacity_bytes: 100,
+        ..SimConfig::default()
+    });
     let host = sort(scan(host_table(&[batches(0, 2)])).await);
     let error = collect(with_transitions(doubled(host, &tiny)), context(|_| (), &[])).await;
     let error = error.unwrap_err();

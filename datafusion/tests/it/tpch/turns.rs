@@ -76,7 +76,10 @@ async fn queries_that_fit_alone_wait_for_each_other() -> Result<()> {
     let sql = include_str!("../../queries/q18.sql");
     let host = host_session()?;
     let expected = collect(plan(&host, sql).await?, host.task_ctx()).await?;
-    let sim = Sim::with(SimConfig::default().with_capacity_bytes(MEMORY));
+    let sim = Sim::with(SimConfig {
+        capacity_bytes: MEMORY,
+        ..SimConfig::default()
+    });
     let sessions: Vec<_> = (0..2)
         .map(|_| session(&sim, &MEMORY.to_string(), 1))
         .collect::<Result<_>>()?;

@@ -415,10 +415,13 @@ fn memory_of_a_program() {
     assert!(device.backing(own.offset(8), 64).is_none());
     let bytes = owner.downcast::<std::sync::Mutex<Box<Lines>>>().unwrap();
     // Fresh memory is poisoned, except what is adopted.
-    assert_eq!((at, lock(&bytes).0[..64].to_vec()), (8, vec![7; 64]));
+    assert_eq!(
+        (at, bytes.lock().unwrap().0[..64].to_vec()),
+        (8, vec![7; 64])
+    );
     let (owner, _) = device.backing(adopted, 128).unwrap();
     let bytes = owner.downcast::<std::sync::Mutex<Box<Lines>>>().unwrap();
-    assert_eq!(lock(&bytes).0[0], 0);
+    assert_eq!(bytes.lock().unwrap().0[0], 0);
     // SAFETY: both are freed once, and nothing uses them.
     unsafe { device.free_now(adopted, 128) }.unwrap();
     assert_eq!(Arc::strong_count(&bytes), 1);
