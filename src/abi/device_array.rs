@@ -8,7 +8,6 @@ use arrow_data::ffi::FFI_ArrowArray;
 use super::ArrowDeviceType;
 use super::c_data::CArray;
 use super::guard::released_once;
-use crate::error::Error;
 
 /// `struct ArrowDeviceArray`: an array whose buffers lie in the memory of a device ("The
 /// ArrowDeviceArray structure" of the specification).
@@ -131,12 +130,6 @@ impl FFI_ArrowDeviceArray {
     #[cfg(any(test, feature = "pyo3"))]
     pub(crate) const fn take_array(&mut self) -> CArray {
         std::mem::replace(&mut self.array, CArray::empty())
-    }
-
-    /// Calls the release callback, if there is one. The struct is released even if this returns an
-    /// error ([`Error::Panic`]).
-    pub(crate) fn release(mut self) -> Result<(), Error> {
-        self.call_release()
     }
 }
 

@@ -92,8 +92,8 @@ macro_rules! released_once {
                 self.$($callback).+.is_none()
             }
 
-            /// Calls the release callback, if there is one. Afterwards the struct is released, whatever happened.
-            fn call_release(&mut self) -> $crate::error::Result<()> {
+            /// Calls the release callback, if there is one. The struct is released even if this returns an error, for a panic.
+            pub(crate) fn call_release(&mut self) -> $crate::error::Result<()> {
                 // The address of the whole struct, with which the producer may reach all members.
                 let this = std::ptr::from_mut(self);
                 // SAFETY: `self` is the only copy of the struct (`from_raw` moves), so its callback has not run; whoever made

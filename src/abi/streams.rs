@@ -112,12 +112,6 @@ impl FFI_ArrowDeviceArrayStream {
             callbacks: Callbacks::empty(),
         }
     }
-
-    /// Returns the type of device that all arrays of the stream are on. The device id may differ
-    /// between arrays.
-    pub const fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
-    }
 }
 
 released_once!(

@@ -204,10 +204,8 @@ impl DeviceArray {
     pub(crate) fn pending(&self) -> Result<Vec<Arc<Owner>>> {
         let mut pending = Vec::new();
         for owner in self.owners() {
-            if !owner
-                .ready()
-                .map_or(Ok(true), |event| event.is_complete())?
-            {
+            let ready = owner.ready().map(|event| event.is_complete());
+            if !ready.unwrap_or(Ok(true))? {
                 pending.push(owner);
             }
         }
@@ -275,12 +273,11 @@ pub(crate) fn path(arrays: &[&DeviceArray], to: &Node) -> String {
             return Some(String::new());
         }
         let mut children = node.children.iter().enumerate();
-        children.find_map(
-            |(i, child)| match (below(child, to)?, node.layout.nesting) {
-                (rest, Nesting::Dictionary) => Some(format!(".dictionary{rest}")),
-                (rest, _) => Some(format!(".children[{i}]{rest}")),
-            },
-        )
+        let (i, rest) = children.find_map(|(i, child)| Some((i, below(child, to)?)))?;
+        Some(match node.layout.nesting {
+            Nesting::Dictionary => format!(".dictionary{rest}"),
+            _ => format!(".children[{i}]{rest}"),
+        })
     }
     let mut paths = arrays.iter().filter_map(|array| below(array.node(), to));
     format!("array{}", paths.next().unwrap_or_default())

@@ -4,13 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use smallvec::smallvec;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::check_type;
-use crate::data::node::{Node, NodeBuffer};
+use crate::data::node::Node;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, bail};
 
 /// A record batch in the memory of a device: a schema, and columns of equal length. Immutable; clones, slices and
 /// projections share the memory.
@@ -155,9 +154,8 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn column(&self, i: usize) -> Result<DeviceArray> {
-        self.array
-            .child(i)
-            .ok_or_else(|| Error::argument(format!("no column {i} of {}", self.num_columns())))
+        let column = self.array.child(i);
+        column.ok_or_else(|| Error::argument(format!("no column {i} of {}", self.num_columns())))
     }
 
     /// Returns the first column with this name.
@@ -165,10 +163,9 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn column_by_name(&self, name: &str) -> Result<DeviceArray> {
-        let found = self.schema.fields().iter().position(|f| f.name() == name);
-        match found {
+        match self.schema.fields().iter().position(|f| f.name() == name) {
             Some(i) => self.column(i),
-            None => Err(Error::argument(format!("no column '{name}'"))),
+            None => bail!("no column '{name}'"),
         }
     }
 
@@ -194,9 +191,7 @@ impl DeviceRecordBatch {
         let columns = indices.iter().map(|&i| Ok(self.column(i)?.node().clone()));
         let columns = columns.collect::<Result<_>>()?;
         let schema = self.schema.project(indices)?;
-        let root = DataType::Struct(schema.fields().clone());
-        let no_bitmap = smallvec![NodeBuffer::absent()];
-        let node = Node::new(root, self.num_rows(), no_bitmap, columns);
+        let node = Node::of_columns(schema.fields().clone(), self.num_rows(), columns);
         Ok(Self {
             schema: Arc::new(schema),
             array: DeviceArray::from_node(self.device().clone(), Arc::new(node)),
@@ -247,10 +242,8 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
             ));
         };
         check_no_nulls(&array)?;
-        let metadata = array
-            .field()
-            .map(|f| f.metadata().clone())
-            .unwrap_or_default();
+        let metadata = array.field().map(|field| field.metadata().clone());
+        let metadata = metadata.unwrap_or_default();
         let schema = Schema::new_with_metadata(fields.clone(), metadata);
         Ok(Self::from_struct(Arc::new(schema), array))
     }

@@ -220,12 +220,14 @@ impl DeviceArray {
         let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
         let fits = others.len() == kinds.len() || layout.variadic && others.len() > kinds.len();
         if !fits || children.len() != layout.n_children() {
-            return wrong(format!(
-                "{} buffers after the bitmap and {} children, not {} and {}",
+            let (n, children, of, fields) = (
                 others.len(),
                 children.len(),
                 kinds.len(),
-                layout.n_children()
+                layout.n_children(),
+            );
+            return wrong(format!(
+                "{n} buffers after the bitmap and {children} children, not {of} and {fields}"
             ));
         }
         if let Some(validity) = validity.filter(|validity| validity.len != rows) {

@@ -124,16 +124,16 @@ impl Fit<'_> {
         if !got.is_nullable() || declared.is_nullable() || is_without_nulls(view) {
             return Ok(());
         }
-        let is = match view.null_count() {
-            Some(nulls @ 1..) => format!("has {nulls} nulls"),
-            Some(0) => "may have nulls in its values".to_owned(),
-            None => "may have nulls".to_owned(),
+        let (is, way_out) = match view.null_count() {
+            Some(nulls @ 1..) => (format!("has {nulls} nulls"), ""),
+            Some(0) => ("may have nulls in its values".to_owned(), ""),
+            None => (
+                "may have nulls".to_owned(),
+                "; if there are none, compact() counts",
+            ),
         };
-        let way_out = match view.null_count() {
-            Some(_) => "declare it nullable there",
-            None => "declare it nullable there; if there are none, compact() counts",
-        };
-        self.refuse(path, is, "is not nullable".to_owned(), way_out)
+        let way_out = format!("declare it nullable there{way_out}");
+        self.refuse(path, is, "is not nullable".to_owned(), &way_out)
     }
 
     fn refuse(&self, path: &str, is: String, declared: String, way_out: &str) -> Result<()> {

@@ -12,7 +12,6 @@ use arrow_array::{
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::{ArrayData, ArrayDataBuilder};
 use arrow_schema::{DataType, Schema};
-use smallvec::smallvec;
 
 use crate::abi::guard;
 use crate::data::array::{DeviceArray, path};
@@ -38,12 +37,8 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<DeviceArray> {
     let owner = keeper(batch.columns().to_vec());
     let columns = fields.iter().zip(batch.columns());
     let columns = columns.map(|(field, column)| of_column(field.data_type(), column, &owner));
-    let root = Node::new(
-        DataType::Struct(fields.clone()),
-        batch.num_rows(),
-        smallvec![NodeBuffer::absent()],
-        columns.collect::<Result<_>>()?,
-    );
+    let columns = columns.collect::<Result<_>>()?;
+    let root = Node::of_columns(fields.clone(), batch.num_rows(), columns);
     Ok(DeviceArray::from_node(Devices::cpu(), Arc::new(root)))
 }
 
@@ -155,15 +150,11 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
     make_ready(array)?;
     guard::callback("building an arrow batch", || {
         let column = |i| Ok(make_array(to_data(array, array.view().child(i), false)?));
-        let columns = (0..array.num_children())
-            .map(column)
-            .collect::<Result<_>>()?;
+        let columns = (0..array.num_children()).map(column);
+        let columns = columns.collect::<Result<_>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(array.len()));
-        Ok(RecordBatch::try_new_with_options(
-            schema.clone(),
-            columns,
-            &options,
-        )?)
+        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);
+        Ok(batch?)
     })
 }
 
@@ -205,12 +196,10 @@ fn to_data(array: &DeviceArray, view: View<'_>, is_run_ends: bool) -> Result<Arr
         let is_run_ends = i == 0 && layout.nesting == Nesting::Runs;
         to_data(array, view.child(i), is_run_ends)
     });
+    let skips = !is_cut && view.length > 0;
     let builder = ArrayDataBuilder::new(node.data_type.clone())
         .len(view.length)
-        .offset(match is_cut || view.length == 0 {
-            true => 0,
-            false => view.offset,
-        })
+        .offset(if skips { view.offset } else { 0 })
         .nulls(nulls(array, view)?)
         .buffers(buffers)
         .child_data(children.collect::<Result<Vec<_>>>()?);

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use arrow_schema::DataType;
-use smallvec::SmallVec;
+use arrow_schema::{DataType, Fields};
+use smallvec::{SmallVec, smallvec};
 
 use crate::data::layout::{Layout, Nesting};
 use crate::device::DevicePtr;
@@ -93,6 +93,12 @@ impl Node {
         }
     }
 
+    /// The columns of a batch: a struct without nulls.
+    pub(crate) fn of_columns(fields: Fields, rows: usize, columns: Vec<Arc<Self>>) -> Self {
+        let no_bitmap = smallvec![NodeBuffer::absent()];
+        Self::new(DataType::Struct(fields), rows, no_bitmap, columns)
+    }
+
     /// The validity bitmap, if there is one.
     pub(crate) fn bitmap(&self) -> Option<&NodeBuffer> {
         let first = self.buffers.first();
@@ -120,10 +126,8 @@ pub(crate) fn owners<'a>(
 ) -> Vec<Arc<Owner>> {
     let (mut all, mut seen) = (Vec::<Arc<Owner>>::new(), HashSet::new());
     let mut add = |node: &Arc<Node>| {
-        let owners = node
-            .buffers
-            .iter()
-            .filter_map(|buffer| buffer.owner.as_ref());
+        let buffers = node.buffers.iter();
+        let owners = buffers.filter_map(|buffer| buffer.owner.as_ref());
         for owner in owners.filter(|owner| choose(owner)) {
             let is_new = match &all[..] {
                 [] => true,
@@ -181,13 +185,9 @@ impl NodeBuffer {
 
     /// The buffer by itself, `bytes` bytes long; `None` if there is no memory.
     pub(crate) fn to_buffer(&self, bytes: usize) -> Option<DeviceBuffer> {
+        let (base, offset) = (self.base, self.offset);
         let owner = self.owner.clone()?;
-        Some(DeviceBuffer::from_parts(
-            owner,
-            self.base,
-            self.offset,
-            bytes,
-        ))
+        Some(DeviceBuffer::from_parts(owner, base, offset, bytes))
     }
 
     pub(crate) fn set_bytes(&self, bytes: usize) {

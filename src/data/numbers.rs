@@ -253,10 +253,8 @@ impl Numbers {
     ) -> Result<Option<SyncEvent>> {
         let device = arrays[0].device();
         if self.reads_in_place(device) {
-            let Self {
-                ready, readable, ..
-            } = Self::in_place(arrays)?;
-            (self.ready, self.readable) = (ready, readable);
+            let in_place = Self::in_place(arrays)?;
+            (self.ready, self.readable) = (in_place.ready, in_place.readable);
         }
         let mut lacks = std::mem::take(&mut *lock(&self.lacks));
         lacks.retain(|piece| !piece.on_host && !self.readable);

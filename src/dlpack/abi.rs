@@ -107,12 +107,10 @@ pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
 
 /// Whether DLPack's header requires 0 as the id of memory of this type.
 pub(super) fn shares_ids(device_type: ArrowDeviceType) -> bool {
+    use ArrowDeviceType as T;
     matches!(
         device_type,
-        ArrowDeviceType::CPU
-            | ArrowDeviceType::CUDA_HOST
-            | ArrowDeviceType::ROCM_HOST
-            | ArrowDeviceType::CUDA_MANAGED
+        T::CPU | T::CUDA_HOST | T::ROCM_HOST | T::CUDA_MANAGED
     )
 }
 

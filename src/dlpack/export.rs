@@ -293,10 +293,8 @@ impl DeviceArray {
         let offset = leaf.offset().checked_mul(width).ok_or_else(too_many)?;
         let len = leaf.len().checked_mul(width).ok_or_else(too_many)?;
         // Without rows there may be no buffer.
-        let values = leaf
-            .buffer(1)
-            .map(|values| values.slice(offset, len))
-            .transpose()?;
+        let values = leaf.buffer(1).map(|values| values.slice(offset, len));
+        let values = values.transpose()?;
         export(leaf.device(), values, dtype, shape, options.copy, options)
     }
 }

@@ -205,9 +205,7 @@ unsafe fn import_tensor(
     for (size, rows) in lists.into_iter().rev() {
         let list = DataType::FixedSizeList(Arc::new(field), size);
         field = Field::new_list_field(list.clone(), true);
-        // SAFETY: fixed-size lists have no offsets, and no validity bitmap is given, so any values are valid. `from_parts`
-        // checks that there are enough.
-        array = unsafe { DeviceArray::from_parts(list, rows, Some(0), &[None], &[array]) }?;
+        array = DeviceArray::from_children(list, rows, &[array], None)?;
     }
     if !field.metadata().is_empty() {
         array = array.with_field(Arc::new(field.with_name("")))?;

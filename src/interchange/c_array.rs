@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 use crate::abi::c_data::CArray;
 use crate::abi::guard;
 use crate::data::DeviceArray;
-use crate::data::layout::{BufferKind, Nesting};
+use crate::data::layout::Nesting;
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::device::{ALIGNMENT, DeviceId, SyncEvent};
+use crate::device::SyncEvent;
 use crate::error::Result;
 use crate::interchange::options::ReleasePolicy;
 use crate::memory::{Memory, Owner, Ready};
@@ -48,12 +48,6 @@ impl Event {
     }
 }
 
-/// The offset of arrays without rows that come without one, padded as other buffers are. Consumers read it, and nobody writes it.
-static ZERO: Zeros = Zeros([0; ALIGNMENT]);
-
-#[repr(align(64))]
-struct Zeros(#[allow(dead_code)] [u8; ALIGNMENT]);
-
 /// Makes the C struct of an array. Null counts that are not known are stated as -1.
 pub(super) fn build(
     array: &DeviceArray,
@@ -61,7 +55,6 @@ pub(super) fn build(
     policy: ReleasePolicy,
 ) -> Result<CArray> {
     let mut exporter = Exporter {
-        on_cpu: array.device().id() == DeviceId::CPU,
         policy,
         event,
         sizes: None,
@@ -94,7 +87,6 @@ fn number_of_sizes(node: &Node) -> usize {
 }
 
 struct Exporter {
-    on_cpu: bool,
     policy: ReleasePolicy,
     event: Option<Event>,
     /// The lengths of the data buffers of all view arrays, in memory that the device can read.
@@ -114,16 +106,6 @@ impl Exporter {
             buffers.push(buffer.address().as_ptr().cast_const());
         }
         let n_buffers = buffers.len();
-        if view.length == 0 && self.on_cpu {
-            // Its own offset is missing, or may have no bytes. Where it is missing on other devices, it was made before
-            // (`DeviceArray::to_exported`).
-            for (i, kind) in layout.buffers().iter().enumerate() {
-                if matches!(kind, BufferKind::Offsets { .. }) && node.buffers[i].bytes() == Some(0)
-                {
-                    buffers[i] = (&raw const ZERO).cast();
-                }
-            }
-        }
         // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
         // not matter: the others were moved before (`DeviceArray::to_exported`).
         if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
@@ -167,9 +149,10 @@ impl Exporter {
             length: view.length as i64,
             null_count: nulls.map_or(-1, |n| n as i64),
             // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
-            offset: match view.length {
-                0 => 0,
-                _ => view.offset as i64,
+            offset: if view.length > 0 {
+                view.offset as i64
+            } else {
+                0
             },
             n_buffers: n_buffers as i64,
             n_children: exported.pointers.len() as i64,

@@ -36,9 +36,8 @@ impl DeviceArray {
     /// The copies are counted in [`TransferStats`](crate::TransferStats).
     /// [`compact`](Self::compact) makes an array that needs none.
     ///
-    /// A binary, text, list or map array without rows has one offset, 0, which an import does without. Where it is missing, each
-    /// export states one: on the CPU in static memory, and elsewhere, if its address is null, in 64 bytes of a fresh allocation,
-    /// which is that of the bitmaps if there are some.
+    /// A binary, text, list or map array without rows has one offset, 0, which an import does without. If its address is null, each
+    /// export makes one, in 64 bytes of a fresh allocation, which is that of the bitmaps if there are some.
     ///
     /// ```
     /// # use arrow_array::Int32Array;

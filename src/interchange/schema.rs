@@ -55,13 +55,11 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
 /// The schema that a struct's field describes.
 pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
     let DataType::Struct(fields) = root.data_type() else {
-        let other = root.data_type();
-        return Err(Error::invalid(
-            "schema.format",
-            format!(
-                "a batch needs a struct, not {other}; import arrays of other types one by one, with DeviceArray::import"
-            ),
-        ));
+        let why = format!(
+            "a batch needs a struct, not {}; import arrays of other types one by one, with DeviceArray::import",
+            root.data_type()
+        );
+        return Err(Error::invalid("schema.format", why));
     };
     let schema = Schema::new_with_metadata(fields.clone(), root.metadata().clone());
     Ok(Arc::new(schema))

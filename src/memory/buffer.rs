@@ -184,8 +184,12 @@ pub(crate) unsafe fn buffer_over(owner: &Arc<Owner>, address: DevicePtr, len: us
 impl From<Buffer> for DeviceBuffer {
     /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(buffer: Buffer) -> Self {
-        let base = DevicePtr::new(buffer.as_ptr().cast_mut().cast());
         let len = buffer.len();
+        // An empty buffer need not have memory at its address.
+        let base = match len {
+            0 => DevicePtr::NULL,
+            _ => DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
+        };
         // SAFETY: the buffer keeps `len` bytes alive, wherever it is moved, and nobody writes to them.
         unsafe { Self::from_raw(&Devices::cpu(), base, len, Box::new(buffer), None) }
     }

@@ -8,7 +8,7 @@ use crate::abi::FFI_ArrowDeviceArray;
 use crate::device::{
     ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
 };
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 use crate::memory::HostBuffer;
 
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
@@ -186,11 +186,9 @@ impl Owner {
                 base: of,
                 bytes,
             }) if *of == base && len <= *bytes && *bytes - len < ALIGNMENT => (home, *bytes),
-            _ => {
-                let why = "the buffer is not all of an allocation on the device; copy it, or call \
-                           DeviceBufferMut::shrink_to_fit after truncate";
-                return Err(Error::argument(why));
-            }
+            _ => bail!(
+                "the buffer is not all of an allocation on the device; copy it, or call DeviceBufferMut::shrink_to_fit after truncate"
+            ),
         };
         self.wait_on(queue)?;
         // Uses on the home queue are not recorded: the free would come after them.
@@ -218,8 +216,8 @@ impl Memory {
             // consumed, so this is the only free; `Owner::drop` calls this once its uses on other queues have completed, or the
             // queue waits for them.
             Self::Device { queue, base, bytes } => unsafe { queue.free(base, bytes) },
-            Self::Foreign(array) => {
-                if let Err(e) = array.release() {
+            Self::Foreign(mut array) => {
+                if let Err(e) = array.call_release() {
                     device.park_drop_error(e);
                 }
             }

@@ -128,9 +128,8 @@ impl<T: Send + 'static> Drop for DropAttached<T> {
         let value = unsafe { ManuallyDrop::take(&mut self.0) };
         if is_attached() != Some(true) {
             // A refused value must not be dropped on this thread.
-            return releaser()
-                .send(Box::new(value))
-                .unwrap_or_else(std::mem::forget);
+            let sent = releaser().send(Box::new(value));
+            return sent.unwrap_or_else(std::mem::forget);
         }
         // Python code must not run while an exception is being raised: it is set aside meanwhile.
         let [mut kind, mut raised, mut traceback] = [std::ptr::null_mut(); 3];

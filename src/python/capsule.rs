@@ -81,9 +81,8 @@ pub(super) fn pack<T: InCapsule>(py: Python<'_>, value: T) -> PyResult<Bound<'_,
 
 /// Whether this is a capsule with such a struct.
 pub(super) fn holds<T: InCapsule>(object: &Bound<'_, PyAny>) -> bool {
-    object
-        .cast::<PyCapsule>()
-        .is_ok_and(|capsule| capsule.is_valid_checked(Some(T::NAME)))
+    let capsule = object.cast::<PyCapsule>();
+    capsule.is_ok_and(|capsule| capsule.is_valid_checked(Some(T::NAME)))
 }
 
 /// Moves the struct out of a capsule.

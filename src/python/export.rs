@@ -163,11 +163,8 @@ pub fn check_request(
     keywords: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     // Keywords that do not exist yet are accepted only if they are None.
-    let unknown = keywords
-        .into_iter()
-        .flatten()
-        .find(|(_, value)| !value.is_none());
-    if let Some((name, _)) = unknown {
+    let mut keywords = keywords.into_iter().flatten();
+    if let Some((name, _)) = keywords.find(|(_, value)| !value.is_none()) {
         let text = format!("unknown keyword argument: {name}");
         return Err(PyNotImplementedError::new_err(text));
     }

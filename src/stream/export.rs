@@ -93,14 +93,13 @@ pub(crate) fn export<S: CStream>(
     };
     // The callbacks below keep to the stream interface for a `private_data` that is a share of an `Exporter`, whose arrays are
     // `Send` and of the declared device type.
+    let share = Arc::into_raw(Shared::new(Mutex::new(exporter)));
     let callbacks = Callbacks {
         get_schema: Some(get_schema::<S>),
         get_next: Some(get_next::<S>),
         get_last_error: Some(get_last_error::<S>),
         release: Some(release::<S>),
-        private_data: Arc::into_raw(Shared::new(Mutex::new(exporter)))
-            .cast_mut()
-            .cast(),
+        private_data: share.cast_mut().cast(),
     };
     Ok(S::new(declared, callbacks))
 }

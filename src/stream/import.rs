@@ -34,8 +34,14 @@ impl DeviceRecordBatchStreamReader {
     /// Returns [`Error::Released`] for a released stream, [`Error::InvalidInput`] for missing callbacks and invalid schemas,
     /// and [`Error::Foreign`] with the producer's errno and text.
     pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
+        if stream.is_null() || !stream.is_aligned() {
+            return Err(Error::invalid("stream", "is null or misaligned"));
+        }
         // SAFETY: the caller guarantees that a pointer that is not null points to a stream whose arrays may be imported.
-        unsafe { Self::new(take(stream)?, ImportOptions::default()) }
+        unsafe {
+            let stream = FFI_ArrowDeviceArrayStream::from_raw(stream);
+            Self::new(stream, ImportOptions::default())
+        }
     }
 
     /// Takes over a stream and reads its schema.
@@ -51,16 +57,6 @@ impl DeviceRecordBatchStreamReader {
         batches.open()?;
         Ok(Self(batches))
     }
-}
-
-/// # Safety
-/// `stream` is null or points to a struct that keeps to the C device stream interface, and that nothing else uses.
-unsafe fn take(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    if stream.is_null() || !stream.is_aligned() {
-        return Err(Error::invalid("stream", "is null or misaligned"));
-    }
-    // SAFETY: the caller guarantees that a pointer that is not null points to a stream.
-    Ok(unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) })
 }
 
 impl Iterator for DeviceRecordBatchStreamReader {

@@ -133,15 +133,7 @@ unsafe fn run(
             // SAFETY: the caller guarantees that the host can read the source; the buffer has room for the results of all regions.
             unsafe { region.write(region.src, out) };
             Counters::add(&queue.device().counters().host_copied_bytes, region.len);
-            add_copy(
-                &mut copies,
-                CopyOp {
-                    src: out,
-                    dst: base.offset(region.dst),
-                    bytes: region.room(),
-                    kind: CopyKind::HostToDevice,
-                },
-            );
+            add_copy(&mut copies, out, base.offset(region.dst), region.room());
             out = out.offset(region.room());
         }
     }
@@ -153,17 +145,18 @@ unsafe fn run(
     keep_until(queue, event, (sources, buffer))
 }
 
-/// Adds a copy to a list, or to its last one if it continues that on both sides.
-pub(super) fn add_copy(copies: &mut Vec<CopyOp>, copy: CopyOp) {
+/// Adds a copy from the host to a list, or to its last one if it continues that on both sides.
+pub(super) fn add_copy(copies: &mut Vec<CopyOp>, src: DevicePtr, dst: DevicePtr, bytes: usize) {
+    let kind = CopyKind::HostToDevice;
+    let ends = |last: &CopyOp| (last.src.offset(last.bytes), last.dst.offset(last.bytes));
     match copies.last_mut() {
-        Some(last)
-            if last.kind == copy.kind
-                && last.src.offset(last.bytes) == copy.src
-                && last.dst.offset(last.bytes) == copy.dst =>
-        {
-            last.bytes += copy.bytes;
-        }
-        _ => copies.push(copy),
+        Some(last) if last.kind == kind && ends(last) == (src, dst) => last.bytes += bytes,
+        _ => copies.push(CopyOp {
+            src,
+            dst,
+            bytes,
+            kind,
+        }),
     }
 }
 

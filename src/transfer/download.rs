@@ -196,14 +196,13 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
     let buffer = array.device().host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     let copied = plan.regions.iter().filter(|region| region.source() > 0);
-    let copies: Vec<_> = copied
-        .map(|region| CopyOp {
-            src: region.src,
-            dst: base.offset(region.dst),
-            bytes: region.source(),
-            kind: CopyKind::DeviceToHost,
-        })
-        .collect();
+    let copies = copied.map(|region| CopyOp {
+        src: region.src,
+        dst: base.offset(region.dst),
+        bytes: region.source(),
+        kind: CopyKind::DeviceToHost,
+    });
+    let copies: Vec<_> = copies.collect();
     // SAFETY: the plan's sources lie in the array's buffers, in memory of its owners; its destinations lie in the buffer, which has
     // room for each region and its source.
     unsafe { Reading::start(queue, array.owners(), &copies, buffer) }

@@ -12,7 +12,6 @@ use crate::data::node::{Node, NullCount, View};
 #[cfg(feature = "async")]
 use crate::data::numbers::resolve_async;
 use crate::data::numbers::{Numbers, resolve};
-use crate::device::{Device, DeviceId};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
 use crate::transfer::plan::{Plan, Planner, Scope};
@@ -20,15 +19,15 @@ use crate::transfer::plan::{Plan, Planner, Scope};
 impl DeviceArray {
     /// Whether an export reads bitmaps, or makes something. If it `counts`, it states all null counts.
     pub(crate) fn export_reads(&self, counts: bool) -> bool {
-        fn reads(device: &Device, node: &Arc<Node>, counts: bool) -> bool {
+        fn reads(node: &Arc<Node>, counts: bool) -> bool {
             let view = View::whole(node);
             let mut children = node.children.iter();
             counts && view.null_count().is_none()
                 || moves(view)
-                || lacks_offset(device, node)
-                || children.any(|child| reads(device, child, counts))
+                || lacks_offset(node)
+                || children.any(|child| reads(child, counts))
         }
-        reads(self.device(), self.node(), counts)
+        reads(self.node(), counts)
     }
 
     /// Reads the bitmaps on the device's default queue, with one list of copies and one host wait. Bitmaps that move go to one fresh
@@ -75,13 +74,12 @@ fn moves(view: View<'_>) -> bool {
     !in_place && view.node.bitmap().is_some() && view.null_count() != Some(0)
 }
 
-/// Whether a node has no rows and no offsets, so that one is made. On the CPU every export has an offset to give.
-fn lacks_offset(device: &Device, node: &Node) -> bool {
+/// Whether a node has no rows and no offsets, so that one is made.
+fn lacks_offset(node: &Node) -> bool {
     let kind = node.layout.buffers().get(1);
     node.length == 0
         && matches!(kind, Some(BufferKind::Offsets { .. }))
         && node.buffers[1].is_null()
-        && device.id() != DeviceId::CPU
 }
 
 impl<'a> Planner<'a> {
@@ -97,7 +95,7 @@ impl<'a> Planner<'a> {
             children: Vec::with_capacity(node.children.len()),
             ..Node::clone(node)
         };
-        if lacks_offset(self.device, node) {
+        if lacks_offset(node) {
             // Of 64 bits, which are enough for one of 32.
             let offset = self.known(vec![0u8; 8]);
             exported.buffers[1] = self.buffer(true, [offset])?;

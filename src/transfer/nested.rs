@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, UnionMode};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::data::DeviceArray;
 use crate::data::host::unwrap;
@@ -44,10 +44,8 @@ impl<'a> Planner<'a> {
             let Some(bytes) = self.numbers.read(at, bytes, false) else {
                 continue;
             };
-            let ends: Vec<i64> = bytes
-                .chunks_exact(width)
-                .map(|end| int(end, width))
-                .collect();
+            let ends = bytes.chunks_exact(width).map(|end| int(end, width));
+            let ends: Vec<i64> = ends.collect();
             let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
             let first = ends.partition_point(|end| *end <= from);
             let runs = match view.length {
@@ -77,15 +75,11 @@ impl<'a> Planner<'a> {
             self.check_most(ends_of, rows as usize, most, "rows", instead)?;
         }
         let (n, cut) = (cut.len() / width, self.known(cut));
-        let buffers = [NodeBuffer::absent(), self.buffer(self.to_device, [cut])?];
+        let buffers = smallvec![NodeBuffer::absent(), self.buffer(self.to_device, [cut])?];
+        let of = ends_of.node.data_type.clone();
         node.children.push(Arc::new(Node {
             padded: true,
-            ..Node::new(
-                ends_of.node.data_type.clone(),
-                n,
-                buffers.into_iter().collect(),
-                Vec::new(),
-            )
+            ..Node::new(of, n, buffers, Vec::new())
         }));
         self.child(&values, node)
     }
@@ -306,14 +300,14 @@ fn renumbered(views: &[u8], table: &[u32]) -> Vec<u8> {
 
 /// Adds what is the same for the same rows of the same memory, and only for those.
 fn places(view: View<'_>, all: &mut Vec<usize>) {
-    let buffers = view.node.buffers.len();
-    all.extend([buffers, view.offset, view.length, view.validity_offset]);
-    all.extend(
-        view.node
-            .buffers
-            .iter()
-            .map(|buffer| buffer.address().address()),
-    );
+    let buffers = view.node.buffers.iter();
+    all.extend([
+        buffers.len(),
+        view.offset,
+        view.length,
+        view.validity_offset,
+    ]);
+    all.extend(buffers.map(|buffer| buffer.address().address()));
     let children = view.node.children.iter();
     children.for_each(|child| places(View::whole(child), all));
 }

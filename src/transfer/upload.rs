@@ -80,12 +80,9 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
         }
     }
     let left = packed.iter().map(CopyRegion::room).sum::<usize>();
-    let threads = queue
-        .device()
-        .packing_threads()
-        .min(MOST)
-        .min((left + LEAST / 2) / LEAST)
-        .max(1);
+    let worth = (left + LEAST / 2) / LEAST;
+    let threads = queue.device().packing_threads().min(MOST);
+    let threads = threads.min(worth).max(1);
     let bytes = (left / (2 * threads).max(8)).next_multiple_of(SMALL_CHUNK);
     let bytes = bytes.clamp(SMALL_CHUNK, CHUNK);
     let packing = Packing {
@@ -229,12 +226,9 @@ impl Packing<'_> {
             }
             add_copy(
                 &mut copies,
-                CopyOp {
-                    src: out,
-                    dst: self.base.offset(region.dst),
-                    bytes: region.room(),
-                    kind: CopyKind::HostToDevice,
-                },
+                out,
+                self.base.offset(region.dst),
+                region.room(),
             );
             out = out.offset(region.room());
         }

@@ -19,25 +19,17 @@ const MOST: u64 = 1 << 40;
 impl<'a> Planner<'a> {
     /// Returns the node of type `of` that the rows of the parts become.
     pub(super) fn node(&mut self, of: &DataType, parts: &[View<'a>]) -> Result<Arc<Node>> {
-        let with_rows: Parts<'a>;
-        let parts = match parts {
-            [_] => parts,
-            _ => {
-                let views = parts.iter().copied().filter(|view| view.length > 0);
-                with_rows = views.collect();
-                if with_rows.is_empty() {
-                    &parts[..1]
-                } else {
-                    &with_rows
-                }
-            }
+        let with_rows = parts.iter().copied().filter(|view| view.length > 0);
+        let with_rows: Parts<'a> = with_rows.collect();
+        let parts = match with_rows.is_empty() {
+            true => &parts[..1],
+            false => &with_rows,
         };
         let view = parts[0];
         let layout = view.layout();
-        let rows = parts
-            .iter()
-            .try_fold(0usize, |all, view| all.checked_add(view.length));
-        let length = rows.ok_or_else(too_large)?;
+        let mut rows = parts.iter().map(|view| view.length);
+        let length = rows.try_fold(0usize, |all, rows| all.checked_add(rows));
+        let length = length.ok_or_else(too_large)?;
         check_rows(length)?;
         let children = Vec::with_capacity(layout.n_children());
         let mut node = Node {
@@ -237,12 +229,9 @@ impl<'a> Planner<'a> {
             } else if view.length == 0 {
                 ends.push((0, 0));
             } else {
-                let last = offsets.offset(view.length * width);
-                let (first, last) = (
-                    self.numbers.read(offsets, width, false),
-                    self.numbers.read(last, width, false),
-                );
-                ends.extend(first.zip(last).map(|(a, b)| (int(a, width), int(b, width))));
+                let read = |at| Some(int(self.numbers.read(at, width, false)?, width));
+                let (first, last) = (read(offsets), read(offsets.offset(view.length * width)));
+                ends.extend(first.zip(last));
             }
         }
         if ends.len() < parts.len() {

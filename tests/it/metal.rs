@@ -223,9 +223,9 @@ fn streams() {
     let reader = RecordBatchIterator::new(batches.clone().into_iter().map(Ok), batches[0].schema());
     let stream: FFI_ArrowDeviceArrayStream =
         export_reader(reader, &metal::shared_memory(-1)).unwrap();
-    assert_eq!(stream.device_type(), ArrowDeviceType::METAL);
     // SAFETY: `stream` is valid, and nothing else reads it.
     let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options()) }.unwrap();
+    assert_eq!(reader.device_type(), ArrowDeviceType::METAL);
     let back: Vec<RecordBatch> = reader.into_host_reader().map(Result::unwrap).collect();
     assert_eq!(back.len(), 3);
     for (expected, actual) in batches.iter().zip(&back) {

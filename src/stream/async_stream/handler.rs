@@ -292,13 +292,12 @@ unsafe extern "C-unwind" fn on_error(
 unsafe extern "C-unwind" fn release(this: *mut Handler) {
     // SAFETY: the interface requires the producer to pass the handler that this callback was read from. While it is not
     // released, its `private_data` is the share that `Shared::new` put there.
-    let shared = unsafe {
+    let shared: *const Shared = unsafe {
         match this.as_ref() {
-            Some(handler) if handler.release.is_some() => handler.private_data.cast_const(),
+            Some(handler) if handler.release.is_some() => handler.private_data.cast(),
             _ => return,
         }
     };
-    let shared = shared.cast::<Shared>();
     // A producer that is called on another thread may report an error from there, which reads the struct.
     // SAFETY: the struct still holds its share.
     let _ = guard::call_foreign("release", || unsafe { &*shared }.inbox.release());

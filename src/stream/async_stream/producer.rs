@@ -10,7 +10,7 @@ use super::DeviceRecordBatchStream;
 use super::demand::Turn;
 use super::foreign::{Calls, ForeignHandler, Shared, invalid_request};
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, ForeignSchema};
-use crate::error::{Error, Result};
+use crate::error::{Result, bail};
 use crate::interchange::schema::{encode_metadata, export_schema};
 use crate::interchange::{ExportOptions, export_async};
 
@@ -154,8 +154,7 @@ async fn send_all<S: DeviceRecordBatchStream>(
         let batch = batch.fitted(&schema)?;
         if batch.device().id().device_type != device_type {
             let device = batch.device();
-            let what = format!("a batch on {device} in a stream of {device_type}");
-            return Err(Error::argument(what));
+            bail!("a batch on {device} in a stream of {device_type}");
         }
         let array = export_async(batch, options).await?;
         // An exported batch waits for the consumer's request.
