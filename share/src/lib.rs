@@ -25,3 +25,8 @@ pub use publisher::Publisher;
 pub use stream::SubscriberStream;
 pub use subscriber::{Subscriber, SubscriberOptions};
 pub use wire::socket_pair;
+
+/// The programs of the guide, which are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/processes.md")]
+mod guide {}
