@@ -51,6 +51,7 @@ pub struct Publisher {
     options: PublisherOptions,
     /// Held by one `send` at a time, so that all subscribers get the batches in one order.
     sending: Mutex<Sending>,
+    counts: Mutex<PublisherStats>,
     thread: Option<JoinHandle<()>>,
     /// The socket's file, and which one it is.
     file: Option<(PathBuf, u64)>,
@@ -132,6 +133,7 @@ impl Publisher {
             peers,
             options,
             sending: Mutex::default(),
+            counts: Mutex::default(),
             thread: Some(thread.map_err(Error::of("start a thread"))?),
             file,
             over: false,
@@ -181,7 +183,11 @@ impl Publisher {
             tell_when_ready(&self.peers, event, unready);
         }
         let sent = sent?;
-        sending.stats.batches += 1;
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.batches += 1;
+        counts.copied_batches += u64::from(prepared.copied.is_some());
+        counts.copied_bytes += prepared.copied.unwrap_or(0);
+        drop(counts);
         self.report(&mut sending.reported)?;
         Ok(sent)
     }
@@ -271,16 +277,16 @@ impl Publisher {
         }
     }
 
-    /// Returns what was done so far.
+    /// Returns what was done so far. Waits for nothing.
     pub fn stats(&self) -> PublisherStats {
-        let sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.peers.lock();
         PublisherStats {
             subscribers: state.subscribers(),
             leases: state.leases(),
             left: state.left,
             died: state.died,
-            ..sending.stats
+            ..counts
         }
     }
 }

@@ -10,7 +10,6 @@ use crate::describe::{Described, Description, describe};
 use crate::device::copied;
 use crate::error::Result;
 use crate::manifest::{Manifest, Slot, machine, slots};
-use crate::options::PublisherStats;
 use crate::peers::{Peer, Peers};
 use crate::schema;
 use crate::wire::{Kind, Outgoing};
@@ -19,7 +18,6 @@ use crate::wire::{Kind, Outgoing};
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
     schema: Option<Known>,
-    pub(crate) stats: PublisherStats,
     /// Deaths of subscribers that the program was told of.
     pub(crate) reported: u64,
 }
@@ -42,6 +40,8 @@ pub(crate) struct Prepared {
     schema: Outgoing,
     values: Vec<Values>,
     offer: Outgoing,
+    /// The bytes that had to be copied first, if any had to be.
+    pub(crate) copied: Option<u64>,
     /// When the memory may be read; `None` if it may be read now.
     pub(crate) event: Option<SyncEvent>,
 }
@@ -65,7 +65,7 @@ impl Sending {
             let what = "the batch has another schema than the first one that was sent";
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
-        let (batch, described) = place(batch, &mut self.stats)?;
+        let (batch, described, copied) = place(batch)?;
         let of_cpu = batch.device().id() == DeviceId::CPU;
         let all = described
             .dictionaries
@@ -116,6 +116,7 @@ impl Sending {
             schema,
             values,
             offer,
+            copied,
             event,
         })
     }
@@ -125,8 +126,14 @@ impl Known {
     fn new(schema: SchemaRef) -> Result<Self> {
         let mut found = Vec::new();
         slots(&DataType::Struct(schema.fields().clone()), &mut found);
+        let bytes = schema::to_bytes(&schema);
+        // Arrow IPC has no keys of keys, for example, and would describe another type.
+        if schema::from_bytes(&bytes).map_or(true, |read| read != *schema) {
+            let what = "the schema has a type that Arrow IPC cannot describe";
+            return Err(arrow_device::Error::InvalidArgument(what.into()).into());
+        }
         Ok(Self {
-            packet: Outgoing::new(Kind::Schema, 0, &schema::to_bytes(&schema))?,
+            packet: Outgoing::new(Kind::Schema, 0, &bytes)?,
             schema,
             values: vec![None; found.len()],
             slots: found,
@@ -177,13 +184,10 @@ impl Prepared {
     }
 }
 
-/// Returns a batch in one shareable allocation, and where it lies there: the same one, or a copy, which is counted.
-fn place(
-    batch: &DeviceRecordBatch,
-    stats: &mut PublisherStats,
-) -> Result<(DeviceRecordBatch, Description)> {
+/// Returns a batch in one shareable allocation, and where it lies there: the same one, or a copy of so many bytes.
+fn place(batch: &DeviceRecordBatch) -> Result<(DeviceRecordBatch, Description, Option<u64>)> {
     if let Some(described) = describe(batch)? {
-        return Ok((batch.clone(), described));
+        return Ok((batch.clone(), described, None));
     }
     let copy = copied(batch)?;
     let Some(described) = describe(&copy)? else {
@@ -196,9 +200,8 @@ fn place(
         }
         .into());
     };
-    stats.copied_batches += 1;
-    stats.copied_bytes += copy.get_array_memory_size() as u64;
-    Ok((copy, described))
+    let bytes = copy.get_array_memory_size() as u64;
+    Ok((copy, described, Some(bytes)))
 }
 
 /// Tells subscribers once the memory of their leases may be read.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, ArrayRef, DictionaryArray, Int32Array, ListArray, RecordBatch};
 use arrow_buffer::OffsetBuffer;
+use arrow_device::{DeviceArray, DeviceRecordBatch};
 use arrow_device_share::{Publisher, Subscriber, shared_cpu, socket_pair};
-use arrow_schema::Field;
+use arrow_schema::{DataType, Field};
 
 use crate::raw::{DICTIONARY, OFFER, Packet, Raw, SCHEMA};
 use crate::round_trips::batch_of;
@@ -30,7 +31,7 @@ fn nested(seed: usize) -> ArrayRef {
 }
 
 /// The packets of a publisher that sends these, after the schema.
-fn packets(batches: &[arrow_device::DeviceRecordBatch]) -> Vec<Packet> {
+fn packets(batches: &[DeviceRecordBatch]) -> Vec<Packet> {
     let (raw, there) = Raw::pair();
     let publisher = Publisher::over(there).unwrap();
     raw.subscribe();
@@ -91,4 +92,44 @@ fn inside_others() {
     ]
     .map(Clone::clone);
     assert_eq!(received.collect::<Vec<_>>(), expected);
+}
+
+/// An array with other children, of the same type.
+fn with_child(array: &DeviceArray, child: DeviceArray) -> DeviceArray {
+    let buffers = [None, array.buffer(1)];
+    // SAFETY: the values refer to no more rows than the child has, and there are no nulls.
+    let made = unsafe {
+        let data_type = array.data_type().clone();
+        DeviceArray::from_parts(data_type, array.len(), Some(0), &buffers, &[child])
+    };
+    made.unwrap()
+}
+
+/// The outer values are the same memory, but what is inside them is not.
+#[test]
+fn another_one_inside_the_same_values() {
+    let [first, second] = [0, 1].map(|seed| shared_cpu().upload(&batch_of(nested(seed))).unwrap());
+    let lists = |batch: &DeviceRecordBatch| batch.column(0).unwrap().child(0).unwrap();
+    let words = lists(&second).child(0).unwrap().child(0).unwrap();
+    let keys = with_child(&lists(&first).child(0).unwrap(), words);
+    let column = with_child(&first.column(0).unwrap(), with_child(&lists(&first), keys));
+    let mixed = DeviceRecordBatch::try_new(first.schema(), &[column]).unwrap();
+    let (d, o) = (DICTIONARY, OFFER);
+    assert_eq!(kinds(&packets(&[first, mixed])), [d, d, o, d, d, o]);
+}
+
+#[test]
+fn keys_of_keys_are_refused() {
+    let inner = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    let keys = DataType::Dictionary(Box::new(DataType::Int32), Box::new(inner));
+    let column = arrow_array::new_empty_array(&keys);
+    let (publisher, _subscriber) = {
+        let (here, there) = socket_pair().unwrap();
+        (
+            Publisher::over(here).unwrap(),
+            Subscriber::over(there).unwrap(),
+        )
+    };
+    let refused = publisher.send(&shared_cpu().upload(&batch_of(column)).unwrap());
+    assert!(refused.unwrap_err().to_string().contains("cannot describe"));
 }
