@@ -31,6 +31,8 @@
 
 mod arrays;
 mod copies;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod ends;
 mod events;
 mod exports;
 mod faulty;
@@ -42,7 +44,7 @@ mod kit;
 mod memory;
 mod notify;
 mod poison;
-#[cfg(all(target_os = "linux", not(miri)))]
+#[cfg(not(miri))]
 mod processes;
 mod queues;
 mod report;
@@ -58,8 +60,10 @@ mod watch;
 pub use faulty::every_call_fails;
 pub use help::{abort_if_hung, assert_balanced, soon};
 pub use poison::Poisoning;
+#[cfg(not(miri))]
+pub use processes::alone;
 #[cfg(all(target_os = "linux", not(miri)))]
-pub use processes::{alone, ends_well, run_in_processes};
+pub use processes::{ends_well, run_in_processes};
 pub use report::{Report, check_all, run};
 pub use rule::{Rule, Verdict};
 pub use subject::{Foreign, Hold, Subject};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use arrow_device_conformance::{Subject, every_call_fails, run, run_in_processes};
+use arrow_device_conformance::{Subject, every_call_fails, run};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, devices};
 
 use crate::rigs::{foreign, has, hold, memories, open};
@@ -52,5 +52,5 @@ fn every_call() {
 #[cfg(target_os = "linux")]
 fn in_processes() {
     let memory = || memories().into_iter().next();
-    run_in_processes("conformance::in_processes", || subject(memory()?));
+    arrow_device_conformance::run_in_processes("conformance::in_processes", || subject(memory()?));
 }

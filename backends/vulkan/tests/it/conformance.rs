@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use arrow_device::Device;
-use arrow_device_conformance::{Subject, every_call_fails, run, run_in_processes};
+use arrow_device_conformance::{Subject, every_call_fails, run};
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
 
 use crate::program::Program;
@@ -48,5 +48,5 @@ fn every_call() {
 #[test]
 #[cfg(target_os = "linux")]
 fn in_processes() {
-    run_in_processes("conformance::in_processes", || subject(open));
+    arrow_device_conformance::run_in_processes("conformance::in_processes", || subject(open));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use arrow_device::Device;
-use arrow_device_conformance::{Subject, every_call_fails, run, run_in_processes};
+use arrow_device_conformance::{Subject, every_call_fails, run};
 use arrow_device_wgpu::{Polling, WgpuDevice, devices};
 
 use crate::rigs::{config, hold, is_there, open, own_device, with_limits};
@@ -69,7 +69,7 @@ fn polled_by_the_program() {
 #[test]
 #[cfg(target_os = "linux")]
 fn in_processes() {
-    run_in_processes("conformance::in_processes", || {
+    arrow_device_conformance::run_in_processes("conformance::in_processes", || {
         subject(|| with_limits(|_| {}))
     });
 }
