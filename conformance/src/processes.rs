@@ -12,7 +12,7 @@ use super::ends::{PARTS, linger_at_the_end};
 /// Names to a child what it is to do.
 const PART: &str = "ARROW_DEVICE_CONFORMANCE_PART";
 /// What a process that ends may take.
-const LONGEST: Duration = Duration::from_secs(20);
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Checks what ends a process or belongs to all of it, each in a process of its own, which runs this program's test `test` alone: that is
 /// the one which calls this, named as `cargo test -- --list` does. On Linux.
