@@ -4,8 +4,8 @@ use std::sync::Once;
 use std::thread;
 use std::time::Duration;
 
-use arrow_device::Device;
 use arrow_device::device::engine::Runtime;
+use arrow_device::{Device, Error};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 use super::Subject;
@@ -15,6 +15,16 @@ use super::subject::in_use;
 /// Returns whether `done` becomes true within a minute: some layers of drivers hold a thread up for ten seconds at a time.
 pub fn soon(done: impl FnMut() -> bool) -> bool {
     kit::soon(Duration::from_secs(60), done)
+}
+
+/// Asserts an error that says this.
+///
+/// # Panics
+/// Panics if there is none, or another one.
+#[track_caller]
+pub fn assert_error<T>(result: Result<T, Error>, text: &str) {
+    let error = result.map_or_else(|e| e.to_string(), |_| "no error".into());
+    assert!(error.contains(text), "{error}");
 }
 
 /// Waits until a device over the engine has given everything back, which a thread of its own does.

@@ -58,7 +58,7 @@ mod transfer;
 mod watch;
 
 pub use faulty::every_call_fails;
-pub use help::{abort_if_hung, assert_balanced, soon};
+pub use help::{abort_if_hung, assert_balanced, assert_error, soon};
 pub use poison::Poisoning;
 #[cfg(not(miri))]
 pub use processes::alone;

@@ -23,6 +23,7 @@ pub struct Subject {
     pub(super) another: Option<Make>,
     hold: Option<MakeHold>,
     pub(super) foreign: Vec<MakeForeign>,
+    #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(super) refused: Option<Refused>,
     pub(super) balance: Option<Balance>,
     pub(super) patience: Duration,

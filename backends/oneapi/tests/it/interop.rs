@@ -7,13 +7,12 @@ use std::time::Duration;
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::abi::FFI_ArrowDeviceArray;
 use arrow_device::{Device, DeviceArray, Devices, ImportOptions, Queue, SyncPolicy};
-use arrow_device_conformance::{Hold, alone, soon};
+use arrow_device_conformance::{Hold, alone, assert_error, soon};
 use arrow_device_oneapi::{OneApiConfig, OneApiMemory, register_with};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
 use crate::kit::*;
-use crate::rigs::assert_error;
 
 const ROWS: i64 = 5000;
 

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use arrow_device::Error;
 use arrow_device_conformance::abort_if_hung;
 use arrow_device_oneapi::{OneApiConfig, OneApiMemory};
 
@@ -14,11 +13,4 @@ pub(crate) fn with(memory: OneApiMemory) -> OneApiConfig {
     abort_if_hung();
     let config = config().unwrap().with_memory(memory).with_own_context();
     config.with_id(NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, DevicePtr, EventPtr};
 use arrow_device::{Device, DeviceArray, Devices, ImportOptions, SyncPolicy};
-use arrow_device_conformance::alone;
+use arrow_device_conformance::{alone, assert_error};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
 use crate::kit::{config, hold_by_host_task, number, programs};
-use crate::rigs::assert_error;
 
 fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))

@@ -14,7 +14,7 @@ use arrow_device::{
     Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Devices, ImportOptions, Queue,
     SyncPolicy,
 };
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{assert_error, soon};
 use arrow_device_opencl::{
     OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices, register,
 };
@@ -28,7 +28,7 @@ use cl3::memory::*;
 use cl3::platform::get_platform_ids;
 use cl3::program::{build_program, create_program_with_source, release_program};
 
-use crate::rigs::{assert_clean, assert_error, has, hold, memories, open};
+use crate::rigs::{assert_clean, has, hold, memories, open};
 
 /// A context and a command queue, which a test owns.
 struct Program {
@@ -369,39 +369,6 @@ fn an_image_is_not_wrapped() {
     assert_clean(&device);
     // SAFETY: this is the reference of `create_image`.
     unsafe { release_mem_object(image) }.unwrap();
-}
-
-/// In the order of the loader's lists, also in another process.
-#[test]
-fn numbers_are_the_same_in_every_process() {
-    if !has(OpenClMemory::Svm) {
-        return;
-    }
-    let list = || {
-        let found = devices().unwrap().into_iter();
-        let lines = found
-            .enumerate()
-            .map(|(n, info)| format!("opencl:{n} {info}"));
-        lines.collect::<Vec<_>>()
-    };
-    const CHILD: &str = "ARROW_DEVICE_TEST_LISTS";
-    if std::env::var_os(CHILD).is_some() {
-        list().iter().for_each(|line| println!("{line}"));
-        return;
-    }
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args([
-        "adoption::numbers_are_the_same_in_every_process",
-        "--exact",
-        "--nocapture",
-    ]);
-    let output = child.env(CHILD, "1").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let theirs: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.find("opencl:").map(|at| &line[at..]))
-        .collect();
-    assert_eq!(theirs, list());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::EventPtr;
-use arrow_device::{Device, Error, Queue};
+use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices};
 use cl3::command_queue::enqueue_barrier_with_wait_list;
@@ -119,13 +119,6 @@ pub(crate) fn foreign(device: &Device) -> Foreign {
             gate.end(if works { 0 } else { -5 })
         })
     }
-}
-
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
 }
 
 #[track_caller]

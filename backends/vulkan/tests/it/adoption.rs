@@ -7,12 +7,12 @@ use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
 use arrow_device::device::{AddressClass, DevicePtr};
 use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices, SyncPolicy};
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{assert_error, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
 
 use crate::program::Program;
-use crate::rigs::{Timeline, assert_clean, assert_error, hold, is_there, open};
+use crate::rigs::{Timeline, assert_clean, hold, is_there, open};
 
 fn values(rows: i64) -> Vec<i64> {
     (0..rows).map(|i| 3 * i).collect()

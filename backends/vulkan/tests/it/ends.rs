@@ -9,12 +9,12 @@ use std::time::Duration;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::EventPtr;
 use arrow_device::{ArrowDeviceType, DeviceId, Devices, SyncPolicy};
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{assert_error, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanDevice, devices, register};
 
 use crate::program::Program;
-use crate::rigs::{Timeline, assert_error, hold, is_there, open};
+use crate::rigs::{Timeline, hold, is_there, open};
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..100_000)) as _;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::EventPtr;
-use arrow_device::{Device, Error, Queue};
+use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
@@ -46,13 +46,6 @@ pub(crate) fn next_id() -> i64 {
 #[track_caller]
 pub(crate) fn assert_clean(device: &Device) {
     assert_balanced::<VulkanDevice>(device);
-}
-
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T>(result: Result<T, Error>, text: &str) {
-    let error = result.map(drop).unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
 }
 
 /// What holds up a queue of a device, which it keeps.

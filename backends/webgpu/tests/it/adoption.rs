@@ -5,9 +5,10 @@ use std::time::Duration;
 use arrow_array::record_batch;
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device_conformance::assert_error;
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, register, wgpu};
 
-use crate::rigs::{assert_clean, assert_error, config, id, own_device, try_open};
+use crate::rigs::{assert_clean, config, id, own_device, try_open};
 
 #[test]
 fn a_device_is_adopted_once() {

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrow_array::Int8Array;
 use arrow_device::device::DevicePtr;
 use arrow_device::{Device, DeviceBufferMut};
+use arrow_device_conformance::assert_error;
 use arrow_device_wgpu::Place;
 
 use crate::program::{add, gpu, numbers, read, write};
-use crate::rigs::{assert_error, open_with, try_open};
+use crate::rigs::{open_with, try_open};
 
 #[test]
 fn bindings_begin_and_end_where_wgpu_allows() {

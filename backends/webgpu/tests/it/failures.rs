@@ -5,10 +5,11 @@ use std::sync::Arc;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, DeviceBufferMut, Error};
+use arrow_device_conformance::assert_error;
 use arrow_device_wgpu::{Polling, WgpuDevice, wgpu};
 
 use crate::program::own_buffer;
-use crate::rigs::{assert_clean, assert_error, config, hold, open_with, own_device};
+use crate::rigs::{assert_clean, config, hold, open_with, own_device};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
 

@@ -4,13 +4,13 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, Error, Queue};
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{assert_error, soon};
 use arrow_device_wgpu::WgpuDevice;
 use arrow_device_wgpu::wgpu::{self, BufferUsages};
 use arrow_schema::DataType;
 
 use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{assert_clean, assert_error, config, in_use, is_required, now, try_open};
+use crate::rigs::{assert_clean, config, in_use, is_required, now, try_open};
 
 #[test]
 fn a_programs_buffer_becomes_a_column() {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use arrow_device::Device;
 use arrow_device::device::engine::Engine;
-use arrow_device::{Device, Error};
 use arrow_device_conformance::{abort_if_hung, assert_balanced};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, wgpu};
 
@@ -99,11 +99,4 @@ pub(crate) fn in_use(device: &Device) -> (usize, usize, usize) {
 #[track_caller]
 pub(crate) fn assert_clean(device: &Device) {
     assert_balanced::<WgpuDevice>(device);
-}
-
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
 }
