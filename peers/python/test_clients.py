@@ -233,6 +233,30 @@ class Columns(Balanced):
             self.assertEqual(pa.array(ad.Array(chunk)), chunk)
 
 
+class ExtensionsInDictionaries(Balanced):
+    """arrow-rs has no place for what the schema of a dictionary's values says besides their type."""
+
+    def test_they_stay(self):
+        uuids = pa.DictionaryArray.from_arrays(pa.array([0, 0, None], pa.int8()), pa.array([b"0" * 16], pa.uuid()))
+        fields = [
+            pa.field("u", uuids.type, metadata={"of": "the field"}),
+            pa.field("l", pa.list_(uuids.type)),
+            pa.field("s", pa.struct([("u", uuids.type)])),
+        ]
+        offsets = pa.array([0, 1, 2, 3], pa.int32())
+        columns = [uuids, pa.ListArray.from_arrays(offsets, uuids), pa.StructArray.from_arrays([uuids], ["u"])]
+        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        del offsets
+        for make in (lambda: ad.Stream(table), lambda: ad.Stream(table).to("sim").to_host(), lambda: ad.Stream(ad.Stream(table).to("sim")).to("cpu")):
+            got = pa.table(make())
+            self.assertTrue(got.schema.equals(table.schema, check_metadata=True), got.schema)
+            self.assertTrue(got.equals(table))
+            self.assertTrue(pa.schema(make()).equals(table.schema, check_metadata=True))
+        column = ad.Device("sim").upload(table)["u"]
+        self.assertTrue(pa.field(column).equals(fields[0], check_metadata=True))
+        self.assertTrue(pa.array(column[1:].to_host()).equals(uuids[1:]))
+
+
 class TextsUnderNulls(Balanced):
     """Others accept whatever is there."""
 

@@ -5,8 +5,8 @@
 //! formats without children, and metadata. **Export** uses arrow-rs after a check for what it panics on, and then
 //! sets flags that it leaves out.
 //!
-//! Lost, because arrow-rs's types have no place for it: name, metadata (an extension type) and flags
-//! of a dictionary's values, and keys that metadata repeats (the last one counts).
+//! arrow-rs's types have no place for the metadata of a dictionary's values, such as an extension type: it is kept in that of the
+//! field, with a [prefix](VALUES). Lost are name and flags of these values, and keys that metadata repeats (the last one counts).
 
 #[cfg(feature = "async")]
 use std::collections::HashMap;
@@ -27,6 +27,9 @@ use crate::data::layout::{
 };
 use crate::error::{Error, Result};
 use crate::interchange::Path;
+
+/// What the keys of a dictionary's values begin with in the metadata of the dictionary's field.
+const VALUES: &str = "ARROW:dictionary:";
 
 /// Checks a schema and builds its root as a field.
 ///
@@ -84,7 +87,7 @@ fn field(
     };
     let name = text(schema, schema.name, path, "name")?.unwrap_or("");
     let metadata = schema.as_ref().metadata();
-    let metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
+    let mut metadata = metadata.or_else(|e| path.error("metadata", text_of(e)))?;
     let pair = |(key, value): (&String, &String)| 128 + key.len() + value.len();
     *nodes += 1 + (format.len() + name.len() + metadata.iter().map(pair).sum::<usize>()) / 512;
     if *nodes > MAX_NODES {
@@ -115,6 +118,8 @@ fn field(
     let mut data_type = data_type(schema, format, children, path)?;
     if !schema.dictionary.is_null() {
         let values = below(schema.dictionary, &Path::Dictionary(path))?;
+        let of_values = values.metadata().iter();
+        metadata.extend(of_values.map(|(key, value)| (format!("{VALUES}{key}"), value.clone())));
         let values = Box::new(values.data_type().clone());
         data_type = DataType::Dictionary(Box::new(data_type), values);
     }
@@ -297,7 +302,8 @@ fn export(
         .map_err(|e| Error::invalid("schema", text_of(e)))?;
     // SAFETY: arrow-rs has just built `schema` and its descendants from `data_type`, and nothing
     // else refers to them. Both types are the C struct, as `import_field` says.
-    unsafe { set_flags((&raw mut schema).cast(), data_type) };
+    let completed = unsafe { complete((&raw mut schema).cast(), data_type) };
+    completed.map_err(|e| Error::invalid("schema", text_of(e)))?;
     Ok(schema)
 }
 
@@ -325,12 +331,12 @@ fn check_texts(data_type: &DataType, path: &Path<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Sets what arrow-rs 59 leaves out: the flag of maps with sorted keys, and that a dictionary's values
-/// may be null, as nothing in its type says otherwise.
+/// Sets what arrow-rs 59 leaves out: the flag of maps with sorted keys, and of a dictionary's values their metadata, and that they
+/// may be null, as nothing in their type says otherwise.
 ///
 /// # Safety
-/// `schema` was built from `data_type`, is alive, and nothing else uses it or its descendants.
-unsafe fn set_flags(schema: *mut ForeignSchema, data_type: &DataType) {
+/// `schema` was built by arrow-rs from `data_type`, is alive, and nothing else uses it or its descendants.
+unsafe fn complete(schema: *mut ForeignSchema, data_type: &DataType) -> Result<(), ArrowError> {
     // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere, and that it was built from `data_type`, so that it
     // has these children or a dictionary, which were built from the types of the children, and are not used elsewhere either.
     unsafe {
@@ -344,12 +350,32 @@ unsafe fn set_flags(schema: *mut ForeignSchema, data_type: &DataType) {
             };
             if let DataType::Dictionary(_, _) = data_type {
                 (*child).flags |= Flags::NULLABLE.bits();
+                let metadata = (*schema).as_ref().metadata()?.into_iter();
+                let (of_values, own): (Vec<_>, Vec<_>) =
+                    metadata.partition(|(key, _)| key.starts_with(VALUES));
+                if !of_values.is_empty() {
+                    let of_values = of_values.iter().map(|(k, v)| (&k[VALUES.len()..], &v[..]));
+                    set_metadata(child.cast(), of_values)?;
+                    set_metadata(schema.cast(), own)?;
+                }
             }
             if let Some(data_type) = child_type(data_type, i) {
-                set_flags(child, data_type);
+                complete(child, data_type)?;
             }
         }
     }
+    Ok(())
+}
+
+/// # Safety
+/// `schema` points to a schema of arrow-rs's, which nothing else uses.
+unsafe fn set_metadata<S: AsRef<str>>(
+    schema: *mut FFI_ArrowSchema,
+    metadata: impl IntoIterator<Item = (S, S)>,
+) -> Result<(), ArrowError> {
+    // SAFETY: the caller guarantees that the schema may be moved out, and back; after an error an empty one is left.
+    unsafe { *schema = FFI_ArrowSchema::from_raw(schema).with_metadata(metadata)? };
+    Ok(())
 }
 
 #[cfg(test)]
