@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
-use arrow_device::device::{AddressClass, DevicePtr};
-use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices, SyncPolicy};
+use arrow_device::device::AddressClass;
+use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices};
 use arrow_device_conformance::{assert_error, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
 
 use crate::program::Program;
-use crate::rigs::{Timeline, assert_clean, hold, is_there, open};
+use crate::rigs::{Timeline, assert_clean, hold, is_there};
 
 fn values(rows: i64) -> Vec<i64> {
     (0..rows).map(|i| 3 * i).collect()
@@ -271,30 +271,4 @@ fn the_end_of_all_work_is_waited_for_without_the_lock() {
         settled.join().unwrap().unwrap();
         assert!(is_free, "the lock is held meanwhile");
     });
-}
-
-/// A copy from memory that no VkBuffer is known for, and events that are none.
-#[test]
-fn what_is_unknown_is_refused() {
-    if !is_there() {
-        return;
-    }
-    let (one, two) = (open(), open());
-    let queue = one.default_queue();
-    let nowhere = DevicePtr::new(std::ptr::without_provenance_mut(0x1000));
-    let vulkan = VulkanDevice::of(&one).unwrap();
-    assert_error(vulkan.resolve(nowhere, 64), "in no VkBuffer that");
-    let event = two.default_queue().record().unwrap().unwrap();
-    // SAFETY: the event is live.
-    let refused = unsafe { one.backend().check_event(event.as_ptr()) };
-    assert_error(refused, "but of another device");
-    let mut none = vk::Event::null();
-    let pointer = arrow_device::device::EventPtr::new((&raw mut none).cast()).unwrap();
-    // SAFETY: the bytes can be read.
-    let refused = unsafe { one.backend().check_event(pointer) };
-    assert_error(refused, "null handle");
-    // Events of other devices are waited for nevertheless, by the host.
-    queue.wait(&event).unwrap();
-    let exported = one.upload(&batch(10)).unwrap().export(SyncPolicy::Event);
-    drop(exported.unwrap());
 }
