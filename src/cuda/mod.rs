@@ -189,7 +189,7 @@ impl Queue {
             let stream = unsafe { context.wrap_borrowed_stream(raw) };
             Ok(Kept::new(context, stream))
         })?;
-        let stream = stream.get().map(Arc::as_ref);
+        let stream = stream.thing.as_deref();
         stream.ok_or_else(|| Error::argument("the queue's stream is gone"))
     }
 }
@@ -238,7 +238,7 @@ impl DeviceBuffer {
         let queue = Queue::from_cuda_stream(device, stream)?;
         let our_context = &cuda.runtime().context;
         let current = our_context.enter()?;
-        let Some(slice) = (bytes > 0).then(|| slice.take()).flatten() else {
+        let Some(slice) = (bytes > 0).then(|| slice.thing.take()).flatten() else {
             return DeviceBufferMut::allocate(&queue, 0)?.freeze();
         };
         let context = slice.context().clone();

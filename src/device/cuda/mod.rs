@@ -139,7 +139,7 @@ impl Cuda {
             handle: given.map_or_else(OnceLock::new, OnceLock::from),
             retained: Mutex::default(),
         };
-        cuda.raw = match cuda.handle.get().and_then(Kept::context) {
+        cuda.raw = match cuda.handle.get().and_then(|kept| kept.context.as_ref()) {
             Some(context) => context.cu_ctx(),
             None => cuda.primary_of(ordinal).map_err(failed)?,
         };
@@ -158,8 +158,11 @@ impl Cuda {
         let mut value = 0;
         let driver = self.driver;
         // SAFETY: `value` is valid for the write of an int.
-        let asked =
-            unsafe { driver.device_attribute(&raw mut value, attribute as c_int, self.device) };
+        let asked = unsafe {
+            driver
+                .functions
+                .device_attribute(&raw mut value, attribute as c_int, self.device)
+        };
         asked.is_ok() && value != 0
     }
 
@@ -171,7 +174,7 @@ impl Cuda {
         }
         let (device, mut raw) = (device_of(self.driver, ordinal)?, std::ptr::null_mut());
         // SAFETY: `raw` is valid for the write of a handle.
-        unsafe { self.driver.retain_primary(&raw mut raw, device) }?;
+        unsafe { self.driver.functions.retain_primary(&raw mut raw, device) }?;
         retained.push((ordinal, device, raw));
         Ok(raw)
     }
@@ -180,7 +183,7 @@ impl Cuda {
 fn device_of(driver: &Driver, ordinal: c_int) -> Answer<CUdevice> {
     let mut device: CUdevice = 0;
     // SAFETY: `device` is valid for the write of a handle.
-    unsafe { driver.get_device(&raw mut device, ordinal) }?;
+    unsafe { driver.functions.get_device(&raw mut device, ordinal) }?;
     Ok(device)
 }
 
@@ -188,7 +191,7 @@ impl Context<Cuda> {
     /// Returns cudarc's handle of the context, which the first call makes if none was given.
     fn handle(&self) -> Result<Arc<CudaContext>> {
         let cuda = &self.vendor;
-        if let Some(context) = cuda.handle.get().and_then(Kept::context) {
+        if let Some(context) = cuda.handle.get().and_then(|kept| kept.context.as_ref()) {
             return Ok(context.clone());
         }
         let failed = |operation, e: DriverError| {
@@ -213,7 +216,7 @@ impl Drop for Cuda {
         drop(self.handle.take());
         for (_, device, _) in lock(&self.retained).drain(..) {
             // SAFETY: the context was retained in `primary_of`, and is released once.
-            let _ = unsafe { self.driver.release_primary(device) };
+            let _ = unsafe { self.driver.functions.release_primary(device) };
         }
     }
 }
@@ -241,21 +244,21 @@ unsafe impl Vendor for Cuda {
 
     fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.
-        unsafe { self.driver.push_context(self.raw) }
+        unsafe { self.driver.functions.push_context(self.raw) }
     }
 
     fn leave(&self, (): ()) {
         let mut popped = std::ptr::null_mut();
         // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this
         // thread by `enter`, or put in its place by cudarc.
-        let _ = unsafe { self.driver.pop_context(&raw mut popped) };
+        let _ = unsafe { self.driver.functions.pop_context(&raw mut popped) };
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
         let mut of = std::ptr::null_mut();
         // SAFETY: the caller guarantees a live stream (see `Vendor::foreign`); `of` is valid for
         // the write of a handle.
-        unsafe { self.driver.stream_context(stream, &raw mut of) }?;
+        unsafe { self.driver.functions.stream_context(stream, &raw mut of) }?;
         // For a stream of a green context the driver returns a context that stands for that one.
         let why = || format!("the stream belongs to another context{}", Driver::ADVICE);
         Ok((of != self.raw).then(why))
@@ -286,6 +289,7 @@ unsafe impl Vendor for Cuda {
         // driver looks the address up and does not follow it.
         unsafe {
             self.driver
+                .functions
                 .pointer_attributes(9, names, values, address as CUdeviceptr)
         }?;
         let [what, managed, ordinal, at, of, start, bytes, ipc, pool] = found;
@@ -322,13 +326,17 @@ unsafe impl Vendor for Cuda {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Vendor::copy`). All memory is in one address space, in which the driver finds the
             // direction.
-            None => unsafe { self.driver.copy(dst, src, bytes, stream) },
+            None => unsafe { self.driver.functions.copy(dst, src, bytes, stream) },
             Some(of) => {
                 let of = std::ptr::with_exposed_provenance_mut(of);
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
                 // `of` is what `peer_of` returned: the context of the source, which lives as long
                 // as the source (see `Vendor::copy`).
-                unsafe { self.driver.copy_peer(dst, self.raw, src, of, bytes, stream) }
+                unsafe {
+                    self.driver
+                        .functions
+                        .copy_peer(dst, self.raw, src, of, bytes, stream)
+                }
             }
         }
     }
@@ -357,7 +365,8 @@ unsafe impl Vendor for Cuda {
 #[derive(Debug)]
 pub(crate) struct Kept<T> {
     context: Option<Arc<CudaContext>>,
-    thing: Option<T>,
+    /// `None` once it was taken.
+    pub(crate) thing: Option<T>,
 }
 
 impl<T> Kept<T> {
@@ -366,19 +375,6 @@ impl<T> Kept<T> {
             context: Some(context),
             thing: Some(thing),
         }
-    }
-
-    /// Returns the thing, unless it was taken.
-    pub(crate) fn get(&self) -> Option<&T> {
-        self.thing.as_ref()
-    }
-
-    pub(crate) fn take(&mut self) -> Option<T> {
-        self.thing.take()
-    }
-
-    fn context(&self) -> Option<&Arc<CudaContext>> {
-        self.context.as_ref()
     }
 }
 
@@ -392,7 +388,7 @@ impl<T> Drop for Kept<T> {
             return std::mem::forget((context, self.thing.take()));
         }
         // SAFETY: `context` keeps the raw context alive.
-        let pushed = unsafe { driver.push_context(context.cu_ctx()) }.is_ok();
+        let pushed = unsafe { driver.functions.push_context(context.cu_ctx()) }.is_ok();
         drop(self.thing.take());
         // Destroying a context takes it off the stack by itself; releasing a primary one does not.
         match Arc::into_inner(context) {
@@ -403,7 +399,7 @@ impl<T> Drop for Kept<T> {
             let mut popped = std::ptr::null_mut();
             // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
             // or put in its place by cudarc.
-            let _ = unsafe { driver.pop_context(&raw mut popped) };
+            let _ = unsafe { driver.functions.pop_context(&raw mut popped) };
         }
     }
 }

@@ -61,19 +61,11 @@ type CopyList = unsafe extern "C" fn(
 
 /// The driver.
 pub(crate) struct Driver {
-    functions: Functions,
+    pub(super) functions: Functions,
     calls: Calls,
     process: Process,
     /// Runs a list of copies. Since CUDA 13, which not all bindings are of.
     pub(in crate::device) copy_list: Option<Call<CopyList>>,
-}
-
-impl std::ops::Deref for Driver {
-    type Target = Functions;
-
-    fn deref(&self) -> &Functions {
-        &self.functions
-    }
 }
 
 impl Library for Driver {
@@ -111,8 +103,8 @@ impl Library for Driver {
         // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for
         // an unknown code.
         unsafe {
-            let _ = self.error_name(code, &raw mut name);
-            let _ = self.error_text(code, &raw mut text);
+            let _ = self.functions.error_name(code, &raw mut name);
+            let _ = self.functions.error_text(code, &raw mut text);
             gpu::text(name, text)
         }
     }
@@ -146,7 +138,7 @@ impl Driver {
         let driver = found()
             .map_err(|name: &str| format!("the driver has no {name}: it is too old, update it"))?;
         // SAFETY: called before all other functions, with the only flags that there are.
-        match unsafe { driver.init(0) }.map_err(|failed| failed.code) {
+        match unsafe { driver.functions.init(0) }.map_err(|failed| failed.code) {
             Ok(()) => Ok(driver),
             Err(STUB_LIBRARY) => Err(
                 "cuInit failed: the CUDA toolkit's stub library was loaded instead of the driver \

@@ -3,16 +3,16 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use super::health::{Guarded, NO_CODE};
 use super::runtime::Runtime;
 use super::shared::Shared;
-use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
-static EVENTS: RwLock<BTreeMap<usize, Entry>> = RwLock::new(BTreeMap::new());
+static EVENTS: Mutex<BTreeMap<usize, Entry>> = Mutex::new(BTreeMap::new());
 
 /// An event of a device; which one, is behind the type.
 #[derive(Clone)]
@@ -47,8 +47,7 @@ impl<R: Runtime> EngineEvent<R> {
             device: shared.health.id(),
             event: recorded,
         };
-        let mut events = EVENTS.write().unwrap_or_else(PoisonError::into_inner);
-        events.insert(pointer.as_ptr().addr(), entry);
+        lock(&EVENTS).insert(pointer.as_ptr().addr(), entry);
         Ok(pointer)
     }
 
@@ -71,11 +70,8 @@ impl<R: Runtime> EngineEvent<R> {
     }
 
     pub(super) fn release(event: EventPtr) {
-        let mut events = EVENTS.write().unwrap_or_else(PoisonError::into_inner);
-        let released = events.remove(&event.as_ptr().addr());
-        drop(events);
         // The event is dropped without the lock.
-        drop(released);
+        let _released = { lock(&EVENTS).remove(&event.as_ptr().addr()) };
     }
 
     /// Returns whether the event has completed, and the device has not failed: runtimes let work run after work that has failed. An error
@@ -105,8 +101,7 @@ impl<R: Runtime> EngineEvent<R> {
 }
 
 fn find(event: EventPtr) -> Option<Entry> {
-    let events = EVENTS.read().unwrap_or_else(PoisonError::into_inner);
-    events.get(&event.as_ptr().addr()).cloned()
+    lock(&EVENTS).get(&event.as_ptr().addr()).cloned()
 }
 
 /// Returns which device's queue has recorded an event; `None` if it is a foreign producer's.
@@ -116,7 +111,7 @@ pub(super) fn recorder(event: EventPtr) -> Option<DeviceId> {
 
 /// Returns how many events of a device are in use.
 pub(super) fn count<R: Runtime>(shared: &Shared<R>) -> usize {
-    let events = EVENTS.read().unwrap_or_else(PoisonError::into_inner);
+    let events = lock(&EVENTS);
     let recorded = events
         .values()
         .filter_map(|entry| entry.event.downcast_ref::<EngineEvent<R>>());

@@ -19,7 +19,7 @@ const STAGING_LIMIT: usize = 2 << 30;
 const FAR: usize = 4;
 
 impl<R: Runtime> Shared<R> {
-    fn live(&self) -> &Ranges<Piece<R::Memory>> {
+    pub(super) fn live(&self) -> &Ranges<Piece<R::Memory>> {
         &self.runtime.memories().live
     }
 
@@ -67,18 +67,6 @@ impl<R: Runtime> Shared<R> {
             }
             done => done,
         }
-    }
-
-    /// Adds a program's memory, unless some of it is known already.
-    pub(super) fn insert_apart(&self, base: DevicePtr, bytes: usize, memory: R::Memory) -> bool {
-        let memory = Guarded::new(memory, &self.health);
-        self.live().insert_apart(base, bytes, (memory, bytes))
-    }
-
-    /// Takes memory out of the books.
-    pub(super) fn remove(&self, base: DevicePtr) -> Option<Guarded<R::Memory>> {
-        let (memory, _) = self.live().remove(base)?;
-        Some(memory)
     }
 
     /// Frees memory after all work of a stream so far.

@@ -31,6 +31,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use self::event::EngineEvent;
+use self::health::Guarded;
 pub use self::health::Health;
 pub use self::process::Inside;
 pub(crate) use self::process::{FORKED, Process};
@@ -133,9 +134,8 @@ impl<R: Runtime> Engine<R> {
     /// The memory is not freed otherwise, and work that was given before and uses it ends, or is ordered, before the result is dropped.
     pub unsafe fn take(&self, base: DevicePtr) -> Option<R::Memory> {
         let _inside = self.shared.health.enter_even_if_failed().ok()?;
-        self.shared
-            .remove(base)
-            .map(|memory| R::Memory::clone(&memory))
+        let (memory, _) = self.shared.live().remove(base)?;
+        Some(R::Memory::clone(&memory))
     }
 
     /// Adds memory of a program's, which the device frees as if it had allocated it. Returns its first address.
@@ -148,7 +148,8 @@ impl<R: Runtime> Engine<R> {
         if base.is_null() || bytes == 0 {
             return Err(Error::argument("memory without an address, or of 0 bytes"));
         }
-        match self.shared.insert_apart(base, bytes, memory) {
+        let piece = (Guarded::new(memory, &self.shared.health), bytes);
+        match self.shared.live().insert_apart(base, bytes, piece) {
             true => Ok(base),
             false => Err(Error::argument(format!(
                 "{bytes} bytes at {base:?} overlap memory that {id} knows already; wrap it once"
@@ -164,7 +165,7 @@ impl<R: Runtime> Engine<R> {
     /// Frees memory once all work of the device has ended, because no stream's order is known in which it may be freed.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn give_up(&self, base: DevicePtr) {
-        let memory = self.shared.remove(base);
+        let memory = self.shared.live().remove(base).map(|piece| piece.0);
         crate::device::lock(&self.shared.given_up).extend(memory);
     }
 
@@ -190,7 +191,7 @@ struct Wrapped<R: Runtime>(Arc<Shared<R>>, DevicePtr);
 impl<R: Runtime> Drop for Wrapped<R> {
     fn drop(&mut self) {
         if let Some(_inside) = self.0.health.enter_to_drop() {
-            drop(self.0.remove(self.1));
+            drop(self.0.live().remove(self.1));
         }
     }
 }

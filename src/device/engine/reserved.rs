@@ -43,7 +43,8 @@ impl Reserved {
         if bytes == 0 {
             return Err(Error::argument("0 bytes of addresses"));
         }
-        let base = with_end(bytes).and_then(system::reserve);
+        // The end is reserved too, so that it is not the base of something else.
+        let base = bytes.checked_add(1).and_then(system::reserve);
         let base = base.ok_or_else(|| out_of_memory(device, "reserve addresses", bytes))?;
         let base = DevicePtr::new(base);
         RESERVED.insert(base, bytes + 1, ());
@@ -66,18 +67,11 @@ impl Reserved {
     }
 }
 
-/// The end is reserved too, so that it is not the base of something else.
-fn with_end(bytes: usize) -> Option<usize> {
-    bytes.checked_add(1)
-}
-
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if let Some(bytes) = with_end(self.bytes) {
-            RESERVED.remove(self.base);
-            // SAFETY: `reserve` returned the base for as many bytes in `new`, and this is the only owner.
-            unsafe { system::release(self.base.as_ptr(), bytes) };
-        }
+        RESERVED.remove(self.base);
+        // SAFETY: `reserve` returned the base for as many bytes in `new`, and this is the only owner.
+        unsafe { system::release(self.base.as_ptr(), self.bytes + 1) };
     }
 }
 

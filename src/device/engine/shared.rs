@@ -126,13 +126,11 @@ impl<R: Runtime> Shared<R> {
         // Held while the stream is marked, so that nobody takes its work for ended meanwhile.
         let mut last = lock(&entry.last);
         if entry.is_used.swap(false, Ordering::AcqRel) {
-            match self.runtime.mark(&entry.stream) {
-                Ok(mark) => *last = Some(Guarded::new(mark, &self.health)),
-                Err(_) => {
-                    entry.is_used.store(true, Ordering::Release);
-                    return false;
-                }
-            }
+            let Ok(mark) = self.runtime.mark(&entry.stream) else {
+                entry.is_used.store(true, Ordering::Release);
+                return false;
+            };
+            *last = Some(Guarded::new(mark, &self.health));
         }
         let is_done = |last: &Guarded<R::Event>| matches!(self.runtime.is_done(last), Ok(true));
         last.as_ref().is_none_or(is_done)

@@ -1,7 +1,7 @@
 //! Work that the host does for a device, on a thread of its own.
 
 use std::mem::{replace, take};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::guard;
@@ -47,10 +47,6 @@ struct State {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     /// Calls each job once, and keeps those that have not ended.
     fn round(&self, jobs: &mut Vec<Job>) {
         jobs.retain_mut(|job| {
@@ -70,7 +66,7 @@ impl Shared {
         // When all jobs were asked, and how long that took.
         let (mut asked, mut took) = (Instant::now(), Duration::ZERO);
         loop {
-            let state = self.lock();
+            let state = lock(&self.state);
             let is_idle = jobs.is_empty();
             // Asking takes at most a part of this thread's time.
             let due = asked + pause.max((4 * took).min(LONG_PAUSE));
@@ -143,7 +139,7 @@ impl Worker {
             true
         });
         let shared = &self.0;
-        let mut state = shared.lock();
+        let mut state = lock(&shared.state);
         state.jobs.push(job);
         let is_first = !replace(&mut state.running, true);
         drop(state);

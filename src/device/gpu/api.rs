@@ -65,14 +65,6 @@ impl<F: Copy> Call<F> {
     }
 }
 
-/// Makes the answer of a query: whether work has completed.
-pub(super) fn is_done(answer: Answer) -> Answer<bool> {
-    match answer {
-        Err(failed) if failed.code == code::NOT_READY => Ok(false),
-        answer => answer.map(|()| true),
-    }
-}
-
 /// A stream's handle, as a number: it is not followed here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
@@ -81,16 +73,13 @@ pub(crate) struct RawStream(pub(crate) usize);
 impl RawStream {
     /// The default stream that all threads share, of whichever context is current.
     pub(crate) const LEGACY: Self = Self(0);
+    /// The calling thread's own default stream, in CUDA and HIP alike.
+    pub(super) const PER_THREAD: Self = Self(2);
 
     /// Whether it stands for a default stream (0 and 1: the legacy one, 2: the calling thread's) of
     /// whichever context is current.
     pub(crate) fn is_default(self) -> bool {
         self.0 <= 2
-    }
-
-    /// Whether it stands for the calling thread's own stream, in CUDA and HIP alike.
-    pub(crate) fn is_per_thread(self) -> bool {
-        self.0 == 2
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::api::{Answer, Calls, NOT_CAPTURED, RawEvent, RawStream, is_done};
+use super::api::{Answer, Calls, NOT_CAPTURED, RawEvent, RawStream, code};
 use super::context::{Context, Current, Event, Origin};
 use super::memory::Block;
 use super::vendor::{Kind, Library, Vendor, to_ptr};
@@ -75,7 +75,7 @@ impl<V: Vendor> Stream<V> {
         given: V::Given,
     ) -> Result<Arc<Self>> {
         let _inside = context.health.enter()?;
-        if raw.is_per_thread() {
+        if raw == RawStream::PER_THREAD {
             let why =
                 "a per-thread default stream is another one on each thread; use an ordinary stream";
             return Err(Error::argument(format!("{}: {why}", context.health.id())));
@@ -302,7 +302,10 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
     fn is_done(&self, event: &Self::Event) -> Result<bool> {
         let (context, raw) = (&self.context, event.raw);
         // SAFETY: the event is live while it is borrowed.
-        context.call(|calls| is_done(unsafe { calls.query_event(raw) }))
+        context.call(|calls| match unsafe { calls.query_event(raw) } {
+            Err(failed) if failed.code == code::NOT_READY => Ok(false),
+            answer => answer.map(|()| true),
+        })
     }
 
     /// Asks again and again, which returns soonest.

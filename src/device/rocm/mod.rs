@@ -56,7 +56,7 @@ impl Rocm {
         let (hip, ordinal) = find::<Hip>(id)?;
         let mut version = 0;
         // SAFETY: `version` is valid for the write of an int.
-        let asked = hip.quietly(|| unsafe { hip.get_version(&raw mut version) });
+        let asked = hip.quietly(|| unsafe { hip.functions.get_version(&raw mut version) });
         asked.map_err(|_| absent(id, "the HIP runtime does not say its version"))?;
         Ok(Self {
             hip,
@@ -71,7 +71,10 @@ impl Rocm {
         let mut value = 0;
         let (hip, attribute) = (self.hip, attribute as c_int);
         // SAFETY: `value` is valid for the write of an int.
-        let ask = || unsafe { hip.device_attribute(&raw mut value, attribute, self.ordinal) };
+        let ask = || unsafe {
+            hip.functions
+                .device_attribute(&raw mut value, attribute, self.ordinal)
+        };
         hip.quietly(ask).is_ok() && value != 0
     }
 
@@ -79,10 +82,10 @@ impl Rocm {
     fn set_current(&self) -> Answer<c_int> {
         let mut before = -1;
         // SAFETY: `before` is valid for the write of an int.
-        unsafe { self.hip.get_device(&raw mut before) }?;
+        unsafe { self.hip.functions.get_device(&raw mut before) }?;
         if before != self.ordinal {
             // SAFETY: the runtime checks the number.
-            unsafe { self.hip.set_device(self.ordinal) }?;
+            unsafe { self.hip.functions.set_device(self.ordinal) }?;
         }
         Ok(before)
     }
@@ -93,7 +96,7 @@ impl Rocm {
         let ptr = std::ptr::without_provenance(address);
         // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
         // up and does not follow it.
-        match unsafe { self.hip.pointer_attributes(&raw mut found, ptr) } {
+        match unsafe { self.hip.functions.pointer_attributes(&raw mut found, ptr) } {
             Ok(()) => Ok(kind(self.version, address, &found)),
             // What HIP 5, and some later ones, return for memory that is not theirs.
             Err(failed) if failed.code == INVALID_VALUE => Ok(PointerKind::Unknown),
@@ -107,7 +110,11 @@ impl Rocm {
         let ptr = std::ptr::without_provenance_mut(address);
         // SAFETY: both results are valid for the write of their types. The runtime looks the
         // address up and does not follow it.
-        let found = unsafe { self.hip.address_range(&raw mut start, &raw mut bytes, ptr) };
+        let found = unsafe {
+            self.hip
+                .functions
+                .address_range(&raw mut start, &raw mut bytes, ptr)
+        };
         let range = start.addr()..start.addr().checked_add(bytes)?;
         (found.is_ok() && range.contains(&address)).then_some(range)
     }
@@ -139,7 +146,7 @@ unsafe impl Vendor for Rocm {
     fn leave(&self, (before, last_error): (c_int, Code)) {
         if before != self.ordinal {
             // SAFETY: the runtime checks the number, which is the thread's own device as it was.
-            let _ = unsafe { self.hip.set_device(before) };
+            let _ = unsafe { self.hip.functions.set_device(before) };
         }
         self.hip.forget_error(last_error);
     }
@@ -181,7 +188,7 @@ unsafe impl Vendor for Rocm {
             // SAFETY: the caller guarantees live memory and a live or default stream (see
             // `Vendor::copy`). All memory is in one address space, in which the runtime finds the
             // direction.
-            None => unsafe { self.hip.copy(dst, src, bytes, DEFAULT, stream) },
+            None => unsafe { self.hip.functions.copy(dst, src, bytes, DEFAULT, stream) },
             Some(of) => {
                 let of = of as c_int;
                 // SAFETY: the caller guarantees live memory, a live or default stream, and that
@@ -189,6 +196,7 @@ unsafe impl Vendor for Rocm {
                 // `Vendor::copy`).
                 unsafe {
                     self.hip
+                        .functions
                         .copy_peer(dst, self.ordinal, src, of, bytes, stream)
                 }
             }

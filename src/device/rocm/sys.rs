@@ -57,21 +57,13 @@ type StreamDevice = unsafe extern "C" fn(RawStream, *mut c_int) -> Code;
 
 /// The runtime.
 pub(crate) struct Hip {
-    functions: Functions,
+    pub(super) functions: Functions,
     calls: Calls,
     process: Process,
     error_name: Call<Text>,
     error_text: Call<Text>,
     /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
     pub(super) stream_device: Option<Call<StreamDevice>>,
-}
-
-impl std::ops::Deref for Hip {
-    type Target = Functions;
-
-    fn deref(&self) -> &Functions {
-        &self.functions
-    }
 }
 
 /// Newest first. The numbers are those of HIP's major versions.
@@ -163,14 +155,14 @@ impl Hip {
     pub(super) fn forget_error(&self, before: Code) {
         if before == 0 && self.last_error() != 0 {
             // SAFETY: the function has no arguments.
-            let _ = unsafe { self.get_last_error() };
+            let _ = unsafe { self.functions.get_last_error() };
         }
     }
 
     /// Returns the thread's last error, which stays.
     pub(super) fn last_error(&self) -> Code {
         // SAFETY: the function has no arguments.
-        unsafe { (self.peek_at_last_error.function)() }
+        unsafe { (self.functions.peek_at_last_error.function)() }
     }
 }
 

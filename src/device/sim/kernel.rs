@@ -133,14 +133,8 @@ impl SimMemory<'_> {
         })?;
         self.kept.borrow_mut().push(memory);
         let start = start.cast::<T>();
-        if start.is_aligned() {
-            Ok(start)
-        } else {
-            Err(format!(
-                "{ptr:?} is not aligned to {} bytes",
-                align_of::<T>()
-            ))
-        }
+        let unaligned = || format!("{ptr:?} is not aligned to {} bytes", align_of::<T>());
+        start.is_aligned().then_some(start).ok_or_else(unaligned)
     }
 }
 

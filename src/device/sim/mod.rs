@@ -157,12 +157,10 @@ impl SimDevice {
 
     /// Makes the device of an id that no other has, nor had, in this process.
     pub(crate) fn numbered(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
+        let reason = "simulated devices are numbered from 0 to 1048575; Devices::add adds others";
         match (0..MADE).contains(&id.id) {
             true => Self::with_id(config, id),
-            false => Err(absent(
-                id,
-                "simulated devices are numbered from 0 to 1048575; Devices::add adds others",
-            )),
+            false => Err(absent(id, reason)),
         }
     }
 

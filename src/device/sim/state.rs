@@ -34,7 +34,7 @@ pub(super) struct Core {
     /// Where the worker runs. A child of that process has no worker, and the locks may be held for ever there.
     process: Process,
     pub(super) config: SimConfig,
-    /// The addresses that users see.
+    /// The addresses that users see, behind which there is never any memory.
     addresses: Reserved,
     pub(super) faults: Faults,
     state: Mutex<State>,
@@ -91,11 +91,6 @@ impl Core {
         core
     }
 
-    /// Returns the addresses that users see, behind which there is never any memory.
-    pub(super) fn range(&self) -> Range<usize> {
-        self.addresses.base().range(self.addresses.bytes())
-    }
-
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -139,7 +134,8 @@ impl Core {
         ptr: DevicePtr,
         bytes: usize,
     ) -> Result<(Arc<Memory>, *mut u8), String> {
-        if !self.range().contains(&ptr.address()) {
+        let own = self.addresses.base().range(self.addresses.bytes());
+        if !own.contains(&ptr.address()) {
             return Err(self.invalid(ptr, bytes, "not an address of this device"));
         }
         let state = self.state();
