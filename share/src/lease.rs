@@ -8,6 +8,9 @@ use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimBacking, SimDevice};
 use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, Devices};
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
 use crate::error::{Error, Result};
 use crate::manifest::{Manifest, machine};
 use crate::region::Mapping;
@@ -35,20 +38,38 @@ impl Link {
         self.socket.as_fd()
     }
 
-    /// Sends a packet without waiting: now, or with the next one if there is no room.
+    /// Sends a packet without waiting: now, or once there is room.
     pub(crate) fn post(&self, packet: Outgoing) {
         // A forked child has the same connection, but none of the leases.
-        if std::process::id() != self.process {
-            return;
+        if std::process::id() == self.process {
+            self.flush(Some(packet));
         }
+    }
+
+    /// Sends what there is room for, and returns what to wait for: the publisher, and room for the rest.
+    pub(crate) fn flush(&self, last: Option<Outgoing>) -> PollFlags {
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        outbox.push_back(packet);
+        outbox.extend(last);
         while let Some(packet) = outbox.front() {
             match packet.send(self.socket()) {
                 Ok(true) => _ = outbox.pop_front(),
-                Ok(false) => return,
+                Ok(false) => return PollFlags::IN | PollFlags::OUT,
                 // The publisher is not there any more.
-                Err(_) => return outbox.clear(),
+                Err(_) => outbox.clear(),
+            }
+        }
+        PollFlags::IN
+    }
+
+    /// Waits until something has come, or the publisher has closed its end.
+    pub(crate) fn wait(&self) -> Result<()> {
+        loop {
+            let flags = self.flush(None);
+            let mut sockets = [PollFd::from_borrowed_fd(self.socket(), flags)];
+            match rustix::event::poll(&mut sockets, None) {
+                Ok(_) if sockets[0].revents() == PollFlags::OUT => {}
+                Ok(_) | Err(Errno::INTR) => return Ok(()),
+                Err(e) => return Err(Error::of("wait for the publisher")(e)),
             }
         }
     }

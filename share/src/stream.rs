@@ -104,8 +104,12 @@ impl Watch {
                 asked.0.is_some()
             };
             let mut waits = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            if is_asked {
-                waits.push(PollFd::from_borrowed_fd(link.socket(), PollFlags::IN));
+            let mut flags = link.flush(None);
+            if !is_asked {
+                flags.remove(PollFlags::IN);
+            }
+            if !flags.is_empty() {
+                waits.push(PollFd::from_borrowed_fd(link.socket(), flags));
             }
             // After an error, such as a signal, the task looks for itself.
             let _ = rustix::event::poll(&mut waits, None);

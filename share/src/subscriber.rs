@@ -146,7 +146,7 @@ impl Subscriber {
     pub fn schema(&mut self) -> Result<Option<SchemaRef>> {
         while self.schema.is_none() && !self.over {
             if !self.hear()? {
-                wire::wait(self.link.socket())?;
+                self.link.wait()?;
             }
         }
         Ok(self.schema.as_ref().map(|(schema, _)| schema.clone()))
@@ -319,7 +319,7 @@ impl Iterator for Subscriber {
             if let Some(next) = self.try_next() {
                 return next;
             }
-            if let Err(e) = wire::wait(self.link.socket()) {
+            if let Err(e) = self.link.wait() {
                 self.leave();
                 return Some(Err(e));
             }

@@ -8,7 +8,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -251,15 +250,6 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         body,
         memory,
     }))
-}
-
-/// Waits until something has come, or the peer has closed its end.
-pub(crate) fn wait(socket: BorrowedFd<'_>) -> Result<()> {
-    let mut sockets = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
-    match rustix::event::poll(&mut sockets, None) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(e) => Err(Error::of("wait for a packet")(e)),
-    }
 }
 
 fn file_of(body: &[u8]) -> Result<OwnedFd> {

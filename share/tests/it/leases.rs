@@ -7,6 +7,7 @@ use arrow_device_share::{Error, Publisher, PublisherOptions, Subscriber, shared_
 use futures::StreamExt;
 
 use crate::deaths::{numbers, shared, until};
+use crate::raw::{DONE, END, OFFER, Raw, SCHEMA};
 use crate::round_trips::batch_of;
 use crate::two::{Held, Other, alone, role};
 
@@ -210,4 +211,35 @@ fn processes_that_start_meanwhile() {
     }
     starts.join().unwrap();
     assert!(i > 0);
+}
+
+/// Leases go back although the publisher does not read for a while, so that the socket is full.
+#[test]
+fn a_publisher_that_does_not_read() {
+    const BATCHES: u64 = 2000;
+    let (raw, there) = Raw::pair();
+    let real = Publisher::over(there).unwrap();
+    raw.subscribe();
+    real.send(&shared(0)).unwrap();
+    let packets = [raw.expect(SCHEMA), raw.expect(OFFER)];
+    let (raw, there) = Raw::pair();
+    let mut subscriber = Subscriber::over(there).unwrap();
+    let publisher = std::thread::spawn(move || {
+        raw.welcome();
+        raw.pass(&packets[0]);
+        let [_, mut offer] = packets;
+        for lease in 0..BATCHES {
+            offer.number = lease;
+            raw.pass(&offer);
+        }
+        let returned = (0..BATCHES).map(|_| raw.expect(DONE).number);
+        assert!(returned.eq(0..BATCHES));
+        raw.send(END, 0, &[], None);
+        raw
+    });
+    assert_eq!(
+        subscriber.by_ref().filter(Result::is_ok).count() as u64,
+        BATCHES
+    );
+    drop(publisher.join().unwrap());
 }
