@@ -12,11 +12,11 @@ pub enum DeadPeers {
     /// It is counted ([`PublisherStats::died`]), and others are served on.
     #[default]
     Forget,
-    /// The next call of `send` returns [`Error::SubscriberDied`], once for each.
+    /// The next call of `send` returns [`Error::SubscriberDied`](crate::Error::SubscriberDied), once for each.
     Report,
 }
 
-/// How a [`Publisher`] behaves.
+/// How a [`Publisher`](crate::Publisher) behaves.
 #[derive(Clone, Debug)]
 pub struct PublisherOptions {
     pub(crate) leases: usize,
@@ -54,7 +54,7 @@ impl PublisherOptions {
         self
     }
 
-    /// Sets how long [`Publisher::send`](crate::Publisher::send) waits for a subscriber that has all its leases, before it returns [`Error::TimedOut`].
+    /// Sets how long [`Publisher::send`](crate::Publisher::send) waits for a subscriber that has all its leases, before it returns [`Error::TimedOut`](crate::Error::TimedOut).
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;

@@ -25,7 +25,7 @@ pub struct SubscriberOptions {
 
 impl SubscriberOptions {
     /// Makes options for a publisher that is trusted: what it says of its memory is believed without reading it, so that receiving a batch
-    /// takes the same time whatever its size, and memory of devices is accepted.
+    /// takes the same time whatever its size, and memory of devices is accepted. [`DeviceArray::validate`] checks a batch all the same.
     ///
     /// # Safety
     /// The publisher is one of this crate, or does as one: values are valid for their types, null counts are right, and memory does not

@@ -56,14 +56,16 @@ fn memory_lives_as_long_as_somebody_has_it() {
 fn a_full_subscriber_makes_the_publisher_wait() {
     let options = PublisherOptions::default().with_leases(2);
     let (publisher, mut subscriber) = pair(options.with_patience(Duration::from_millis(200)));
+    publisher
+        .wait_for_subscribers(1, Duration::from_secs(60))
+        .unwrap();
     publisher.send(&shared(0)).unwrap();
     publisher.send(&shared(1)).unwrap();
     let full = publisher.send(&shared(2));
     assert!(matches!(full, Err(Error::TimedOut(_))), "{full:?}");
-    let first = subscriber.next().unwrap().unwrap();
-    let returned = std::thread::spawn(move || drop(first));
+    drop(subscriber.next().unwrap().unwrap());
+    until("a lease is back", || publisher.stats().leases == 1);
     publisher.send(&shared(2)).unwrap();
-    returned.join().unwrap();
     let rest: Vec<_> = (0..2)
         .map(|_| subscriber.next().unwrap().unwrap())
         .collect();
