@@ -129,11 +129,10 @@ impl DeviceExec {
             (Err(e), Some(host)) => return host.execute(partition, context, &e.to_string()),
             (device, _) => device?,
         };
-        let memory = DeviceReservation::new(&context, name, partition, &device);
-        let memory = match metrics {
-            Some(metrics) => memory.with_metrics(metrics),
-            None => memory,
-        };
+        let mut memory = DeviceReservation::new(&context, name, partition, &device);
+        if let Some(metrics) = metrics {
+            memory = memory.with_metrics(metrics);
+        }
         let rows = context.session_config().batch_size();
         let stream = self.execute_on(partition, &device, context.clone())?;
         let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));

@@ -45,9 +45,8 @@
 //!     DeviceScanExec: device=sim, ...     <- a DeviceTable; reads only the columns and rows that are needed
 //! ```
 //!
-//! A table works without the rule, too: its scan has a [`DeviceToHostExec`] above it from the
-//! start, which the rule removes below a device operator. (DataFusion may push a sort or a limit
-//! below the [`DeviceToHostExec`]; the rule then moves the [`DeviceToHostExec`] back to the scan.) The guide
+//! A table works without the rule, too: a node on the host that reads a device node gets batches of the host. The rule makes the
+//! download a node of its own. The guide
 //! (`docs/guide/datafusion.md`) has a complete operator, a complete plugin and a table. The example `sql` is a larger plugin.
 //!
 //! # Contents

@@ -34,7 +34,7 @@ use super::transitions::to_host::DeviceToHostExec;
 /// Add it after all rules that insert device operators, with
 /// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`. A session's
 /// own rules run after DataFusion's, which may have inserted a `RepartitionExec` above the scan of
-/// a table with few partitions, and a `SortExec` between the scan and its `DeviceToHostExec`. A
+/// a table with few partitions. A
 /// device operator above a round-robin `RepartitionExec` is fine ([`device_of`](crate::device_of) looks
 /// through it); a rule that inserts device operators must look through sorts and other repartitions, or
 /// leave such a plan unchanged.

@@ -26,14 +26,12 @@ use super::streams::StreamSource;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
 use crate::spec::DeviceSpec;
-use crate::transitions::to_host::DeviceToHostExec;
 
 /// A table whose batches are on a device.
 ///
 /// A [`DeviceSource`] says what is known of the rows and opens streams of them. The columns,
 /// filters and limit of a query reach it, so that it reads no more than the query needs. What it
-/// returns beyond that is never moved: the rest is downloaded by a
-/// [`DeviceToHostExec`], or stays on the device for a device operator.
+/// returns beyond that is never moved: the rest is downloaded for nodes on the host, or stays on the device for a device operator.
 #[derive(Clone, Debug)]
 pub struct DeviceTable {
     source: Arc<dyn DeviceSource>,
@@ -285,8 +283,7 @@ impl TableProvider for DeviceTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let filters = promised(&*self.source, filters, state.execution_props())?;
         let scan = self.filtered_scan(projection.map(Vec::as_slice), filters, limit)?;
-        let scan = Arc::new(DeviceExec::new(Arc::new(scan)));
-        Ok(Arc::new(DeviceToHostExec::new(scan)))
+        Ok(Arc::new(DeviceExec::new(Arc::new(scan))))
     }
 
     fn supports_filters_pushdown(

@@ -3,24 +3,18 @@
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
-use datafusion_physical_expr::{PhysicalExpr, PhysicalSortExpr};
+use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::execution_plan::{CardinalityEffect, ReplaceChildrenOptions};
-use datafusion_physical_plan::filter_pushdown::{FilterDescription, FilterPushdownPhase};
 use datafusion_physical_plan::metrics::MetricsSet;
-use datafusion_physical_plan::projection::{ProjectionExec, make_with_child};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
-use datafusion_physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SortOrderPushdownResult,
-};
+use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
 use super::to_host::DeviceToHostExec;
 use crate::children::{only, the_same};
 use crate::exec::DeviceExec;
-use crate::ops::form::{DeviceForm, drops_columns};
 
 impl DisplayAs for DeviceToHostExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,61 +104,5 @@ impl ExecutionPlan for DeviceToHostExec {
 
     fn cardinality_effect(&self) -> CardinalityEffect {
         CardinalityEffect::Equal
-    }
-
-    fn repartitioned(
-        &self,
-        target_partitions: usize,
-        config: &ConfigOptions,
-    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        let input = self.input.repartitioned(target_partitions, config)?;
-        Ok(input.map(|input| Arc::new(Self::new(input)) as _))
-    }
-
-    /// The device operator may take the projection. If it does not, one that drops columns still goes below the download.
-    fn try_swapping_with_projection(
-        &self,
-        projection: &ProjectionExec,
-    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        let Some(input) = DeviceExec::of(&self.input) else {
-            return Ok(None);
-        };
-        let on_device = make_with_child(projection, &self.input)?;
-        let Some(below) = on_device.downcast_ref::<ProjectionExec>() else {
-            return Ok(None);
-        };
-        if let Some(plan) = input.try_swapping_with_projection(below)? {
-            return Ok(Some(Arc::new(Self::new(plan))));
-        }
-        if !drops_columns(below) {
-            return Ok(None);
-        }
-        let form = DeviceForm::of(on_device.clone(), input.device().clone())?;
-        Ok(form.map(|form| {
-            let node = Arc::new(DeviceExec::new(Arc::new(form)));
-            Arc::new(Self::new(node)) as _
-        }))
-    }
-
-    fn gather_filters_for_pushdown(
-        &self,
-        _: FilterPushdownPhase,
-        parent_filters: Vec<Arc<dyn PhysicalExpr>>,
-        _: &ConfigOptions,
-    ) -> Result<FilterDescription> {
-        FilterDescription::from_children(parent_filters, &self.children())
-    }
-
-    fn try_pushdown_sort(
-        &self,
-        order: &[PhysicalSortExpr],
-    ) -> Result<SortOrderPushdownResult<Arc<dyn ExecutionPlan>>> {
-        let sorted = self.input.try_pushdown_sort(order)?;
-        Ok(sorted.map(|input| Arc::new(Self::new(input)) as _))
-    }
-
-    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn ExecutionPlan>> {
-        let input = self.input.with_preserve_order(preserve_order)?;
-        Some(Arc::new(Self::new(input)))
     }
 }

@@ -25,7 +25,9 @@ impl DeviceToHostExec {
     /// Makes a node above `input`, which is a [`DeviceExec`] or a node on the host.
     pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
         let mut properties = input.properties().clone();
-        if DeviceExec::of(&input).is_some() {
+        // With the same properties, the nodes above need not compute theirs again.
+        let cooperates = properties.scheduling_type == SchedulingType::Cooperative;
+        if DeviceExec::of(&input).is_some() && !cooperates {
             let own = PlanProperties::clone(&properties);
             properties = Arc::new(own.with_scheduling_type(SchedulingType::Cooperative));
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use arrow_device_datafusion::{DeviceExec, DeviceToHostExec};
+use arrow_device_datafusion::DeviceExec;
 use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::Statistics;
@@ -79,36 +79,22 @@ fn every_answer_of_the_operator_arrives() {
     }
 }
 
-/// Of the operator and of the download above it.
 #[test]
 fn sorts_are_answered_exactly_nearly_and_not() {
     let sim = Sim::new();
     let plan = over_a_child(&sim);
-    let down = down(plan.clone());
-    // The operator, or the one below the download.
-    let of = |plan: &Plan| match plan.downcast_ref::<DeviceToHostExec>() {
-        Some(down) => last(down.input()).to_owned(),
-        None => last(plan).to_owned(),
+    let by = |columns: usize| {
+        let by = |i| Arc::new(Column::new("a", i)) as _;
+        let by = |i| PhysicalSortExpr::new(by(i), SortOptions::default());
+        let by: Vec<_> = (0..columns).map(by).collect();
+        match plan.try_pushdown_sort(&by).unwrap() {
+            Exact { inner } => format!("exactly {}", last(&inner)),
+            Inexact { inner } => format!("nearly {}", last(&inner)),
+            Unsupported => "not".to_owned(),
+        }
     };
-    for plan in [&plan, &down] {
-        let by = |columns: usize| {
-            let by = |i| Arc::new(Column::new("a", i)) as _;
-            let by = |i| PhysicalSortExpr::new(by(i), SortOptions::default());
-            let by: Vec<_> = (0..columns).map(by).collect();
-            match plan.try_pushdown_sort(&by).unwrap() {
-                Exact { inner } => format!("exactly {}", of(&inner)),
-                Inexact { inner } => format!("nearly {}", of(&inner)),
-                Unsupported => "not".to_owned(),
-            }
-        };
-        let found = [by(1), by(2), by(3)];
-        assert_eq!(found, ["exactly sorted", "nearly sorted", "not"]);
-    }
-    assert_eq!(of(&down.with_preserve_order(true).unwrap()), "preserves");
-    assert!(down.with_preserve_order(false).is_none());
-    // DataFusion asks the nodes below others for more partitions, and so the download.
-    let more = down.repartitioned(5, &ConfigOptions::default()).unwrap();
-    assert_eq!(of(&more.expect("more partitions")), "repartitioned(5)");
+    let found = [by(1), by(2), by(3)];
+    assert_eq!(found, ["exactly sorted", "nearly sorted", "not"]);
 }
 
 #[test]
@@ -141,30 +127,23 @@ fn filters_reach_the_operator_and_the_node_is_the_updated_one() {
     assert_eq!(seen, ["a@0 < 5"]);
 }
 
-/// A projection above is the operator's to take. If it does not, one of its own goes below the download.
+/// A projection above is the operator's to take.
 #[test]
-fn a_projection_goes_below_the_download() {
+fn a_projection_is_the_operators_to_take() {
     let sim = Sim::new();
-    let swapped = |plan: &Plan, columns: &[(usize, &str)]| {
-        let above = project(plan.clone(), columns);
-        plan.try_swapping_with_projection(above.downcast_ref().unwrap())
-    };
     let own = over_a_child(&sim);
-    let taken = swapped(&own, &[(0, "a")]).unwrap().unwrap();
-    assert!(Arc::ptr_eq(&taken, own.children()[0]));
-    let taken = swapped(&down(own.clone()), &[(0, "a")]).unwrap().unwrap();
-    assert!(Arc::ptr_eq(taken.children()[0], own.children()[0]));
-    let own = down(Asked::new(&sim, &[rows(0, 1)], &Arc::default()).node());
-    let taken = swapped(&own, &[(2, "t")]).unwrap().unwrap();
-    assert_eq!(shape(&taken, &[&sim]), "Down < Projection A < Asked A");
-    // No fewer bytes would come down.
-    let all = swapped(&own, &[(2, "c"), (1, "b"), (0, "a")]);
-    assert!(all.unwrap().is_none());
-    let twice = swapped(&own, &[(2, "c"), (2, "b")]);
-    assert!(twice.unwrap().is_none());
-    let effect = own.cardinality_effect();
-    assert!(matches!(effect, CardinalityEffect::Equal));
-    assert_eq!(own.child_stats_requests(Some(0)), [ChildStats::At(Some(0))]);
+    let above = project(own.clone(), &[(0, "a")]);
+    let taken = own.try_swapping_with_projection(above.downcast_ref().unwrap());
+    assert!(Arc::ptr_eq(&taken.unwrap().unwrap(), own.children()[0]));
+    let down = down(own);
+    assert!(matches!(
+        down.cardinality_effect(),
+        CardinalityEffect::Equal
+    ));
+    assert_eq!(
+        down.child_stats_requests(Some(0)),
+        [ChildStats::At(Some(0))]
+    );
 }
 
 /// Such a table t of 64 batches of 16 rows.

@@ -228,10 +228,14 @@ pub(crate) async fn plan(ctx: &SessionContext, sql: &str) -> Plan {
     frame.create_physical_plan().await.unwrap()
 }
 
-/// The plan of a table's scan.
+/// The plan of a table's scan, on the host.
 pub(crate) async fn scan(table: Arc<dyn TableProvider>) -> Plan {
     let state = SessionContext::new().state();
-    table.scan(&state, None, &[], None).await.unwrap()
+    let scan = table.scan(&state, None, &[], None).await.unwrap();
+    match DeviceExec::of(&scan) {
+        Some(_) => Arc::new(DeviceToHostExec::new(scan)),
+        None => scan,
+    }
 }
 
 pub(crate) fn any_sim() -> DeviceSpec {

@@ -150,7 +150,7 @@ async fn a_sort_is_pushed_into_a_scan_that_has_its_order() {
     let sim = Sim::new();
     let mut source = Watched::new(&sim, &batches(1));
     source.orderings = vec![by_a()];
-    let scan = scan(source.table()).await;
+    let scan = device_leaf(source.table()).await;
     let own = scan.try_pushdown_sort(&by_a()).unwrap();
     assert!(matches!(own, Exact { .. }));
     let by_b = [PhysicalSortExpr::new_default(col("b", &schema()).unwrap())];

@@ -83,13 +83,13 @@ async fn a_projection_that_drops_columns_becomes_the_scans() {
     let sim = Sim::new();
     let source = Watched::new(&sim, &batches(1));
     let requests = source.requests.clone();
-    let scan = scan(source.table()).await;
+    let scan = device_leaf(source.table()).await;
     let narrowed = |plan: &Plan, columns: &[(usize, &str)]| {
         let above = project(plan.clone(), columns);
         let narrow = plan.try_swapping_with_projection(above.downcast_ref().unwrap());
         let narrow = narrow.unwrap().unwrap();
         assert_eq!(narrow.schema().fields(), above.schema().fields());
-        assert_eq!(shape(&narrow, &[&sim]), "Down < Scan A");
+        assert_eq!(shape(&narrow, &[&sim]), "Scan A");
         narrow
     };
     // Twice: the columns are the scan's.
