@@ -80,11 +80,11 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         // SAFETY: the caller keeps to the contract of `import`.
-        let array = unsafe { import(array, field.data_type(), options) }?.with_field(field)?;
+        let mut array = unsafe { import(array, field.data_type(), options) }?;
         if options.validation == Validation::Full {
-            check(&array, Validation::Full)?;
+            array = check(&array, Validation::Full)?.unwrap_or(array);
         }
-        Ok(array)
+        array.with_field(field)
     }
 
     /// Checks all values of the array and its null counts, as an import with [`Validation::Full`] does, also for arrays that were made
@@ -93,7 +93,13 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidInput`] with the path of what is wrong, and the errors that the device reports.
     pub fn validate(&self) -> Result<()> {
-        check(self, Validation::Full)
+        match check(self, Validation::Full)? {
+            None => Ok(()),
+            Some(_) => Err(Error::invalid(
+                "array",
+                "there is a text that is no UTF-8 under a null",
+            )),
+        }
     }
 }
 
@@ -143,7 +149,7 @@ impl DeviceRecordBatch {
         let root = DataType::Struct(schema.fields().clone());
         // SAFETY: the caller keeps to the contract of `DeviceArray::import`.
         let array = unsafe { import(array, &root, options) }?;
-        check(&array, options.validation)?;
+        let array = check(&array, options.validation)?.unwrap_or(array);
         check_no_nulls(&array)?;
         Ok(Self::from_struct(schema, array))
     }
@@ -169,20 +175,24 @@ pub(crate) unsafe fn import_async(
         }
         resolve_async(&array, |numbers| count(numbers, &array, validation)).await?;
         check_no_nulls(&array)?;
-        if full {
-            validate_async(&array).await?;
-        }
-        Ok(DeviceRecordBatch::from_struct(schema, array))
+        let mended = match full {
+            true => validate_async(&array).await?,
+            false => None,
+        };
+        Ok(DeviceRecordBatch::from_struct(
+            schema,
+            mended.unwrap_or(array),
+        ))
     })
 }
 
-/// Checks what can be checked only by reading the array's memory. Waits for it.
-fn check(array: &DeviceArray, validation: Validation) -> Result<()> {
+/// Checks what can be checked only by reading the array's memory. Waits for it. Returns what to use instead, as [`validate`] does.
+fn check(array: &DeviceArray, validation: Validation) -> Result<Option<DeviceArray>> {
     let walk = |numbers: &Numbers| count(numbers, array, validation);
     resolve(&mut Numbers::default(), &[array], None, walk)?;
     match validation {
         Validation::Full => validate(array),
-        Validation::Structure => Ok(()),
+        Validation::Structure => Ok(None),
     }
 }
 

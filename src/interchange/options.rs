@@ -15,7 +15,8 @@ pub enum Validation {
     Structure,
     /// Values too: offsets, keys, type ids, views, run ends, UTF-8 and null counts. All values that
     /// safe calls can reach afterwards are checked, not only those of the array's rows: a list's
-    /// child, for example, is checked whole.
+    /// child, for example, is checked whole. Bytes under a null that are no UTF-8 are legal: an import to the CPU then uses a copy of the
+    /// array with zeros for them, which is counted. On other devices, and in columns of views, they are refused.
     ///
     /// This waits for the data that it reads. If the host can read the memory, it is checked in place. Otherwise
     /// it is copied to the host first: validity bitmaps, then all buffers, except those of a batch's

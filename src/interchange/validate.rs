@@ -16,16 +16,18 @@
 
 use std::sync::Arc;
 
-use arrow_buffer::ArrowNativeType;
+use arrow_buffer::{ArrowNativeType, NullBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, FieldRef};
 
+use crate::abi::DeviceId;
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
 use crate::data::host::unwrap;
 use crate::data::layout::{BufferKind, Layout, child_field};
 use crate::data::node::{Buffers, Node};
 use crate::data::numbers::int;
+use crate::device::Counters;
 use crate::error::Result;
 use crate::interchange::Path;
 use crate::transfer::{Download, Scope};
@@ -33,22 +35,75 @@ use crate::transfer::{Download, Scope};
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
 /// may be invalid; where the host cannot read it, those are copied to the host first.
 ///
+/// Returns a copy to use instead if the array is on the CPU, and only texts under nulls are no UTF-8: there zeros are.
+///
 /// # Errors
 /// As [`check`]; those that the device reports.
-pub(super) fn validate(array: &DeviceArray) -> Result<()> {
+pub(super) fn validate(array: &DeviceArray) -> Result<Option<DeviceArray>> {
     match doubtful(array) {
-        Some(array) => check(&unwrap(&download(array).wait()?)?),
-        None => Ok(()),
+        Some(left) => mended(array, &unwrap(&download(left).wait()?)?),
+        None => Ok(None),
     }
 }
 
 /// As [`validate`]. A poll never blocks.
 #[cfg(feature = "async")]
-pub(super) async fn validate_async(array: &DeviceArray) -> Result<()> {
-    let Some(array) = doubtful(array) else {
-        return Ok(());
+pub(super) async fn validate_async(array: &DeviceArray) -> Result<Option<DeviceArray>> {
+    let Some(left) = doubtful(array) else {
+        return Ok(None);
     };
-    check(&unwrap(&Box::new(download(array)).await?)?)
+    mended(array, &unwrap(&Box::new(download(left)).await?)?)
+}
+
+/// Checks what was left to check of an array, and else a copy of the array without texts under nulls.
+fn mended(array: &DeviceArray, left: &ArrayData) -> Result<Option<DeviceArray>> {
+    let Err(refused) = check(left) else {
+        return Ok(None);
+    };
+    if array.device().id() != DeviceId::CPU {
+        return Err(refused);
+    }
+    let mut copied = 0;
+    let data = without_texts_under_nulls(&unwrap(array)?, &mut copied);
+    if copied == 0 || check(&data).is_err() {
+        return Err(refused);
+    }
+    Counters::add(&array.device().counters().host_copied_bytes, copied);
+    DeviceArray::from_host(data).map(Some)
+}
+
+/// The same data with zeros for the bytes of texts under nulls; adds the bytes that it copies. It is not checked.
+fn without_texts_under_nulls(data: &ArrayData, copied: &mut usize) -> ArrayData {
+    let mut buffers = data.buffers().to_vec();
+    let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
+    let texts = match (data.data_type(), nulls) {
+        (DataType::Utf8, Some(nulls)) => Some(zeroed::<i32>(data, nulls)),
+        (DataType::LargeUtf8, Some(nulls)) => Some(zeroed::<i64>(data, nulls)),
+        _ => None,
+    };
+    if let Some(texts) = texts {
+        *copied += texts.len();
+        buffers[1] = texts.into();
+    }
+    let children = data.child_data().iter();
+    let children = children.map(|child| without_texts_under_nulls(child, copied));
+    let builder = data.clone().into_builder().child_data(children.collect());
+    // SAFETY: only bytes of texts differ from valid data of the same layout, and the caller checks all values before anything reads
+    // them.
+    unsafe { builder.buffers(buffers).build_unchecked() }
+}
+
+fn zeroed<O: ArrowNativeType>(data: &ArrayData, nulls: &NullBuffer) -> Vec<u8> {
+    let mut bytes = data.buffers()[1].to_vec();
+    let rows = data.buffer::<O>(0).windows(2).zip(nulls);
+    for (ends, _) in rows.filter(|(_, is_valid)| !is_valid) {
+        let (start, end) = (ends[0].to_usize(), ends[1].to_usize());
+        let text = start
+            .zip(end)
+            .and_then(|(start, end)| bytes.get_mut(start..end));
+        text.unwrap_or_default().fill(0);
+    }
+    bytes
 }
 
 /// Copies all that safe calls can reach from an array, each buffer at most once.

@@ -464,6 +464,17 @@ fn strings() {
             "{refused}"
         );
     }
+    // On the CPU an import uses a copy without them, and refuses what a row has.
+    let texts = |valid| {
+        masked(
+            text(&DataType::Utf8, &[0, 1, 2], b"a\xFF"),
+            vec![true, valid],
+        )
+    };
+    let mended = validate(&DeviceArray::from_host(texts(false)).unwrap());
+    let bytes = unwrap(&mended.unwrap().unwrap()).unwrap().buffers()[1].to_vec();
+    assert_eq!(bytes, b"a\0");
+    validate(&DeviceArray::from_host(texts(true)).unwrap()).unwrap_err();
     // Bytes that are not UTF-8 matter where a string uses them only.
     good(&text(&DataType::Utf8, &[1, 2], b"\xFFa\xFF"));
     bad(&text(&DataType::Utf8, &[1, 3], b"\xFFa\xFF"), "");
