@@ -158,6 +158,43 @@ impl fmt::Debug for SyncEvent {
     }
 }
 
+impl Device {
+    /// Runs `action` once all `events` have completed: at once, on this thread, if they have
+    /// already, or else on the release thread. A panic is kept for
+    /// [`take_drop_error`](Self::take_drop_error).
+    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        events.retain(|event| !event.is_complete().unwrap_or(false));
+        match events.is_empty() {
+            true => self.parking("release", action),
+            false => self.when(events, action),
+        }
+    }
+
+    /// As [`after`](Self::after), always on the release thread, for events that have hardly completed
+    /// yet: they are not queried here. Without events `action` may wait for the device.
+    pub(crate) fn when(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        let device = self.clone();
+        let action = move || device.parking("release", action);
+        if self.is_forked() {
+            // Neither that thread nor work of the device is here.
+            return action();
+        }
+        let are_complete = move || {
+            while let Some(last) = events.last() {
+                match last.is_complete() {
+                    Ok(false) => return false,
+                    Ok(true) => {}
+                    // Wait until all work has ended.
+                    Err(_) => last.device().settle(),
+                }
+                events.pop();
+            }
+            true
+        };
+        self.release_thread().watch(are_complete, action);
+    }
+}
+
 /// A borrowed event, of this crate or of a foreign producer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventRef<'a> {

@@ -11,9 +11,7 @@ use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
 use crate::device::host_pool::HostPool;
-use crate::device::{
-    ALIGNMENT, Counters, DeviceId, HostBackend, Process, Queue, SyncEvent, TransferStats, lock,
-};
+use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
 /// The name of the threads that run what comes after events.
@@ -148,22 +146,13 @@ impl Device {
         }
     }
 
+    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
+        self.0.default_queue.clone()
+    }
+
     /// Whether this process is a child of the one that made the device.
     pub(crate) fn is_forked(&self) -> bool {
         !self.0.process.is_this()
-    }
-
-    /// Returns the queue that is used when no other is named.
-    pub fn default_queue(&self) -> Queue {
-        Queue::new(self.clone(), self.0.default_queue.clone())
-    }
-
-    /// Creates a queue.
-    ///
-    /// # Errors
-    /// Returns the device's own error.
-    pub fn new_queue(&self) -> Result<Queue> {
-        Ok(Queue::new(self.clone(), self.backend().new_queue()?))
     }
 
     /// Makes this thread wait for all work of the device: one host wait.
@@ -283,39 +272,8 @@ impl Device {
         }
     }
 
-    /// Runs `action` once all `events` have completed: at once, on this thread, if they have
-    /// already, or else on the release thread. A panic is kept for
-    /// [`take_drop_error`](Self::take_drop_error).
-    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        events.retain(|event| !event.is_complete().unwrap_or(false));
-        match events.is_empty() {
-            true => self.parking("release", action),
-            false => self.when(events, action),
-        }
-    }
-
-    /// As [`after`](Self::after), always on the release thread, for events that have hardly completed
-    /// yet: they are not queried here. Without events `action` may wait for the device.
-    pub(crate) fn when(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        let device = self.clone();
-        let action = move || device.parking("release", action);
-        if self.is_forked() {
-            // Neither that thread nor work of the device is here.
-            return action();
-        }
-        let are_complete = move || {
-            while let Some(last) = events.last() {
-                match last.is_complete() {
-                    Ok(false) => return false,
-                    Ok(true) => {}
-                    // Wait until all work has ended.
-                    Err(_) => last.device().settle(),
-                }
-                events.pop();
-            }
-            true
-        };
-        self.0.releases.watch(are_complete, action);
+    pub(super) fn release_thread(&self) -> &Worker {
+        &self.0.releases
     }
 
     pub(crate) fn host_pool(&self) -> Option<&HostPool> {

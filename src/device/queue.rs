@@ -39,6 +39,23 @@ impl PartialEq for Queue {
 
 impl Eq for Queue {}
 
+impl Device {
+    /// Returns the queue that is used when no other is named.
+    pub fn default_queue(&self) -> Queue {
+        let device = self.clone();
+        let raw = self.raw_default_queue();
+        Queue { device, raw }
+    }
+
+    /// Creates a queue.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
+    pub fn new_queue(&self) -> Result<Queue> {
+        Ok(Queue::new(self.clone(), self.backend().new_queue()?))
+    }
+}
+
 impl Queue {
     /// Makes a queue of a stream of the device's runtime, which is given by its handle as a number. Work of both runs in one order.
     ///
