@@ -8,7 +8,7 @@ use arrow_device::device::sim::{SimBacking, SimConfig, SimDevice};
 use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
 use arrow_device::{Device, DeviceBuffer, DeviceId, DeviceRecordBatch};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::region::Region;
 
 /// Returns the CPU as a device whose memory other processes can map: an upload to it, and what is computed on it, can be
@@ -82,6 +82,15 @@ pub(crate) fn copied(batch: &DeviceRecordBatch) -> Result<DeviceRecordBatch> {
     })
 }
 
+/// Whether there is not as much memory, or no file as large.
+fn is_too_much(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::OutOfMemory | Kind::FileTooLarge | Kind::InvalidInput
+    )
+}
+
 /// The allocations of the shared CPU by their addresses.
 static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
 
@@ -120,7 +129,15 @@ unsafe impl RawQueue for CpuQueue {
             let what = "allocation of 0 bytes";
             return Err(arrow_device::Error::InvalidArgument(what.into()));
         }
-        let region = Region::new(bytes)?;
+        let region = Region::new(bytes).map_err(|e| match e {
+            Error::Io { source, .. } if is_too_much(&source) => arrow_device::Error::OutOfMemory {
+                device: DeviceId::CPU,
+                operation: "allocate shared memory",
+                bytes,
+            },
+            // Such as a lack of descriptors.
+            e => e.into(),
+        })?;
         let start = region.start().as_ptr();
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(start.addr(), Arc::new(region));

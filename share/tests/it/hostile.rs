@@ -229,6 +229,10 @@ fn other_memory() {
         let error = read(&all).remove(0).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
     }
+    all[1].body[8] ^= 1;
+    let error = read(&all).remove(0).unwrap_err().to_string();
+    assert!(error.contains("another machine"), "{error}");
+    all[1].body[8] ^= 1;
     // Zeros are offsets and texts, too: such a batch is valid.
     all[1].memory = Some(file(1 << 16, frozen));
     assert_eq!(read(&all).remove(0).unwrap().num_rows(), 3);

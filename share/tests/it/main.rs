@@ -2,6 +2,7 @@
 #![cfg(all(target_os = "linux", not(miri)))]
 
 mod deaths;
+mod devices;
 mod dictionaries;
 mod hostile;
 mod leases;
