@@ -55,6 +55,8 @@ pub struct Publisher {
     thread: Option<JoinHandle<()>>,
     /// The socket's file, and which one it is.
     file: Option<(PathBuf, u64)>,
+    /// A forked child has neither the thread nor a say in the file.
+    process: u32,
     /// Whether the only subscriber there will ever be is there from the start.
     over: bool,
 }
@@ -136,6 +138,7 @@ impl Publisher {
             counts: Mutex::default(),
             thread: Some(thread.map_err(Error::of("start a thread"))?),
             file,
+            process: std::process::id(),
             over: false,
         })
     }
@@ -293,6 +296,9 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            return;
+        }
         if let Some((path, number)) = &self.file {
             // Unless another publisher has put its own there.
             if std::fs::metadata(path).is_ok_and(|file| file.ino() == *number) {

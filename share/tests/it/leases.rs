@@ -9,6 +9,7 @@ use futures::StreamExt;
 use crate::deaths::{numbers, shared, until};
 use crate::raw::{DONE, END, OFFER, Raw, SCHEMA};
 use crate::round_trips::batch_of;
+use crate::support::fork_kit;
 use crate::two::{Held, Other, alone, role};
 
 fn pair(options: PublisherOptions) -> (Publisher, Subscriber) {
@@ -244,4 +245,32 @@ fn a_publisher_that_does_not_read() {
         BATCHES
     );
     drop(publisher.join().unwrap());
+}
+
+/// A child that was forked has the connections of both sides, but neither leases nor a say in them.
+#[test]
+fn children_that_were_forked() {
+    fork_kit::alone("leases::children_that_were_forked", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let publisher = Publisher::bind(&path).unwrap();
+        let mut subscriber = Subscriber::connect(&path).unwrap();
+        publisher
+            .wait_for_subscribers(1, Duration::from_secs(60))
+            .unwrap();
+        publisher.send(&shared(0)).unwrap();
+        let batch = subscriber.next().unwrap().unwrap();
+        let mut all = Some((publisher, subscriber, batch));
+        fork_kit::forked(|| drop(all.take()));
+        let (publisher, mut subscriber, batch) = all.unwrap();
+        assert!(path.exists());
+        publisher.send(&shared(1)).unwrap();
+        assert_eq!(
+            subscriber.next().unwrap().unwrap().to_host().unwrap(),
+            numbers(1)
+        );
+        until("one lease is back", || publisher.stats().leases == 1);
+        drop(batch);
+        until("both leases are back", || publisher.stats().leases == 0);
+    });
 }

@@ -18,6 +18,7 @@ mod users;
 mod support {
     pub(crate) mod cases;
     pub(crate) mod compare;
+    pub(crate) mod fork_kit;
     pub(crate) mod r#gen;
     mod rng;
     pub(crate) mod types;
