@@ -29,6 +29,11 @@ pub fn execute_child(
     context: Arc<TaskContext>,
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
+        Some(node) if node.kept_from_device(&context).is_some() && node.on_host().is_some() => {
+            let memory = moved(child, partition, device, &context);
+            let target = Target::of_task(&context);
+            upload(child, partition, device, context, target, memory)
+        }
         Some(node) if node.device().fits(device) => {
             let memory = moved(child, partition, device, &context);
             let stream = node.execute_on(partition, device, context)?;

@@ -15,7 +15,7 @@ use datafusion_physical_plan::execution_plan::{
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
 };
-use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion_physical_plan::projection::ProjectionExec;
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{
@@ -25,7 +25,7 @@ use datafusion_physical_plan::{
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::OnHost;
+use super::on_host::{OnHost, UntilFirst};
 use super::options::DeviceOptions;
 use super::plan::DevicePlan;
 use super::resolver::open_for;
@@ -44,7 +44,7 @@ pub struct DeviceExec {
     plan: Arc<dyn DevicePlan>,
     metrics: ExecutionPlanMetricsSet,
     /// What runs in its place on the host, if that has been asked for.
-    on_host: OnceLock<Option<OnHost>>,
+    on_host: OnceLock<Option<Arc<dyn ExecutionPlan>>>,
 }
 
 impl DeviceExec {
@@ -110,23 +110,15 @@ impl DeviceExec {
         name: &str,
         metrics: Option<&ExecutionPlanMetricsSet>,
     ) -> Result<SendableRecordBatchStream> {
-        let options = DeviceOptions::of_task(&context);
-        let host = match self.on_host.get() {
-            Some(host) => host,
-            None => {
-                let own: Arc<dyn ExecutionPlan> = Arc::new(self.clone());
-                let host = OnHost::of(&own)?;
-                self.on_host.get_or_init(|| host)
-            }
-        };
-        if let Some(host) = host
-            && let Some(why) = host.wanted(&options)
-        {
-            return host.execute(partition, context, &why);
+        let host = self.on_host();
+        if let (Some(host), Some(why)) = (&host, self.kept_from_device(&context)) {
+            return self.start(host, partition, context, &why);
         }
-        let host = host.as_ref().filter(|host| host.may_replace(&options));
-        let device = match (self.open(partition, &context), host) {
-            (Err(e), Some(host)) => return host.execute(partition, context, &e.to_string()),
+        // Its outputs share the inputs, so that all of them run in one place.
+        let apart = self.name() != "DeviceRepartitionExec" && self.moved().is_none();
+        let host = host.filter(|_| apart && DeviceOptions::of_task(&context).fallback);
+        let device = match (self.open(partition, &context), &host) {
+            (Err(e), Some(host)) => return self.start(host, partition, context, &e.to_string()),
             (device, _) => device?,
         };
         let mut memory = DeviceReservation::new(&context, name, partition, &device);
@@ -137,14 +129,49 @@ impl DeviceExec {
         let stream = self.execute_on(partition, &device, context.clone())?;
         let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
         let stream = host_stream(stream, metrics, memory, rows);
-        Ok(match host {
-            Some(host) => host.clone().instead_of(stream, partition, context),
-            None => stream,
-        })
+        let Some(host) = host.filter(|_| self.children().into_iter().all(runs_again)) else {
+            return Ok(stream);
+        };
+        let own = self.clone();
+        let host: OnHost = Box::new(move |why| own.start(&host, partition, context, why));
+        let host = Some(host);
+        Ok(Box::pin(UntilFirst { stream, host }))
     }
 
-    pub(super) fn metrics_set(&self) -> &ExecutionPlanMetricsSet {
-        &self.metrics
+    /// Why the session keeps the operator from the device.
+    pub(super) fn kept_from_device(&self, context: &TaskContext) -> Option<String> {
+        let options = DeviceOptions::of_task(context);
+        if !options.enable {
+            return Some("device.enable is false".into());
+        }
+        let mut names = options.disable.split(',').map(str::trim);
+        let name = names.find(|name| *name == self.name());
+        name.map(|name| format!("device.disable has {name}"))
+    }
+
+    /// What runs in its place on the host: the same node each time, whose partitions may belong together.
+    pub(super) fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
+        self.on_host.get_or_init(|| self.plan.on_host()).clone()
+    }
+
+    /// What an upload or a move reads, which a reader on the host reads instead.
+    fn moved(&self) -> Option<Arc<dyn ExecutionPlan>> {
+        let children = self.children();
+        let is_child = |host: &_| children.iter().any(|child| Arc::ptr_eq(child, host));
+        self.on_host().filter(is_child)
+    }
+
+    /// Starts a partition of that. Device operators below decide for themselves.
+    fn start(
+        &self,
+        host: &Arc<dyn ExecutionPlan>,
+        partition: usize,
+        context: Arc<TaskContext>,
+        why: &str,
+    ) -> Result<SendableRecordBatchStream> {
+        let count = MetricBuilder::new(&self.metrics);
+        count.counter(format!("on_host ({why})"), partition).add(1);
+        host.execute(partition, context)
     }
 
     /// Returns the node if `plan` is one.
@@ -265,7 +292,10 @@ impl ExecutionPlan for DeviceExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        self.execute_down(partition, context, self.name(), None)
+        match self.moved() {
+            Some(input) => input.execute(partition, context),
+            None => self.execute_down(partition, context, self.name(), None),
+        }
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -365,4 +395,22 @@ impl ExecutionPlan for DeviceExec {
     fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
         self.plan.with_new_state(state).map(Self::node)
     }
+}
+
+/// Whether partitions of a plan may be executed twice, with the same rows.
+fn runs_again(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    const NODES: [&str; 6] = [
+        "CoalesceBatchesExec",
+        "CooperativeExec",
+        "DataSourceExec",
+        "DeviceToHostExec",
+        "FilterExec",
+        "ProjectionExec",
+    ];
+    let children = plan.children();
+    let itself = match DeviceExec::of(plan) {
+        Some(node) => children.is_empty() || node.on_host().is_some(),
+        None => NODES.contains(&plan.name()),
+    };
+    itself && plan.name() != "DeviceRepartitionExec" && children.into_iter().all(runs_again)
 }

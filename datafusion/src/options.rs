@@ -33,7 +33,7 @@ extensions_options! {
         /// Whether operators run on devices that can run on the host ([`DevicePlan::on_host`](crate::DevicePlan::on_host)). Tables on devices
         /// are read there in any case.
         pub enable: bool, default = true
-        /// The names of operators, with commas between, that run on the host, and with each those that pass batches on to it or get them from it on the device.
+        /// The names of operators, with commas between, that run on the host.
         pub disable: String, default = String::new()
         /// Whether operators that can run on the host do so if their device cannot be opened or has too little memory for a first batch. If not,
         /// the query fails.

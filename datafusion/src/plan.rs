@@ -72,10 +72,9 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     /// Returns DataFusion's node that does the same on the host, over the same children, or `None`, the default, if there is none: each of
     /// its partitions has the rows of the operator's. An operator that was put in the place of such a node keeps it, and returns it here.
     ///
-    /// It runs in place of the operator, and so do those of the operators below it, if the session says so
-    /// ([`DeviceOptions`](super::DeviceOptions)), if the device cannot be opened, or if its memory is not enough for a partition's first batch
-    /// and what the operators read can be read again. `EXPLAIN ANALYZE` and [`ran_on_host`](super::ran_on_host) say why. It needs an
-    /// `on_host` of all operators between the download and the rows' origin.
+    /// It runs in place of the operator if the session says so ([`DeviceOptions`](super::DeviceOptions)), if the device cannot be opened, or
+    /// if its memory is not enough for a partition's first batch and what the operator reads can be read again. The operators below decide
+    /// for themselves. `EXPLAIN ANALYZE` and [`ran_on_host`](super::ran_on_host) say why.
     fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
         None
     }

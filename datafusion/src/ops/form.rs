@@ -252,10 +252,6 @@ impl DeviceForm {
         &self.node
     }
 
-    pub(crate) fn is_exchange(&self) -> bool {
-        self.kind.is_exchange()
-    }
-
     /// The form of another node of the same kind.
     fn form(&self, node: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DevicePlan>> {
         let name = node.name().to_owned();

@@ -67,6 +67,10 @@ impl DevicePlan for DeviceToDeviceExec {
         Ok(Arc::new(Self::new(input, self.device.clone())))
     }
 
+    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
+        Some(self.input.clone())
+    }
+
     fn execute_device(
         &self,
         partition: usize,

@@ -109,6 +109,10 @@ impl DevicePlan for HostToDeviceExec {
         Ok(Arc::new(self.to(input, self.device.clone())))
     }
 
+    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
+        Some(self.input.clone())
+    }
+
     fn execute_device(
         &self,
         partition: usize,
