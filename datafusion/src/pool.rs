@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::WeakDevice;
-use arrow_device::device::engine::Worker;
 use datafusion_common::{Result, resources_datafusion_err};
 use datafusion_execution::TaskContext;
 use datafusion_execution::memory_pool::{MemoryPool, MemoryReservation, UnboundedMemoryPool};

@@ -21,7 +21,6 @@ use futures_core::Stream;
 use super::memory::DeviceReservation;
 use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
 use super::options::DeviceOptions;
-use super::pool::TIMER;
 use super::stream::SendableDeviceStream;
 use super::timer::wake_at;
 
