@@ -65,7 +65,7 @@ impl Validity {
     /// not known.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the buffer has fewer than `bit_offset + len` bits.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the buffer has fewer than `bit_offset + len` bits.
     pub fn new(buffer: DeviceBuffer, bit_offset: usize, len: usize) -> Result<Self> {
         let end = bit_offset.checked_add(len);
         if end.is_none_or(|end| end.div_ceil(8) > buffer.len()) {
@@ -125,7 +125,7 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the array has another type, if the values are misaligned or if the
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the array has another type, if the values are misaligned or if the
     /// queue belongs to another device.
     pub fn values_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<Loan<'_, T>> {
         let data_type = self.data_type();
@@ -182,8 +182,8 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the array has another type or if the queue belongs to another device, and
-    /// [`Error::InvalidInput`] if a size that is stored in device memory is impossible. Also returns the errors that the
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the array has another type or if the queue belongs to another device, and
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory is impossible. Also returns the errors that the
     /// device reports.
     pub fn bytes_on(&self, queue: &Queue) -> Result<Loan<'_>> {
         let (slot, first, len) = match self.node().layout.buffers() {
@@ -213,7 +213,7 @@ impl DeviceArray {
     /// to another array.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the queue belongs to another device.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue belongs to another device.
     pub fn validity_on(&self, queue: &Queue) -> Result<Option<Loan<'_, bool>>> {
         if self.node().bitmap().is_none() {
             return Ok(None);
@@ -275,7 +275,7 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// As [`from_values`](Self::from_values). Also returns [`Error::InvalidArgument`] if this array's type has no
+    /// As [`from_values`](Self::from_values). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if this array's type has no
     /// validity bitmap (null, union, run-end encoded).
     pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
         if !self.node().layout.has_validity() {

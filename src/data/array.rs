@@ -53,7 +53,7 @@ impl DeviceArray {
     /// exported with it.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the field has another type.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the field has another type.
     pub fn with_field(self, field: FieldRef) -> Result<Self> {
         if field.data_type() != self.data_type() {
             let (name, of, is) = (field.name(), field.data_type(), self.data_type());
@@ -147,7 +147,7 @@ impl DeviceArray {
     /// Returns `length` rows from row `offset` on, without a copy.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the array does not have these rows.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the array does not have these rows.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
         let rows = self.len();
         if offset.checked_add(length).is_none_or(|end| end > rows) {

@@ -230,6 +230,9 @@ impl DeviceArray {
                 "{n} buffers after the bitmap and {children} children, not {of} and {fields}"
             ));
         }
+        if validity.is_some() && !layout.has_validity() {
+            return wrong("the type has no validity bitmap".into());
+        }
         if let Some(validity) = validity.filter(|validity| validity.len != rows) {
             return wrong(format!("the validity bitmap has {} rows", validity.len));
         }

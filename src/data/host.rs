@@ -111,7 +111,11 @@ fn node<'a>(
     owner: &Arc<Owner>,
 ) -> Arc<Node> {
     let wrapped = |buffer: &Buffer| {
-        let base = DevicePtr::new(buffer.as_ptr().cast_mut().cast());
+        // What arrow-rs has for no bytes points nowhere.
+        let base = match buffer.len() {
+            0 => DevicePtr::NULL,
+            _ => DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
+        };
         NodeBuffer::new(owner, base, 0, Some(buffer.len()))
     };
     // A bitmap without nulls is left out, as in `ArrayData`.

@@ -108,9 +108,11 @@ impl Device {
         self.0.capabilities.host_readable
     }
 
-    /// Returns whether the device's memory is ordinary memory of the host.
+    /// Returns whether the device's memory is ordinary memory of the host, and its work done at once.
     pub(crate) fn is_host_memory(&self) -> bool {
-        self.id() == DeviceId::CPU || self.host().is_some()
+        let of_a_program =
+            || self.id() == DeviceId::CPU && self.is_host_readable() && self.is_synchronous();
+        self.host().is_some() || of_a_program()
     }
 
     /// Returns whether all memory of the host is the device's: the CPU, but not a program's own device of that type, whose memory is

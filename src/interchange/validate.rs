@@ -14,13 +14,14 @@
 //! Not checked, because arrow-rs does not rely on it: whether decimals fit their precision and
 //! times their day, the order of a dense union's offsets, and whether a map's keys are sorted.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_buffer::{ArrowNativeType, NullBuffer};
+use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, FieldRef};
 
-use crate::abi::DeviceId;
 use crate::abi::guard::call_foreign;
 use crate::data::DeviceArray;
 use crate::data::host::unwrap;
@@ -60,50 +61,76 @@ fn mended(array: &DeviceArray, left: &ArrayData) -> Result<Option<DeviceArray>> 
     let Err(refused) = check(left) else {
         return Ok(None);
     };
-    if array.device().id() != DeviceId::CPU {
+    if !array.device().has_all_host_memory() {
         return Err(refused);
     }
-    let mut copied = 0;
-    let data = without_texts_under_nulls(&unwrap(array)?, &mut copied);
-    if copied == 0 || check(&data).is_err() {
-        return Err(refused);
+    let data = unwrap(array)?;
+    // No more than there is, however many columns name the same bytes.
+    let room = texts(&data, &mut HashSet::new());
+    let mut left = room;
+    match without_texts_under_nulls(&data, &mut left) {
+        Some(data) if left < room && check(&data).is_ok() => {
+            let copied = room - left;
+            Counters::add(&array.device().counters().host_copied_bytes, copied);
+            DeviceArray::from_host(data).map(Some)
+        }
+        _ => Err(refused),
     }
-    Counters::add(&array.device().counters().host_copied_bytes, copied);
-    DeviceArray::from_host(data).map(Some)
 }
 
-/// The same data with zeros for the bytes of texts under nulls; adds the bytes that it copies. It is not checked.
-fn without_texts_under_nulls(data: &ArrayData, copied: &mut usize) -> ArrayData {
-    let mut buffers = data.buffers().to_vec();
-    let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
-    let texts = match (data.data_type(), nulls) {
-        (DataType::Utf8, Some(nulls)) => Some(zeroed::<i32>(data, nulls)),
-        (DataType::LargeUtf8, Some(nulls)) => Some(zeroed::<i64>(data, nulls)),
+/// The bytes of all texts of an array; those that several columns name count once.
+fn texts(data: &ArrayData, seen: &mut HashSet<usize>) -> usize {
+    let own = match data.data_type() {
+        DataType::Utf8 | DataType::LargeUtf8 => data.buffers().get(1),
         _ => None,
     };
-    if let Some(texts) = texts {
-        *copied += texts.len();
-        buffers[1] = texts.into();
-    }
-    let children = data.child_data().iter();
-    let children = children.map(|child| without_texts_under_nulls(child, copied));
-    let builder = data.clone().into_builder().child_data(children.collect());
-    // SAFETY: only bytes of texts differ from valid data of the same layout, and the caller checks all values before anything reads
-    // them.
-    unsafe { builder.buffers(buffers).build_unchecked() }
+    let own = own.filter(|texts| seen.insert(texts.as_ptr().addr()));
+    let below = data.child_data().iter().map(|child| texts(child, seen));
+    below.sum::<usize>() + own.map_or(0, Buffer::len)
 }
 
-fn zeroed<O: ArrowNativeType>(data: &ArrayData, nulls: &NullBuffer) -> Vec<u8> {
-    let mut bytes = data.buffers()[1].to_vec();
-    let rows = data.buffer::<O>(0).windows(2).zip(nulls);
-    for (ends, _) in rows.filter(|(_, is_valid)| !is_valid) {
-        let (start, end) = (ends[0].to_usize(), ends[1].to_usize());
-        let text = start
-            .zip(end)
-            .and_then(|(start, end)| bytes.get_mut(start..end));
-        text.unwrap_or_default().fill(0);
+/// The same data with zeros for texts under nulls that are no UTF-8, which takes copies of these columns' bytes off `room`. `None` if that is
+/// too little, or there is no memory. The data is not checked.
+fn without_texts_under_nulls(data: &ArrayData, room: &mut usize) -> Option<ArrayData> {
+    let mut buffers = data.buffers().to_vec();
+    let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
+    let bad = match (data.data_type(), nulls) {
+        (DataType::Utf8, Some(nulls)) => bad_texts::<i32>(data, nulls),
+        (DataType::LargeUtf8, Some(nulls)) => bad_texts::<i64>(data, nulls),
+        _ => Vec::new(),
+    };
+    if !bad.is_empty() {
+        *room = room.checked_sub(buffers[1].len())?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(buffers[1].len()).ok()?;
+        bytes.extend_from_slice(&buffers[1]);
+        bad.into_iter().for_each(|text| bytes[text].fill(0));
+        buffers[1] = bytes.into();
     }
-    bytes
+    let children = data.child_data().iter();
+    let children = children.map(|child| without_texts_under_nulls(child, room));
+    let builder = data.clone().into_builder();
+    let builder = builder.child_data(children.collect::<Option<_>>()?);
+    // SAFETY: only bytes of texts differ from valid data of the same layout, and the caller checks all values before anything reads
+    // them.
+    Some(unsafe { builder.buffers(buffers).build_unchecked() })
+}
+
+/// Where texts under nulls are that are no UTF-8.
+fn bad_texts<O: ArrowNativeType>(data: &ArrayData, nulls: &NullBuffer) -> Vec<Range<usize>> {
+    let bytes = &data.buffers()[1];
+    let rows = data.buffer::<O>(0).windows(2).zip(nulls);
+    let texts = rows
+        .filter(|(_, is_valid)| !is_valid)
+        .filter_map(|(ends, _)| {
+            let text = ends[0].to_usize()?..ends[1].to_usize()?;
+            let is_bad = |text: &Range<usize>| {
+                let text = bytes.get(text.clone());
+                text.is_some_and(|text| std::str::from_utf8(text).is_err())
+            };
+            Some(text).filter(is_bad)
+        });
+    texts.collect()
 }
 
 /// Copies all that safe calls can reach from an array, each buffer at most once.

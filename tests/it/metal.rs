@@ -159,6 +159,19 @@ fn batches_without_rows_or_columns() {
     }
 }
 
+/// What arrow-rs has for no bytes is no address of offsets.
+#[test]
+fn a_slice_without_rows_has_an_offset_on_the_cpu() {
+    let texts = crate::support::array(&DataType::Utf8, 5, Nulls::None, 1);
+    let shared = metal::shared_memory(-1).upload_array(&texts).unwrap();
+    let none = shared.slice(0, 0).unwrap();
+    let on_cpu = none.to_device(&Devices::cpu()).unwrap();
+    let mut exported = on_cpu.export_array(&wait()).unwrap();
+    // SAFETY: the export is live, and an array of texts has one offset at least.
+    let first = unsafe { *(*c(&mut exported).array.buffers.add(1)).cast::<i32>() };
+    assert_eq!(first, 0);
+}
+
 /// As nanoarrow and ArrowMetal write them: buffers that start anywhere.
 #[test]
 fn arrays_of_other_producers() {

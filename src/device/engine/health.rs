@@ -69,11 +69,10 @@ impl Health {
     }
 
     /// Lets this thread into the runtime until the result is dropped, which should be soon: the end of the process waits for it, at most two
-    /// seconds. On any thread but the one that ends the process, this does not return once the process ends. A thread may be inside several
-    /// times.
+    /// seconds. Once the process ends, a thread is kept here for as long, and then gets an error. A thread may be inside several times.
     ///
     /// # Errors
-    /// The device has failed, the process was forked after it was opened, or this thread ends the process.
+    /// The device has failed, the process was forked after it was opened, or the process is ending.
     pub fn enter(&self) -> Result<Inside> {
         let inside = self.enter_even_if_failed()?;
         self.check()?;
@@ -87,8 +86,8 @@ impl Health {
             .ok_or_else(|| device_error(self.0.id, "exit", NO_CODE, "the process is ending"))
     }
 
-    /// Lets this thread release what it owns. Returns `None` if that is to be left to the system: in a child of the process, and on the
-    /// thread that ends it.
+    /// Lets this thread release what it owns. Returns `None` if that is to be left to the system: in a child of the process, and once it
+    /// ends.
     pub fn enter_to_drop(&self) -> Option<Inside> {
         self.is_here().then(process::enter).flatten()
     }

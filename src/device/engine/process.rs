@@ -82,6 +82,8 @@ const OFTEN: u64 = 256;
 thread_local! {
     /// How many values of [`Inside`] this thread has.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// Whether the end of the process has kept this thread.
+    static KEPT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A thread's time in the runtime of a device, from [`Health::enter`](super::Health::enter) to the drop. It stays on its thread.
@@ -106,8 +108,8 @@ impl Drop for Inside {
 }
 
 /// Lets this thread into the runtime of a device. Returns `None` on the thread that ends the process, once it does: the runtime must then
-/// be left alone, and what it would free is left to the system. On any other thread this does not return then: it stays here until the
-/// process has ended.
+/// be left alone, and what it would free is left to the system. Any other thread is kept here for two seconds once, in which the process ends
+/// as a rule, and gets `None` then too: what ends the process may be waiting for it.
 ///
 /// Costs a few atomic operations.
 pub(super) fn enter() -> Option<Inside> {
@@ -118,12 +120,10 @@ pub(super) fn enter() -> Option<Inside> {
         let ender = ENDER.load(Ordering::SeqCst);
         if ender != 0 {
             INSIDE.fetch_sub(1, Ordering::SeqCst);
-            if ender == this_thread() {
-                return None;
+            if ender != this_thread() && !KEPT.replace(true) {
+                std::thread::sleep(PATIENCE);
             }
-            loop {
-                std::thread::sleep(Duration::from_secs(1));
-            }
+            return None;
         }
     }
     DEPTH.set(outer + 1);

@@ -19,7 +19,7 @@ const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// has one by itself, which runs releases once their events have completed, and calls wakers.
 ///
 /// - **One thread**, as long as the system starts one. A job that blocks delays all others, so no job may wait for what another of
-///   the same worker does. A backend has one worker for calls that block, and another one for what it watches.
+///   the same worker does.
 /// - **Panics** of a job are caught. The panic hook reports them; the other jobs run.
 /// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return,
 ///   and those that come meanwhile. Call them without a lock held that a job takes.

@@ -43,7 +43,7 @@ pub struct SimConfig {
     /// Whether the device copies straight out of other simulated devices' memory.
     pub peer_access: bool,
     /// What allocates the device's memory, in place of ordinary memory of the host's: it gets a number of bytes, and returns at least as
-    /// many, which nothing else uses, aligned to 64 bytes, or `None` if there are not as many.
+    /// many, which nothing else uses, aligned to 64 bytes, or `None` if there are not as many. It must not use the device, which is locked meanwhile.
     pub memory: Option<fn(usize) -> Option<SimBacking>>,
 }
 

@@ -187,7 +187,8 @@ impl SimDevice {
     /// [`free_now`](Self::free_now) ends it.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`] if the device has not as many addresses, and the error of a device that has failed.
+    /// Returns [`Error::OutOfMemory`] if the device has not as many addresses or the memory is not aligned to 64 bytes, and the error of a
+    /// device that has failed.
     pub fn adopt(&self, backing: SimBacking) -> Result<DevicePtr> {
         let bytes = backing.bytes();
         let mut state = self.core.alive()?;

@@ -475,6 +475,14 @@ fn strings() {
     let bytes = unwrap(&mended.unwrap().unwrap()).unwrap().buffers()[1].to_vec();
     assert_eq!(bytes, b"a\0");
     validate(&DeviceArray::from_host(texts(true)).unwrap()).unwrap_err();
+    // But no more than there is: columns that name the same bytes are refused.
+    let (one, fields) = (
+        texts(false),
+        ["a", "b"].map(|name| field(name, DataType::Utf8, true)),
+    );
+    let both = ArrayData::builder(DataType::Struct(fields.to_vec().into()));
+    let both = raw(both.len(2).child_data(vec![one.clone(), one]));
+    validate(&DeviceArray::from_host(both).unwrap()).unwrap_err();
     // Bytes that are not UTF-8 matter where a string uses them only.
     good(&text(&DataType::Utf8, &[1, 2], b"\xFFa\xFF"));
     bad(&text(&DataType::Utf8, &[1, 3], b"\xFFa\xFF"), "");

@@ -55,7 +55,7 @@ pub enum Outcome {
 ///
 /// # Errors
 /// The future returns the error of the stream or of an export, which it has reported to the consumer, and
-/// [`Error::Released`] or [`Error::InvalidInput`] for a handler that cannot be called.
+/// [`Error::Released`](crate::Error::Released) or [`Error::InvalidInput`](crate::Error::InvalidInput) for a handler that cannot be called.
 ///
 /// ```
 /// # use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
