@@ -29,12 +29,7 @@ pub fn execute_child(
     context: Arc<TaskContext>,
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
-        Some(node) if node.kept_from_device(&context).is_some() && node.on_host().is_some() => {
-            let memory = moved(child, partition, device, &context);
-            let target = Target::of_task(&context);
-            upload(child, partition, device, context, target, memory)
-        }
-        Some(node) if node.device().fits(device) => {
+        Some(node) if node.device().fits(device) && !node.runs_on_host(&context) => {
             let memory = moved(child, partition, device, &context);
             let stream = node.execute_on(partition, device, context)?;
             Ok(on_device(stream, device, memory))
@@ -56,11 +51,11 @@ pub(super) fn execute_child_apart(
     memory: DeviceReservation,
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
-        Some(node) => {
+        Some(node) if !node.runs_on_host(&context) => {
             let stream = node.execute_device(partition, context)?;
             Ok(on_device(stream, device, memory))
         }
-        None => {
+        _ => {
             let target = Target::of_task(&context);
             upload(child, partition, device, context, target, memory)
         }
@@ -72,7 +67,7 @@ fn moved(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,
     device: &Device,
-    context: &TaskContext,
+    context: &Arc<TaskContext>,
 ) -> DeviceReservation {
     let name = format!("input {}", child.name());
     DeviceReservation::new(context, &name, partition, device)

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use datafusion_catalog::memory::DataSourceExec;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
@@ -25,7 +26,7 @@ use datafusion_physical_plan::{
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::{OnHost, UntilFirst};
+use super::on_host::{OnHost, UntilFirst, is_exhausted};
 use super::options::DeviceOptions;
 use super::plan::DevicePlan;
 use super::resolver::open_for;
@@ -126,10 +127,18 @@ impl DeviceExec {
             memory = memory.with_metrics(metrics);
         }
         let rows = context.session_config().batch_size();
-        let stream = self.execute_on(partition, &device, context.clone())?;
+        let config = context.session_config().options();
+        let mut read = self.children().into_iter();
+        let host = host.filter(|_| read.all(|child| runs_again(child, config)));
+        let stream = match (self.execute_on(partition, &device, context.clone()), &host) {
+            (Err(e), Some(host)) if is_exhausted(&e) => {
+                return self.start(host, partition, context, &e.to_string());
+            }
+            (stream, _) => stream?,
+        };
         let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
         let stream = host_stream(stream, metrics, memory, rows);
-        let Some(host) = host.filter(|_| self.children().into_iter().all(runs_again)) else {
+        let Some(host) = host else {
             return Ok(stream);
         };
         let own = self.clone();
@@ -138,8 +147,14 @@ impl DeviceExec {
         Ok(Box::pin(UntilFirst { stream, host }))
     }
 
+    /// Whether the session has its work done on the host. An upload or a move stays where its reader wants the rows.
+    pub(super) fn runs_on_host(&self, context: &TaskContext) -> bool {
+        let kept = self.kept_from_device(context).is_some();
+        kept && self.on_host().is_some() && self.moved().is_none()
+    }
+
     /// Why the session keeps the operator from the device.
-    pub(super) fn kept_from_device(&self, context: &TaskContext) -> Option<String> {
+    fn kept_from_device(&self, context: &TaskContext) -> Option<String> {
         let options = DeviceOptions::of_task(context);
         if !options.enable {
             return Some("device.enable is false".into());
@@ -150,7 +165,7 @@ impl DeviceExec {
     }
 
     /// What runs in its place on the host: the same node each time, whose partitions may belong together.
-    pub(super) fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
+    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
         self.on_host.get_or_init(|| self.plan.on_host()).clone()
     }
 
@@ -234,7 +249,19 @@ impl ExecutionPlan for DeviceExec {
 
     fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
         check_default_invariants(self, check)?;
-        self.plan.check_invariants(check)
+        self.plan.check_invariants(check)?;
+        let host = self.on_host().filter(|_| self.moved().is_none());
+        let partitions =
+            |plan: &dyn ExecutionPlan| plan.properties().partitioning.partition_count();
+        match host {
+            Some(host) if host.schema() != self.schema() => Err(DataFusionError::Internal(
+                format!("{}: on_host has another schema", self.name()),
+            )),
+            Some(host) if partitions(&*host) != partitions(self) => Err(DataFusionError::Internal(
+                format!("{}: on_host has another number of partitions", self.name()),
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
@@ -398,19 +425,23 @@ impl ExecutionPlan for DeviceExec {
 }
 
 /// Whether partitions of a plan may be executed twice, with the same rows.
-fn runs_again(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    const NODES: [&str; 6] = [
+fn runs_again(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> bool {
+    const NODES: [&str; 5] = [
         "CoalesceBatchesExec",
         "CooperativeExec",
-        "DataSourceExec",
         "DeviceToHostExec",
         "FilterExec",
         "ProjectionExec",
     ];
     let children = plan.children();
-    let itself = match DeviceExec::of(plan) {
-        Some(node) => children.is_empty() || node.on_host().is_some(),
-        None => NODES.contains(&plan.name()),
+    let itself = match (DeviceExec::of(plan), plan.downcast_ref::<DataSourceExec>()) {
+        (Some(node), _) => children.is_empty() || node.on_host().is_some(),
+        // Files that partitions take from a common queue are not in it any more.
+        (_, Some(scan)) => scan.data_source().create_sibling_state(config).is_none(),
+        _ => NODES.contains(&plan.name()),
     };
-    itself && plan.name() != "DeviceRepartitionExec" && children.into_iter().all(runs_again)
+    let mut children = children.into_iter();
+    itself
+        && plan.name() != "DeviceRepartitionExec"
+        && children.all(|child| runs_again(child, config))
 }

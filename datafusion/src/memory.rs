@@ -1,4 +1,4 @@
-//! Reservations in DataFusion's memory pool.
+//! Reservations in a device's memory pool.
 
 use std::cmp::min;
 use std::fmt;
@@ -89,7 +89,7 @@ pub struct DeviceReservation {
 
 impl DeviceReservation {
     /// Makes an empty reservation of a partition of the node of this name. The pool calls it `name[partition]`.
-    pub fn new(context: &TaskContext, node: &str, partition: usize, device: &Device) -> Self {
+    pub fn new(context: &Arc<TaskContext>, node: &str, partition: usize, device: &Device) -> Self {
         let consumer = MemoryConsumer::new(format!("{node}[{partition}]"));
         let budget = Budget::new(context, device);
         Self {

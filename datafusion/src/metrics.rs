@@ -89,7 +89,9 @@ pub(super) fn shareable(e: Error) -> Error {
 pub(super) fn from_datafusion(e: DataFusionError) -> Error {
     match e {
         DataFusionError::ArrowError(e, _) => Error::from(*e),
-        DataFusionError::External(e) => Error::from(ArrowError::ExternalError(e)),
+        DataFusionError::External(e) if e.is::<Error>() => {
+            Error::from(ArrowError::ExternalError(e))
+        }
         DataFusionError::ResourcesExhausted(reason) => Error::from(ArrowError::MemoryError(reason)),
         e => Error::from(ArrowError::ExternalError(Box::new(e))),
     }

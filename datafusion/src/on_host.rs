@@ -36,7 +36,8 @@ impl Stream for UntilFirst {
     }
 }
 
-fn is_exhausted(e: &DataFusionError) -> bool {
+/// Whether it is a lack of memory.
+pub(super) fn is_exhausted(e: &DataFusionError) -> bool {
     matches!(e.find_root(), DataFusionError::ResourcesExhausted(_))
 }
 

@@ -35,9 +35,9 @@ extensions_options! {
         pub enable: bool, default = true
         /// The names of operators, with commas between, that run on the host.
         pub disable: String, default = String::new()
-        /// Whether operators that can run on the host do so if their device cannot be opened or has too little memory for a first batch. If not,
-        /// the query fails.
-        pub fallback: bool, default = true
+        /// Whether operators that can run on the host do so if their device cannot be opened or has too little memory for a first batch. By
+        /// default, the query fails.
+        pub fallback: bool, default = false
         /// The number of rows to which a [`HostToDeviceExec`](crate::HostToDeviceExec) joins small host batches before it uploads
         /// them, which is the most rows of a joined batch. 0 uploads all batches as they are.
         pub upload_rows: usize, default = 131_072

@@ -72,9 +72,13 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     /// Returns DataFusion's node that does the same on the host, over the same children, or `None`, the default, if there is none: each of
     /// its partitions has the rows of the operator's. An operator that was put in the place of such a node keeps it, and returns it here.
     ///
-    /// It runs in place of the operator if the session says so ([`DeviceOptions`](super::DeviceOptions)), if the device cannot be opened, or
-    /// if its memory is not enough for a partition's first batch and what the operator reads can be read again. The operators below decide
-    /// for themselves. `EXPLAIN ANALYZE` and [`ran_on_host`](super::ran_on_host) say why.
+    /// Its schema and number of partitions are the operator's. Partitions may run in different places, and a partition may be started twice:
+    /// do not return a node if partitions share state or exchange rows.
+    ///
+    /// It runs in place of the operator if the session says so ([`DeviceOptions`](super::DeviceOptions)): always, or with
+    /// [`fallback`](super::DeviceOptions::fallback) if the device cannot be opened, or if its memory is not enough for a partition's first batch
+    /// and what the operator reads can be read again. The operators below decide for themselves. `EXPLAIN ANALYZE` and
+    /// [`ran_on_host`](super::ran_on_host) say why.
     fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
         None
     }

@@ -13,7 +13,7 @@ use datafusion_execution::TaskContext;
 use datafusion_execution::memory_pool::{MemoryPool, MemoryReservation, UnboundedMemoryPool};
 
 use super::options::DeviceOptions;
-use super::timer::wake_at;
+use super::timer::{wake, wake_at};
 
 /// The pools in which a session's nodes reserve memory of devices, and page-locked memory for them: apart from the session's own pool, so
 /// that what is under way to or from a device makes no node on the host spill or fail.
@@ -43,22 +43,22 @@ pub(super) struct Budget {
     pub(super) pool: Arc<dyn MemoryPool>,
     limit: Option<usize>,
     shared: Arc<Shared>,
-    /// The address of its task context: one query's partitions share it.
-    query: usize,
+    /// Its task context, which one query's partitions share. Weak, so that no other context has the same address.
+    query: Weak<TaskContext>,
     options: DeviceOptions,
     /// `None` while it waits.
     turn: Mutex<Option<Turn>>,
 }
 
 impl Budget {
-    pub(super) fn new(context: &TaskContext, device: &Device) -> Self {
+    pub(super) fn new(context: &Arc<TaskContext>, device: &Device) -> Self {
         let (options, shared) = (DeviceOptions::of_task(context), Shared::of(device));
         let own = context.session_config().get_extension::<DevicePools>();
         Self {
             pool: own.map_or_else(|| shared.pool.clone(), |own| (own.0)(device)),
             limit: options.memory.of(device),
             shared,
-            query: std::ptr::from_ref(context).addr(),
+            query: Arc::downgrade(context),
             options,
             turn: Mutex::default(),
         }
@@ -69,8 +69,8 @@ impl Budget {
         let Some(limit) = self.limit else {
             return reservation.try_grow(bytes);
         };
-        // Nobody else reserves meanwhile.
-        let _turns = unpoisoned(&self.shared.turns);
+        // Nobody else reserves meanwhile. Not the lock of the turns, one of which a session's own pool may end.
+        let _growing = unpoisoned(&self.shared.growing);
         let reserved = self.pool.reserved();
         if reserved.saturating_add(bytes) > limit {
             return Err(resources_datafusion_err!(
@@ -86,20 +86,23 @@ impl Budget {
         if self.limit.is_none() || self.options.queries == 0 {
             return Poll::Ready(());
         }
-        let mut own = unpoisoned(&self.turn);
-        if own.is_none() {
-            match self.shared.turn(self.query, &self.options, cx.waker()) {
-                Ok(turn) => *own = Some(turn),
-                Err(free) => {
-                    free.into_iter().for_each(|free| wake_at(free, cx.waker()));
-                    return Poll::Pending;
-                }
+        if let Some(turn) = &*unpoisoned(&self.turn) {
+            turn.last.store(now(), Relaxed);
+            return Poll::Ready(());
+        }
+        // No lock is held where a waker is called, or a turn ends.
+        match self.shared.turn(&self.query, &self.options, cx.waker()) {
+            Ok(turn) => {
+                turn.last.store(now(), Relaxed);
+                let before = unpoisoned(&self.turn).replace(turn);
+                drop(before);
+                Poll::Ready(())
+            }
+            Err(free) => {
+                free.into_iter().for_each(|free| wake_at(free, cx.waker()));
+                Poll::Pending
             }
         }
-        if let Some(turn) = &*own {
-            turn.last.store(now(), Relaxed);
-        }
-        Poll::Ready(())
     }
 
     /// The query has got all that it wants from this stream.
@@ -112,17 +115,19 @@ impl Budget {
 /// What all sessions of the process share of a device.
 struct Shared {
     pool: Arc<dyn MemoryPool>,
+    growing: Mutex<()>,
     turns: Mutex<Turns>,
 }
 
 #[derive(Default)]
 struct Turns {
     running: Vec<Running>,
-    waiting: Vec<Waker>,
+    /// Tasks, each with the time at which the timer wakes it.
+    waiting: Vec<(Waker, Option<Instant>)>,
 }
 
 struct Running {
-    query: usize,
+    query: Weak<TaskContext>,
     turn: Weak<OnDrop>,
     last: Arc<AtomicU64>,
 }
@@ -140,7 +145,7 @@ struct OnDrop(Arc<Shared>);
 impl Drop for OnDrop {
     fn drop(&mut self) {
         let waiting = std::mem::take(&mut unpoisoned(&self.0.turns).waiting);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(|(waker, _)| wake(waker));
     }
 }
 
@@ -154,23 +159,25 @@ impl Shared {
         all.retain(|(device, _)| device.upgrade().is_some());
         let shared = Arc::new(Self {
             pool: Arc::new(UnboundedMemoryPool::default()),
+            growing: Mutex::default(),
             turns: Mutex::default(),
         });
         all.push((own, shared.clone()));
         shared
     }
 
-    /// The turn that a query has, or one that is free. If there is none, returns when the first of the other queries will not count any more
-    /// if it is not polled, and wakes the task when one of them ends.
+    /// The turn that a query has, or one that is free. If there is none, wakes the task when one of the other queries ends, and returns when the
+    /// first of them will not count any more if it is not polled, unless the timer wakes the task before.
     fn turn(
         self: &Arc<Self>,
-        query: usize,
+        query: &Weak<TaskContext>,
         options: &DeviceOptions,
         waker: &Waker,
     ) -> Result<Turn, Option<Instant>> {
+        let waker = waker.clone();
         let mut turns = unpoisoned(&self.turns);
         turns.running.retain(|one| one.turn.strong_count() > 0);
-        let mut own = turns.running.iter().filter(|one| one.query == query);
+        let mut own = turns.running.iter().filter(|one| one.query.ptr_eq(query));
         if let Some((end, last)) = own.find_map(|one| Some((one.turn.upgrade()?, &one.last))) {
             let last = last.clone();
             return Ok(Turn { _end: end, last });
@@ -182,15 +189,22 @@ impl Shared {
         let left = polled.filter_map(|ago| options.idle().checked_sub(Duration::from_millis(ago)));
         let left: Vec<_> = left.filter(|left| !left.is_zero()).collect();
         if let Some(first) = left.iter().min().filter(|_| left.len() >= options.queries) {
-            turns.waiting.push(waker.clone());
-            return Err(Instant::now().checked_add(*first));
+            let now = Instant::now();
+            let free = now.checked_add(*first);
+            let mut waiting = turns.waiting.iter_mut();
+            match waiting.find(|(one, _)| one.will_wake(&waker)) {
+                Some((_, Some(due))) if *due > now => return Err(None),
+                Some((_, due)) => *due = free,
+                None => turns.waiting.push((waker, free)),
+            }
+            return Err(free);
         }
         let (end, last) = (
             Arc::new(OnDrop(self.clone())),
             Arc::new(AtomicU64::new(now())),
         );
         turns.running.push(Running {
-            query,
+            query: query.clone(),
             turn: Arc::downgrade(&end),
             last: last.clone(),
         });
@@ -204,7 +218,7 @@ fn now() -> u64 {
     START.elapsed().as_millis() as u64
 }
 
-/// No code that may panic runs while the lock is held.
+/// A panic while a lock is held leaves nothing half done.
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

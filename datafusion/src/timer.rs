@@ -16,8 +16,7 @@ pub(super) fn wake_at(due: Instant, waker: &Waker) {
             loop {
                 let now = Instant::now();
                 for (_, waker) in waiting.extract_if(.., |(due, _)| *due <= now) {
-                    // A waker's panic is not for the tasks after it.
-                    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                    wake(waker);
                 }
                 let next = waiting.iter().map(|(due, _)| *due).min();
                 let come = match next {
@@ -36,4 +35,9 @@ pub(super) fn wake_at(due: Instant, waker: &Waker) {
     if let Err(SendError((_, waker))) = TIMER.send((due, waker.clone())) {
         waker.wake();
     }
+}
+
+/// Wakes a task, whose panic is not for those that are woken after it.
+pub(super) fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }

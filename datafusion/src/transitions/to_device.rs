@@ -25,8 +25,8 @@ use arrow_device::Device;
 /// comes first. [`with_target`](Self::with_target) sets it for one node. Batches of half as many rows or bytes, or more, are
 /// uploaded as they are, and so is everything whose join could fail or cost more than it saves: dictionaries, run-end encoded
 /// columns, unions and list views, and the batches of a plan whose input is unbounded, where waiting for more rows would
-/// delay those that are there. Rows are kept back until there are enough of them, the plan has ended, or they have waited for 100 ms, so a
-/// limit is best pushed below this node, as DataFusion does where the nodes between allow it. To the CPU, where an upload copies nothing, all
+/// delay those that are there. Rows are kept back until there are enough of them, the plan has ended, or they have waited for
+/// [`upload_wait_ms`](crate::DeviceOptions::upload_wait_ms), so a limit is best pushed below this node, as DataFusion does where the nodes between allow it. To the CPU, where an upload copies nothing, all
 /// batches pass as they are.
 #[derive(Clone, Debug)]
 pub struct HostToDeviceExec {

@@ -263,7 +263,7 @@ async fn an_upload_passes_errors_on_as_they_are() {
         (
             || DataFusionError::External(Box::new(std::io::Error::other("the cable is cut"))),
             "the cable is cut",
-            |_| true,
+            |e| matches!(e.find_root(), DataFusionError::External(e) if e.is::<std::io::Error>()),
         ),
         (
             || to_datafusion(Error::Cancelled { operation: "below" }),

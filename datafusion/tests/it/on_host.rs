@@ -3,18 +3,27 @@
 use std::sync::Arc;
 
 use arrow_device::device::sim::{FaultOp, SimConfig};
-use arrow_device_datafusion::{DeviceOptions, DeviceResolver, DeviceSpec, ran_on_host};
+use arrow_device_datafusion::{
+    DeviceOptions, DeviceResolver, DeviceSpec, execute_on_device, ran_on_host,
+};
 use datafusion::common::{DataFusionError, Result};
+use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::execution::TaskContext;
 use datafusion::logical_expr::Operator;
+use datafusion::object_store::memory::InMemory;
+use datafusion::object_store::path::Path;
+use datafusion::object_store::{ObjectStoreExt, PutPayload};
+use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_expr::expressions::{binary, col, lit};
 use datafusion::physical_plan::collect;
+use datafusion::physical_plan::execution_plan::InvariantLevel;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
+use futures::TryStreamExt;
 
 use crate::kit::*;
 use crate::nodes::*;
-use crate::operator::or_on_host;
+use crate::operator::{or_on_host, starting_with};
 
 /// As `double`, which has no `on_host`.
 fn doubled(child: Plan, device: impl Into<DeviceSpec>) -> Plan {
@@ -34,6 +43,8 @@ fn doubled(child: Plan, device: impl Into<DeviceSpec>) -> Plan {
 
 fn context(set: impl FnOnce(&mut DeviceOptions), devices: &[&Sim]) -> Arc<TaskContext> {
     let mut options = joined_to(32);
+    assert!(!options.fallback, "by default");
+    options.fallback = true;
     set(&mut options);
     let devices = devices.iter().map(|sim| sim.device.clone());
     let config = SessionConfig::new().with_option_extension(options);
@@ -87,6 +98,14 @@ async fn a_session_keeps_operators_on_the_host() {
         let found = reasons(twice(&sim).await, context(set, &[]), &sim, why.is_none()).await;
         assert_eq!(found, why.map_or(vec![], both));
     }
+    // Also below what starts it on a device that is not its own.
+    let plan = twice(&sim).await;
+    let context = context(|options| options.enable = false, &[]);
+    let stream = execute_on_device(plan.clone(), context, &sim).unwrap();
+    let found: Vec<_> = stream.try_collect().await.unwrap();
+    assert_eq!(sorted(numbers_on(&found)), multiples(128, 4));
+    assert_eq!(ran_on_host(&plan).unwrap(), both("device.enable is false"));
+    drop((found, plan));
     // In SQL as well; and a table on the device is read there.
     let ctx = session_with(1, 2);
     register(&ctx, "t", device_table(&sim, &[batches(0, 2)]));
@@ -138,6 +157,16 @@ async fn too_little_memory_for_a_first_batch() {
         &found[0].1,
         &["Resources exhausted", "HostToDeviceExec, partition 0"],
     );
+    // When a partition starts.
+    let plan = starting_with(
+        doubled(scan(host_table(&[batches(0, 8)])).await, &sim),
+        1000,
+    );
+    let plan = with_transitions(plan);
+    let found = collect(plan.clone(), context(small, &[])).await.unwrap();
+    assert_eq!(numbers_of(&found), multiples(128, 2));
+    let why = &ran_on_host(&plan).unwrap()[0].1;
+    says(why, &["Resources exhausted", "1000 bytes"]);
     // The device's own: the first batch of each partition, and a later one, after which nothing can be taken back.
     for (nth, fits) in [(1, true), (2, true), (7, false)] {
         sim.sim.faults().clear();
@@ -167,6 +196,57 @@ async fn too_little_memory_for_a_first_batch() {
         matches!(error, DataFusionError::ResourcesExhausted(_)),
         "{error:?}"
     );
+}
+
+/// Partitions take files from a queue of the scan, where they are not again.
+#[tokio::test]
+async fn files_are_read_again_only_if_all_rows_are_there() {
+    let sim = Sim::new();
+    let mut file = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut file, numbers(0, 1).schema(), None).unwrap();
+    writer.write(&numbers(0, 128)).unwrap();
+    writer.close().unwrap();
+    let store = Arc::new(InMemory::new());
+    let path = Path::from("t/0.parquet");
+    let put = store.put(&path, PutPayload::from(file));
+    put.await.unwrap();
+    for (queue, fits) in [(true, false), (false, true)] {
+        let mut options = joined_to(32);
+        options.fallback = true;
+        options.memory = "100".parse().unwrap();
+        let config = SessionConfig::new().with_target_partitions(1);
+        let mut config = config.with_option_extension(options);
+        let execution = &mut config.options_mut().execution;
+        execution.enable_file_stream_work_stealing = queue;
+        let ctx = SessionContext::new_with_config(config);
+        let url = ListingTableUrl::parse("memory:///").unwrap().object_store();
+        ctx.register_object_store(url.as_ref(), store.clone());
+        let options = ParquetReadOptions::default();
+        let table = ctx.register_parquet("t", "memory:///t/", options).await;
+        table.unwrap();
+        let file = plan(&ctx, "SELECT a FROM t").await;
+        let found = collect(with_transitions(doubled(file, &sim)), ctx.task_ctx()).await;
+        match (found, fits) {
+            (Ok(found), true) => assert_eq!(numbers_of(&found), multiples(128, 2)),
+            (Err(DataFusionError::ResourcesExhausted(_)), false) => (),
+            (found, _) => panic!("{found:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_runs_in_its_place_has_its_schema_and_partitions() {
+    let sim = Sim::new();
+    let check = |plan: &Plan| plan.check_invariants(InvariantLevel::Always);
+    let child = scan(host_table(&[batches(0, 1), batches(0, 1)])).await;
+    let own = doubled(child, &sim);
+    check(&own).unwrap();
+    let renamed = or_on_host(own.clone(), |mut children| {
+        project(children.remove(0), &[(0, "b")])
+    });
+    fails(check(&renamed), &["MapExec", "another schema"]);
+    let one = or_on_host(own, |mut children| on_host(children.remove(0)));
+    fails(check(&one), &["MapExec", "another number of partitions"]);
 }
 
 #[tokio::test]

@@ -123,6 +123,12 @@ pub(crate) fn or_on_host(plan: Plan, host: fn(Vec<Plan>) -> Plan) -> Plan {
     Arc::new(DeviceExec::new(Arc::new(Operator { host, ..own })))
 }
 
+/// The same operator, whose partitions reserve so many bytes when they start.
+pub(crate) fn starting_with(plan: Plan, at_start: usize) -> Plan {
+    let own = DeviceExec::operator::<Operator>(&plan).unwrap().clone();
+    Arc::new(DeviceExec::new(Arc::new(Operator { at_start, ..own })))
+}
+
 /// It says nothing of its rows' order.
 #[derive(Clone)]
 struct Operator {
@@ -133,6 +139,7 @@ struct Operator {
     properties: Arc<PlanProperties>,
     /// The same on the host.
     host: Option<fn(Vec<Plan>) -> Plan>,
+    at_start: usize,
 }
 
 impl fmt::Debug for Operator {
@@ -156,6 +163,7 @@ impl Operator {
             steps,
             properties: Arc::new(properties),
             host: None,
+            at_start: 0,
         }
     }
 }
@@ -179,9 +187,12 @@ impl DevicePlan for Operator {
 
     fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
         let (device, steps) = (self.device.clone(), self.steps.clone());
-        let host = self.host;
         let own = Self::new(self.name, children, device, steps);
-        Ok(Arc::new(Self { host, ..own }))
+        Ok(Arc::new(Self {
+            host: self.host,
+            at_start: self.at_start,
+            ..own
+        }))
     }
 
     fn on_host(&self) -> Option<Plan> {
@@ -204,6 +215,7 @@ impl DevicePlan for Operator {
             batches: Vec::new(),
             polls: 0,
         };
+        state.memory.grow(self.at_start)?;
         Ok(Box::pin(Running(state, self.steps.clone())))
     }
 }

@@ -6,7 +6,7 @@ use arrow_device::{Error, Result};
 use arrow_device_datafusion::DeviceReservation;
 use datafusion::arrow::error::ArrowError;
 
-/// Bytes of the session's memory pool that are reserved until this is dropped. The operator's node reserves what the operator
+/// Bytes of the device's memory pool that are reserved until this is dropped. The operator's node reserves what the operator
 /// has allocated for the batch that it returned last, and the nodes below it what they are about to return. This is for what the
 /// operator keeps longer.
 pub(crate) struct Held {

@@ -1,7 +1,7 @@
 //! Joins small results: the rows of several batches are gathered into one, which copies nothing twice. For batches that are made
 //! already there is `DeviceCoalesceBatchesExec`, which copies them.
 //!
-//! A batch that waits keeps its input columns. So few wait, and not many bytes, which are reserved in the session's memory pool
+//! A batch that waits keeps its input columns. So few wait, and not many bytes, which are reserved in the device's memory pool
 //! ([`Held`](super::held::Held)).
 
 use std::sync::Arc;
