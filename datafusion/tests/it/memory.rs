@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, Devices};
@@ -395,6 +397,46 @@ async fn queries_take_turns() {
     drop(first);
     let second = start(limit, EVER).await.count();
     assert_eq!(tokio::time::timeout(LONG, second).await.unwrap(), 5);
+}
+
+/// Counts, and then may panic.
+struct Woken(AtomicUsize, bool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+        if self.1 {
+            std::panic::resume_unwind(Box::new("no report of it"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn tasks_that_wait_are_known_once_and_woken_one_by_one() {
+    let sim = Sim::new();
+    let table = device_table(&sim, &[batches(0, 5)]);
+    let start = async || {
+        let context = SessionContext::new_with_config(taking_turns("1000000", EVER)).task_ctx();
+        execute_stream(scan(table.clone()).await, context).unwrap()
+    };
+    let mut first = start().await;
+    first.next().await.unwrap().unwrap();
+    let mut waiting = Vec::new();
+    for panics in [true, false] {
+        let woken = Arc::new(Woken(AtomicUsize::new(0), panics));
+        let (waker, mut stream) = (Waker::from(woken.clone()), start().await);
+        for _ in 0..100 {
+            let mut cx = Context::from_waker(&waker);
+            assert!(stream.poll_next_unpin(&mut cx).is_pending());
+        }
+        // Here, among those that wait, and at the timer.
+        assert_eq!(Arc::strong_count(&woken), 4);
+        waiting.push((woken, stream));
+    }
+    drop(first);
+    for (woken, _) in waiting {
+        assert_eq!(woken.0.load(SeqCst), 1);
+    }
 }
 
 #[test]
