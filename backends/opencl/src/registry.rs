@@ -64,7 +64,7 @@ impl OpenClDevices {
     /// devices. Unlike [`Devices::add`], which names one device of an id, several may have the same id.
     ///
     /// # Errors
-    /// Returns [`Error::NotSupported`] if it is not an OpenCL device.
+    /// Returns [`Error::NotSupported`](arrow_device::Error::NotSupported) if it is not an OpenCL device.
     pub fn add(&self, device: Device) -> Result<()> {
         // In a child of the process another thread may have had the lock.
         let health = &OpenClDevice::of(&device)?.context.health;
