@@ -9,7 +9,7 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Nesting};
-use crate::device::Queue;
+use crate::device::{DevicePtr, Queue};
 use crate::error::{Result, bail};
 use crate::memory::{DeviceBuffer, Loan, check_queue};
 
@@ -298,15 +298,18 @@ impl DeviceArray {
         // The rows fit the buffer, which was checked when the array was made. Only the single offset of an array without
         // rows may be missing.
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
-        if buffer.is_null() || buffer.bytes().is_some_and(|bytes| bytes < needed) {
-            return self.lend(queue, slot, 0, 0);
-        }
-        let (first, len) = (self.offset() * size_of::<T>(), self.len() + extra);
-        let (address, align) = (buffer.address().offset(first), align_of::<T>());
-        if len > 0 && address.address() % align != 0 {
+        let is_there = !buffer.is_null() && buffer.bytes().is_none_or(|bytes| bytes >= needed);
+        let len = if is_there { self.len() + extra } else { 0 };
+        // Null is aligned for every type.
+        let address = match len {
+            0 => DevicePtr::NULL,
+            _ => buffer.address().offset(self.offset() * size_of::<T>()),
+        };
+        let align = align_of::<T>();
+        if address.address() % align != 0 {
             bail!("values at {address:?} are not aligned to {align} bytes");
         }
-        self.lend(queue, slot, first, len)
+        Loan::new((self.device(), buffer.owner.as_ref()), queue, address, len)
     }
 
     /// Lends `len` elements of a buffer from byte `first` on.
