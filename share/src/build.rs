@@ -22,7 +22,7 @@ impl<'a> Building<'a> {
     /// Makes a batch.
     ///
     /// # Safety
-    /// The values in the memory are valid for their types, or they are [validated](DeviceArray::validate) before anything else is done with
+    /// The values in the memory are valid for their types, or they are [validated](DeviceArray::validated) before anything else is done with
     /// the batch than dropping it. With `trusted`, the null counts are right.
     pub(crate) unsafe fn batch(
         self,

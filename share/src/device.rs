@@ -8,14 +8,14 @@ use arrow_device::device::sim::{SimBacking, SimConfig, SimDevice};
 use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
 use arrow_device::{Device, DeviceBuffer, DeviceId, DeviceRecordBatch};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_process};
 use crate::region::Region;
 
 /// Returns the CPU as a device whose memory other processes can map: an upload to it, and what is computed on it, can be
 /// [sent](crate::Publisher::send) without a copy. The same one at each call.
 ///
 /// Each allocation is a memory file of its own, with a descriptor; small batches that are sent together should be uploaded as one. A
-/// child that was forked does not have memory that was not sent yet.
+/// child that was forked does not have memory that was not sent yet, and cannot allocate any.
 ///
 /// ```
 /// use arrow_array::record_batch;
@@ -62,6 +62,7 @@ pub fn shared_sim(config: SimConfig) -> SimConfig {
 pub(crate) fn region_of(buffer: &DeviceBuffer) -> Option<(Arc<Region>, usize)> {
     let (address, bytes) = (buffer.address(), buffer.len());
     if buffer.device().id() == DeviceId::CPU {
+        check_owner().ok()?;
         let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
         let (start, region) = regions.range(..=address.address()).next_back()?;
         let within = address.address() - start;
@@ -87,12 +88,18 @@ fn is_too_much(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(
         error.kind(),
-        Kind::OutOfMemory | Kind::FileTooLarge | Kind::InvalidInput
+        Kind::OutOfMemory | Kind::StorageFull | Kind::FileTooLarge | Kind::InvalidInput
     )
 }
 
 /// The allocations of the shared CPU by their addresses.
 static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
+
+/// Fails in a forked child of the process that has used [`REGIONS`] first.
+fn check_owner() -> Result<()> {
+    static PROCESS: OnceLock<u32> = OnceLock::new();
+    check_process(*PROCESS.get_or_init(std::process::id))
+}
 
 #[derive(Debug)]
 struct SharedCpu(Arc<CpuQueue>);
@@ -129,6 +136,7 @@ unsafe impl RawQueue for CpuQueue {
             let what = "allocation of 0 bytes";
             return Err(arrow_device::Error::InvalidArgument(what.into()));
         }
+        check_owner()?;
         let region = Region::new(bytes).map_err(|e| match e {
             Error::Io { source, .. } if is_too_much(&source) => arrow_device::Error::OutOfMemory {
                 device: DeviceId::CPU,
@@ -145,6 +153,10 @@ unsafe impl RawQueue for CpuQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> arrow_device::Result<()> {
+        // The child's copy of a region, and the addresses, stay as they are.
+        if check_owner().is_err() {
+            return Ok(());
+        }
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         let freed = regions.remove(&base.address());
         // Unmapped without the lock, once nobody is about to send it.

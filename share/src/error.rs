@@ -59,6 +59,17 @@ impl Error {
     }
 }
 
+/// Refuses what a forked child asks for that belongs to this process, its parent: it has neither the threads nor all of the memory, and
+/// locks may be held for ever there.
+pub(crate) fn check_process(process: u32) -> Result<()> {
+    match process == std::process::id() {
+        true => Ok(()),
+        false => Err(Error::Refused(
+            "this process was forked; what it asks for is its parent's".into(),
+        )),
+    }
+}
+
 impl From<Error> for arrow_device::Error {
     fn from(e: Error) -> Self {
         match e {

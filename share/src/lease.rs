@@ -10,17 +10,18 @@ use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, Devices};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_process};
 use crate::manifest::{Manifest, machine};
 use crate::region::Mapping;
-use crate::wire::{Kind, Outgoing};
+use crate::wire::{Kind, Outgoing, Sent};
 
 /// A connection to a publisher. It stays open until the subscriber is gone and all leases are returned.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
-    process: u32,
+    pub(crate) process: u32,
     /// What the socket had no room for.
     outbox: Mutex<VecDeque<Outgoing>>,
 }
@@ -41,7 +42,7 @@ impl Link {
     /// Sends a packet without waiting: now, or once there is room.
     pub(crate) fn post(&self, packet: Outgoing) {
         // A forked child has the same connection, but none of the leases.
-        if std::process::id() == self.process {
+        if check_process(self.process).is_ok() {
             self.flush(Some(packet));
         }
     }
@@ -52,10 +53,15 @@ impl Link {
         outbox.extend(last);
         while let Some(packet) = outbox.front() {
             match packet.send(self.socket()) {
-                Ok(true) => _ = outbox.pop_front(),
-                Ok(false) => return PollFlags::IN | PollFlags::OUT,
+                Ok(Sent::All) => _ = outbox.pop_front(),
+                Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
                 // The publisher is not there any more.
-                Err(_) => outbox.clear(),
+                Err(Errno::PIPE | Errno::CONNRESET) => outbox.clear(),
+                // What was to be sent is lost: the publisher must not take what follows for all there is.
+                Err(_) => {
+                    outbox.clear();
+                    let _ = rustix::net::shutdown(self.socket(), Shutdown::Both);
+                }
             }
         }
         PollFlags::IN

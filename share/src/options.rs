@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::wire::Users;
 
-/// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died. Its leases end either way, at once: what it had mapped stays in its own
-/// addresses as long as it needs it.
+/// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died. Its leases end either way, at once: the system has
+/// taken its mappings away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum DeadPeers {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
+use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result};
-use crate::wire::{Kind, Outgoing, Packet, Received, Users, VERSION, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, receive};
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Box<dyn Any + Send + Sync>;
@@ -53,8 +53,12 @@ pub(crate) struct Peer {
     leases: BTreeMap<u64, Lease>,
     /// It takes nothing more.
     gone: bool,
-    /// What the socket had no room for.
+    /// What could not be sent yet.
     outbox: VecDeque<Outgoing>,
+    /// The system had no room for it, rather than the socket.
+    is_crowded: bool,
+    /// Something was lost, so that the connection is over as soon as the thread notices.
+    is_broken: bool,
 }
 
 #[derive(Debug)]
@@ -117,6 +121,8 @@ impl Peers {
             leases: BTreeMap::new(),
             gone: false,
             outbox: VecDeque::new(),
+            is_crowded: false,
+            is_broken: false,
         });
         drop(state);
         self.wake();
@@ -169,14 +175,14 @@ impl Peers {
                 }
                 let peers = state.peers.iter();
                 let waiting = peers.map(|peer| {
-                    let has_more = !peer.outbox.is_empty();
-                    (peer.id, peer.socket.as_raw_fd(), has_more)
+                    let socket = peer.socket.as_raw_fd();
+                    (peer.id, socket, !peer.outbox.is_empty(), peer.is_crowded)
                 });
-                waiting.collect::<Vec<(u64, RawFd, bool)>>()
+                waiting.collect::<Vec<(u64, RawFd, bool, bool)>>()
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, has_more) in &sockets {
-                let flags = if *has_more {
+            for (_, socket, has_more, later) in &sockets {
+                let flags = if *has_more && !later {
                     PollFlags::OUT
                 } else {
                     PollFlags::empty()
@@ -192,7 +198,8 @@ impl Peers {
                 tv_sec: 0,
                 tv_nsec: 50_000_000,
             };
-            let timeout = is_crowded.then_some(&pause);
+            let is_later = is_crowded || sockets.iter().any(|(_, _, _, later)| *later);
+            let timeout = is_later.then_some(&pause);
             is_crowded = match rustix::event::poll(&mut polled, timeout) {
                 Err(Errno::INTR) => continue,
                 // There was no memory to wait with.
@@ -208,9 +215,10 @@ impl Peers {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
             let mut changed = false;
-            for ((id, _, _), _) in sockets.iter().zip(&happened[1..]).filter(|(_, did)| **did) {
-                let mut state = self.lock();
-                changed |= state.hear(*id, &mut freed);
+            for ((id, _, _, later), did) in sockets.iter().zip(&happened[1..]) {
+                if *did || *later {
+                    changed |= self.lock().hear(*id, &mut freed);
+                }
             }
             if let (Some(listener), Some(true)) = (listener, happened.get(1 + sockets.len())) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -293,18 +301,25 @@ impl Peer {
     }
 
     fn flush(&mut self) {
+        self.is_crowded = false;
         while let Some(packet) = self.outbox.front() {
             match packet.send(self.socket.as_fd()) {
-                Ok(true) => _ = self.outbox.pop_front(),
-                Ok(false) => return,
-                Err(_) => return self.outbox.clear(),
+                Ok(Sent::All) => _ = self.outbox.pop_front(),
+                Ok(Sent::NoRoom) => return,
+                Ok(Sent::Crowded) => return self.is_crowded = true,
+                // The subscriber must not take what follows for all there is.
+                Err(_) => {
+                    self.outbox.clear();
+                    self.is_broken = true;
+                    let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
+                }
             }
         }
     }
 
     /// Whether everything was sent.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty()
+        self.outbox.is_empty() && !self.is_broken
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.

@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -12,16 +12,19 @@ use arrow_device::DeviceRecordBatch;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_process};
 use crate::options::{DeadPeers, PublisherOptions, PublisherStats};
 use crate::peers::{Peer, Peers, State};
-use crate::sending::{Sending, tell_when_ready};
+use crate::sending::{Prepared, Sending, tell_when_ready};
 use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
 
 /// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
 ///
 /// A thread of its own accepts subscribers and frees what they return. Dropping a publisher without [`finish`](Self::finish) looks to its
 /// subscribers like its death, as a panic does.
+///
+/// A child that was forked can only drop it. It keeps the sockets open all the same, so that subscribers notice the death of the publisher
+/// only when the child has ended, too, or runs another program.
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,7 +83,7 @@ impl Publisher {
         let address = SocketAddrUnix::new(path).map_err(&io)?;
         let socket = seqpacket(SocketFlags::NONBLOCK)?;
         match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) if is_stale(&address) => {
+            Err(Errno::ADDRINUSE) if is_socket(path) && is_stale(&address) => {
                 std::fs::remove_file(path).map_err(Error::of("remove an old socket"))?;
                 rustix::net::bind(&socket, &address).map_err(&io)?;
             }
@@ -146,12 +149,14 @@ impl Publisher {
     /// Waits until there are so many subscribers.
     ///
     /// # Errors
-    /// Returns [`Error::TimedOut`] if there are fewer after `at_most`.
+    /// Returns [`Error::TimedOut`] if there are fewer after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_subscribers(&self, subscribers: usize, at_most: Duration) -> Result<()> {
-        let end = Instant::now() + at_most;
+        check_process(self.process)?;
+        let end = Instant::now().checked_add(at_most);
         let mut state = self.peers.lock();
         while state.subscribers() < subscribers {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = |end: Instant| end.saturating_duration_since(Instant::now());
+            let left = end.map_or(at_most, left);
             if left.is_zero() {
                 return Err(Error::TimedOut("too few subscribers have come"));
             }
@@ -167,25 +172,18 @@ impl Publisher {
     /// its device, and [`stats`](Self::stats) says so. From now on nobody can write to memory of the CPU that was sent, also not after
     /// [`DeviceBuffer::into_raw`](arrow_device::DeviceBuffer::into_raw).
     ///
-    /// This does not wait for the work that fills the memory: subscribers wait for it. It waits for subscribers that have as many batches
-    /// as they may.
+    /// This does not wait for the work that fills the memory, unless sizes in device memory are not known yet: subscribers wait for it. It
+    /// waits for subscribers that have as many batches as they may.
     ///
     /// # Errors
     /// Returns [`Error::Device`] if the batch has another schema than the first one, or is on a device whose memory cannot be shared;
     /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::with_patience`]), where those before it have
-    /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Io`].
+    /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Refused`] in a forked child; [`Error::Io`].
     pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
+        check_process(self.process)?;
         let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let prepared = sending.prepare(batch)?;
-        let mut unready = Vec::new();
-        let sent = self.each(|peer, next_lease| {
-            let lease = prepared.post(peer, next_lease);
-            unready.push((peer.id, lease));
-        });
-        if let Some(event) = &prepared.event {
-            tell_when_ready(&self.peers, event, unready);
-        }
-        let sent = sent?;
+        let sent = self.each(&prepared)?;
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.batches += 1;
         counts.copied_batches += u64::from(prepared.copied.is_some());
@@ -195,8 +193,14 @@ impl Publisher {
         Ok(sent)
     }
 
-    /// Calls `post` for each subscriber, once it may have another batch. Returns their number.
-    fn each(&self, mut post: impl FnMut(&mut Peer, &mut u64)) -> Result<usize> {
+    /// Sends a batch to each subscriber, once it may have another one. Returns their number.
+    fn each(&self, prepared: &Prepared) -> Result<usize> {
+        let mut unready = Vec::new();
+        let tell = |unready: &mut Vec<_>| {
+            if let Some(event) = &prepared.event {
+                tell_when_ready(&self.peers, event, std::mem::take(unready));
+            }
+        };
         let mut state = self.peers.lock();
         let ids: Vec<_> = state.peers.iter().map(|peer| peer.id).collect();
         let mut sent = 0;
@@ -214,22 +218,35 @@ impl Publisher {
                     break;
                 }
                 if has_begun && peer.batches() < self.options.leases {
-                    post(peer, next_lease);
+                    let lease = prepared.post(peer, next_lease);
+                    unready.extend(prepared.event.as_ref().map(|_| (peer.id, lease)));
                     sent += 1;
                     if !peer.is_flushed() {
                         self.peers.wake();
                     }
                     break;
                 }
-                state = self.patiently(state)?;
+                if unready.is_empty() {
+                    state = self.patiently(state)?;
+                } else {
+                    // Those that have it need not wait for this one.
+                    drop(state);
+                    tell(&mut unready);
+                    state = self.peers.lock();
+                }
             }
         }
+        drop(state);
+        tell(&mut unready);
         Ok(sent)
     }
 
     /// Reports a subscriber that has died.
     fn report(&self, reported: &mut u64) -> Result<()> {
-        let died = self.peers.lock().died;
+        let state = self.peers.lock();
+        // The only one there will ever be has died before it said what it is, so that nobody counted it.
+        let never = self.over && state.peers.is_empty() && state.left + state.died == 0;
+        let died = state.died + u64::from(never);
         if self.options.dead == DeadPeers::Report && *reported < died {
             *reported += 1;
             return Err(Error::SubscriberDied);
@@ -255,6 +272,7 @@ impl Publisher {
     }
 
     fn end(&self, last: &Outgoing) -> Result<()> {
+        check_process(self.process)?;
         let mut state = self.peers.lock();
         let is_late = |peer: &Peer| self.over && !peer.is_subscriber || peer.waits_for_memory();
         while state.peers.iter().any(is_late) {
@@ -280,8 +298,11 @@ impl Publisher {
         }
     }
 
-    /// Returns what was done so far. Waits for nothing.
+    /// Returns what was done so far: nothing in a forked child. Waits for nothing.
     pub fn stats(&self) -> PublisherStats {
+        if check_process(self.process).is_err() {
+            return PublisherStats::default();
+        }
         let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.peers.lock();
         PublisherStats {
@@ -296,8 +317,10 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
-            return;
+        let thread = self.thread.take();
+        if check_process(self.process).is_err() {
+            // A thread of the child's own may have the same number by now.
+            return std::mem::forget(thread);
         }
         if let Some((path, number)) = &self.file {
             // Unless another publisher has put its own there.
@@ -306,10 +329,15 @@ impl Drop for Publisher {
             }
         }
         self.peers.end();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
+}
+
+/// Whether a path names a socket, and not a file of the user's.
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
 /// Whether nobody listens at an address.

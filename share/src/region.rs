@@ -6,10 +6,13 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_process};
+
+/// The kind of file system that memory files of ordinary pages are of.
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 /// Memory of a file that has no name, mapped writable until it is handed out.
 #[derive(Debug)]
@@ -39,12 +42,15 @@ impl Region {
         rustix::fs::ftruncate(&file, bytes as u64).map_err(&io)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(&io)?;
+        // What has no addresses is refused before pages are taken for it.
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let mapping = Mapping::of(file.as_fd(), bytes, access, MapFlags::SHARED)?;
+        // A system that lacks the pages says so here, and not by a signal to whoever touches them first.
+        let flags = FallocateFlags::empty();
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, flags, 0, bytes as u64))
+            .map_err(&io)?;
         // A child that has not called `exec` yet would have a writable mapping, too, which `freeze` does not allow.
         mapping.advise(Advice::LinuxDontFork).map_err(&io)?;
-        // Where the system has large pages for such files, both sides take fewer faults. Elsewhere nothing changes.
-        let _ = mapping.advise(Advice::LinuxHugepage);
         Ok(Self {
             mapping,
             file,
@@ -98,6 +104,7 @@ impl Region {
     }
 
     fn leave(&self, next: State, how: impl FnOnce() -> rustix::io::Result<()>) -> Result<()> {
+        check_process(self.mapping.process)?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *state == State::Writable {
             how().map_err(Error::of("seal shared memory"))?;
@@ -112,6 +119,8 @@ impl Region {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// In a forked child, something else may be at the addresses.
+    process: u32,
 }
 
 // SAFETY: it owns the addresses, which any thread may use and unmap; it never reads through them itself.
@@ -121,14 +130,19 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps memory that a peer passed, to be read. Its file has at least `bytes` bytes and always will; if it is `frozen`, nobody can
-    /// write to it any more.
+    /// write to it any more, and it has all its pages.
     ///
     /// # Errors
     /// Returns [`Error::Protocol`] if one of these is not so.
     pub(crate) fn of_peer(file: BorrowedFd<'_>, bytes: usize, frozen: bool) -> Result<Self> {
         let not_ours = |_| Error::protocol("the memory is no sealed memory file");
         let seals = rustix::fs::fcntl_get_seals(file).map_err(not_ours)?;
-        let size = rustix::fs::fstat(file).map_err(not_ours)?.st_size;
+        // A file of large pages has seals, too, and may lack the pages.
+        if rustix::fs::fstatfs(file).map_err(not_ours)?.f_type != TMPFS {
+            return Err(Error::protocol("the memory has pages of another size"));
+        }
+        let stat = rustix::fs::fstat(file).map_err(not_ours)?;
+        let size = stat.st_size;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(Error::protocol("the memory may shrink"));
         }
@@ -139,6 +153,10 @@ impl Mapping {
             return Err(Error::protocol(format!(
                 "{bytes} bytes of memory are described, the file has {size}"
             )));
+        }
+        // A page that is missing is made when it is read, for which there may be no memory: that ends the process.
+        if frozen && i128::from(stat.st_blocks) * 512 < i128::from(size) {
+            return Err(Error::protocol("the memory has holes"));
         }
         // Private: systems before 6.7 refuse a shared mapping of a sealed file. It has the file's pages as long as nobody writes, and
         // nobody can.
@@ -151,7 +169,11 @@ impl Mapping {
         let start = start.map_err(Error::of("map shared memory"))?;
         let start = NonNull::new(start.cast::<u8>());
         let start = start.ok_or_else(|| Error::protocol("memory at address 0"))?;
-        Ok(Self { start, bytes })
+        Ok(Self {
+            start,
+            bytes,
+            process: std::process::id(),
+        })
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -166,6 +188,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // The child does not have this mapping, or leaves it to the system.
+        if check_process(self.process).is_err() {
+            return;
+        }
         // SAFETY: the addresses are this mapping's, and whoever uses them holds it.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");

@@ -57,11 +57,20 @@ struct Values {
 
 impl Sending {
     pub(crate) fn prepare(&mut self, batch: &DeviceRecordBatch) -> Result<Prepared> {
-        let known = match &mut self.schema {
-            Some(known) => known,
-            none => none.insert(Known::new(batch.schema())?),
-        };
-        if known.schema != *batch.schema_ref() {
+        if let Some(known) = &mut self.schema {
+            return known.prepare(batch);
+        }
+        let mut known = Known::new(batch.schema())?;
+        let prepared = known.prepare(batch)?;
+        // A batch that could not be sent leaves its schema open.
+        self.schema = Some(known);
+        Ok(prepared)
+    }
+}
+
+impl Known {
+    fn prepare(&mut self, batch: &DeviceRecordBatch) -> Result<Prepared> {
+        if self.schema != *batch.schema_ref() {
             let what = "the batch has another schema than the first one that was sent";
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
@@ -102,7 +111,7 @@ impl Sending {
             bytes.extend(manifest.to_bytes());
             let packet = Outgoing::new(Kind::Dictionary, 0, &bytes)?;
             let packet = packet.with_memory(described.region);
-            let number = known.number(slot, manifest);
+            let number = self.number(slot, manifest);
             Ok(Values {
                 array,
                 number,
@@ -110,7 +119,7 @@ impl Sending {
             })
         });
         let values = values.collect::<Result<_>>()?;
-        let schema = known.packet.clone();
+        let schema = self.packet.clone();
         Ok(Prepared {
             batch,
             schema,
@@ -120,9 +129,7 @@ impl Sending {
             event,
         })
     }
-}
 
-impl Known {
     fn new(schema: SchemaRef) -> Result<Self> {
         let mut found = Vec::new();
         slots(&DataType::Struct(schema.fields().clone()), &mut found);

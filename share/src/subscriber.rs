@@ -10,7 +10,7 @@ use arrow_schema::{DataType, SchemaRef};
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use crate::build::Building;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_process};
 use crate::lease::{Lease, Link, Places};
 use crate::manifest::{Manifest, Slot, slots};
 use crate::schema;
@@ -25,7 +25,7 @@ pub struct SubscriberOptions {
 
 impl SubscriberOptions {
     /// Makes options for a publisher that is trusted: what it says of its memory is believed without reading it, so that receiving a batch
-    /// takes the same time whatever its size, and memory of devices is accepted. [`DeviceArray::validate`] checks a batch all the same.
+    /// takes the same time whatever its size, and memory of devices is accepted. [`DeviceArray::validated`] checks a batch all the same.
     ///
     /// # Safety
     /// The publisher is one of this crate, or does as one: values are valid for their types, null counts are right, and memory does not
@@ -60,8 +60,11 @@ impl SubscriberOptions {
 /// publisher that is told how many batches a subscriber may have waits for the rest.
 ///
 /// The publisher is not trusted, unless [options](SubscriberOptions::trusting) say so: it can make a batch an error, but not change it once
-/// it is there. Memory must be frozen by the system, and all values are [validated](DeviceArray::validate), for which text, lists and
+/// it is there. Memory must be frozen by the system, and all values are [validated](DeviceArray::validated), for which text, lists and
 /// columns with nulls are read; the others are not.
+///
+/// A child that was forked reads nothing: its first item is [`Error::Refused`]. It keeps the connection open until it ends or runs another
+/// program, so that the publisher notices the subscriber's death only then.
 ///
 /// After the end of the stream, or an error, there are no more batches. The end of a publisher that did not end its stream is an error:
 /// [`Error::PublisherDied`].
@@ -179,18 +182,19 @@ impl Subscriber {
         if self.places.trusting {
             return Ok(batch);
         }
-        match batch.as_struct().validate() {
-            Ok(()) => Ok(batch),
-            Err(e) => {
-                self.leave();
-                Err(e.into())
-            }
+        // Texts under nulls may be mended.
+        let of = |all| DeviceRecordBatch::try_from(all)?.with_schema(batch.schema());
+        let checked = batch.as_struct().validated().and_then(of);
+        if checked.is_err() {
+            self.leave();
         }
+        Ok(checked?)
     }
 
     /// Takes in a packet, if one has come. After an error nothing more is taken.
     fn hear(&mut self) -> Result<bool> {
-        let heard = match wire::receive(self.link.socket(), true) {
+        let received = check_process(self.link.process);
+        let heard = match received.and_then(|()| wire::receive(self.link.socket(), true)) {
             Ok(Received::Nothing) => return Ok(false),
             Ok(Received::Closed) => Err(Error::PublisherDied),
             Ok(Received::Packet(packet)) => self.take(packet),

@@ -127,11 +127,11 @@ impl Outgoing {
         }
     }
 
-    /// Sends the packet, whole, without waiting. Returns `false` if there is no room.
+    /// Sends the packet, whole or not at all, without waiting.
     ///
     /// # Errors
     /// Returns the system's error, such as [`Errno::PIPE`] once the peer has closed its end.
-    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<Sent> {
         let apart = self.apart.as_ref();
         let length = match apart {
             Some(file) => rustix::fs::fstat(file)?.st_size as u32,
@@ -154,14 +154,24 @@ impl Outgoing {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             match rustix::net::sendmsg(socket, &parts, &mut control, flags) {
-                Ok(_) => return Ok(true),
+                Ok(_) => return Ok(Sent::All),
                 Err(Errno::INTR) => {}
-                // NOBUFS and TOOMANYREFS: too much is on its way in the system; both pass.
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
+                Err(Errno::AGAIN) => return Ok(Sent::NoRoom),
+                Err(Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(Sent::Crowded),
                 Err(e) => return Err(e),
             }
         }
     }
+}
+
+/// What became of a packet that was to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sent {
+    All,
+    /// The socket is full: it says when it is not.
+    NoRoom,
+    /// Too much is on its way in the system. It passes, but nobody says when.
+    Crowded,
 }
 
 /// A packet that has come.

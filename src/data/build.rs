@@ -153,7 +153,7 @@ impl DeviceArray {
 
     /// As [`from_parts`](Self::from_parts), on a device that is given, so that no part is needed (for an array of type null, say), and
     /// with a validity bitmap that may start at any bit. `others` are the buffers after the bitmap. For whoever receives arrays
-    /// as descriptions of memory; [`validate`](Self::validate) checks the values afterwards.
+    /// as descriptions of memory; [`validated`](Self::validated) checks the values afterwards.
     ///
     /// ```
     /// use arrow_buffer::Buffer;
@@ -163,7 +163,7 @@ impl DeviceArray {
     /// let parts = parts.map(|part| Some(part.into()));
     /// // SAFETY: the values are checked before anything else is done with the array.
     /// let array = unsafe { DeviceArray::from_parts_on(&Devices::cpu(), DataType::Utf8, 2, None, &parts, &[]) }?;
-    /// assert!(array.validate().is_err()); // the second text ends at byte 9 of 4
+    /// assert!(array.validated().is_err()); // the second text ends at byte 9 of 4
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///

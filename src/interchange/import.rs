@@ -88,18 +88,25 @@ impl DeviceArray {
     }
 
     /// Checks all values of the array and its null counts, as an import with [`Validation::Full`] does, also for arrays that were made
-    /// of parts. Waits for the memory that it reads.
+    /// of parts. Returns the array, or a copy of it in which texts under nulls that are no UTF-8 are zeros. Waits for the memory that it
+    /// reads.
+    ///
+    /// ```
+    /// use arrow_buffer::Buffer;
+    /// use arrow_device::{DeviceArray, Devices, Validity};
+    /// use arrow_schema::DataType;
+    /// let parts = [Buffer::from_vec(vec![0i32, 1, 2]), Buffer::from(b"a\xff")].map(|part| Some(part.into()));
+    /// let bits = Validity::new(Buffer::from([0b01]).into(), 0, 2)?; // the second text is null
+    /// // SAFETY: the values are checked before anything else is done with the array.
+    /// let array = unsafe { DeviceArray::from_parts_on(&Devices::cpu(), DataType::Utf8, 2, Some(bits), &parts, &[]) }?;
+    /// assert!(array.validated()?.to_host()?.is_null(1));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Returns [`Error::InvalidInput`] with the path of what is wrong, and the errors that the device reports.
-    pub fn validate(&self) -> Result<()> {
-        match check(self, Validation::Full)? {
-            None => Ok(()),
-            Some(_) => Err(Error::invalid(
-                "array",
-                "there is a text that is no UTF-8 under a null",
-            )),
-        }
+    pub fn validated(&self) -> Result<Self> {
+        Ok(check(self, Validation::Full)?.unwrap_or_else(|| self.clone()))
     }
 }
 

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_device_share::{Error, Publisher, Subscriber, shared_cpu, socket_pair};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use crate::deaths::{shared, until};
 use crate::raw::{
@@ -202,9 +203,17 @@ fn another_version() {
 fn file(bytes: u64, seals: SealFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("hostile", flags).unwrap();
-    rustix::fs::ftruncate(&file, bytes).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();
     rustix::fs::fcntl_add_seals(&file, seals).unwrap();
     file
+}
+
+/// A file without pages, of a size that fits large ones.
+fn hollow(flags: MemfdFlags, seals: SealFlags) -> rustix::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("hostile", MemfdFlags::ALLOW_SEALING | flags)?;
+    rustix::fs::ftruncate(&file, 2 << 20)?;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file)
 }
 
 /// Memory that could change or shrink, that is shorter than described, or no memory at all.
@@ -214,7 +223,8 @@ fn other_memory() {
     let mut all = packets(&batch);
     let frozen = SealFlags::SHRINK | SealFlags::WRITE;
     let (pipe, _other_end) = rustix::pipe::pipe().unwrap();
-    let wrong: [(&str, OwnedFd); 5] = [
+    let mut wrong: Vec<(&str, OwnedFd)> = vec![
+        ("has holes", hollow(MemfdFlags::CLOEXEC, frozen).unwrap()),
         ("shrink", file(1 << 16, SealFlags::WRITE)),
         ("still be written", file(1 << 16, SealFlags::SHRINK)),
         ("bytes of memory are described", file(64, frozen)),
@@ -224,6 +234,10 @@ fn other_memory() {
             std::fs::File::open("/proc/self/exe").unwrap().into(),
         ),
     ];
+    match hollow(MemfdFlags::HUGETLB, frozen) {
+        Ok(file) => wrong.push(("pages of another size", file)),
+        Err(e) => println!("skipped: this system has no large pages: {e}"),
+    }
     for (why, memory) in wrong {
         all[1].memory = Some(memory);
         let error = read(&all).remove(0).unwrap_err().to_string();
@@ -249,6 +263,22 @@ fn invalid_values() {
     all[1].memory = Some(invalid);
     let error = read(&all).remove(0).unwrap_err();
     assert!(matches!(&error, Error::Device(_)), "{error}");
+}
+
+/// Under a null, any bytes are valid: the subscriber gets zeros there.
+#[test]
+fn no_text_under_a_null() {
+    let (offsets, nulls) = (vec![0, 1, 3, 6], vec![true, false, true]);
+    let (offsets, nulls) = (OffsetBuffer::new(offsets.into()), NullBuffer::from(nulls));
+    // SAFETY: nobody reads the text under the null.
+    let texts = unsafe {
+        StringArray::new_unchecked(offsets, b"a\xff\xffdef".as_slice().into(), Some(nulls))
+    };
+    let read = read(&packets(&batch_of(Arc::new(texts))))
+        .remove(0)
+        .unwrap();
+    let mended = StringArray::from(vec![Some("a"), None, Some("def")]);
+    assert_eq!(read, batch_of(Arc::new(mended)));
 }
 
 /// Neither side can write to memory of the CPU that was sent, nor change its size.

@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use arrow_device::{DeviceRecordBatchReader, DeviceRecordBatches, Devices};
-use arrow_device_share::{Error, Publisher, PublisherOptions, Subscriber, shared_cpu, socket_pair};
+use arrow_device::device::sim::{SimConfig, SimDevice};
+use arrow_device::{Device, DeviceRecordBatchReader, DeviceRecordBatches, Devices};
+use arrow_device_share::{
+    DeadPeers, Error, Publisher, PublisherOptions, PublisherStats, Subscriber, shared_cpu,
+    socket_pair,
+};
 use futures::StreamExt;
+use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::deaths::{numbers, shared, until};
+use crate::deaths::{LONG, numbers, shared, until};
 use crate::raw::{DONE, END, OFFER, Raw, SCHEMA};
 use crate::round_trips::batch_of;
 use crate::support::fork_kit;
@@ -185,6 +190,14 @@ fn wide_batches() {
 #[test]
 fn another_schema_is_refused() {
     let (publisher, mut subscriber) = pair(PublisherOptions::default());
+    // A first batch that cannot be sent does not count.
+    let sim = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
+    let column: arrow_array::ArrayRef = std::sync::Arc::new(arrow_array::Int8Array::from(vec![1]));
+    assert!(
+        publisher
+            .send(&sim.upload(&batch_of(column)).unwrap())
+            .is_err()
+    );
     publisher.send(&shared(0)).unwrap();
     let other = batch_of(std::sync::Arc::new(arrow_array::BooleanArray::from(vec![
         true,
@@ -214,6 +227,24 @@ fn processes_that_start_meanwhile() {
     }
     starts.join().unwrap();
     assert!(i > 0);
+}
+
+/// A packet that the socket can never take ends the connection: the stream does not go on without it.
+#[test]
+fn a_packet_that_cannot_be_sent() {
+    let columns = (0..80).map(|i| (format!("column {i}"), numbers(i).column(0).clone()));
+    let wide = arrow_array::RecordBatch::try_from_iter(columns).unwrap();
+    let wide = shared_cpu().upload(&wide).unwrap();
+    let (here, there) = socket_pair().unwrap();
+    // Less than the batch's description, which is not long enough to travel apart.
+    rustix::net::sockopt::set_socket_send_buffer_size(&here, 1).unwrap();
+    let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+    let publisher = Publisher::over_with(here, options).unwrap();
+    let mut subscriber = Subscriber::over(there).unwrap();
+    let sent = publisher.send(&wide).and_then(|_| publisher.finish());
+    assert!(matches!(sent, Err(Error::SubscriberDied)), "{sent:?}");
+    let end = subscriber.next().unwrap();
+    assert!(matches!(end, Err(Error::PublisherDied)), "{end:?}");
 }
 
 /// Leases go back although the publisher does not read for a while, so that the socket is full.
@@ -260,9 +291,33 @@ fn children_that_were_forked() {
             .unwrap();
         publisher.send(&shared(0)).unwrap();
         let batch = subscriber.next().unwrap().unwrap();
-        let mut all = Some((publisher, subscriber, batch));
-        fork_kit::forked(|| drop(all.take()));
-        let (publisher, mut subscriber, batch) = all.unwrap();
+        let unsent = shared(2);
+        let start = unsent.column(0).unwrap().buffer(1).unwrap().address();
+        let mut all = Some((publisher, subscriber, batch, unsent));
+        fork_kit::forked(|| {
+            // The child does not have this memory: something else may take its place, and is not freed along with it.
+            let hole = std::ptr::without_provenance_mut(start.address() & !4095);
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            // SAFETY: a new mapping, which nobody else uses; the address is a wish.
+            let taken = unsafe { rustix::mm::mmap_anonymous(hole, 4096, access, flags) };
+            let taken = taken.unwrap().cast::<u8>();
+            assert_eq!(taken.addr(), hole.addr());
+            let (publisher, mut subscriber, batch, unsent) = all.take().unwrap();
+            let refused = |e: Error| assert!(matches!(e, Error::Refused(_)), "{e}");
+            refused(publisher.send(&batch).unwrap_err());
+            refused(publisher.wait_for_subscribers(9, LONG).unwrap_err());
+            assert_eq!(publisher.stats(), PublisherStats::default());
+            refused(subscriber.next().unwrap().unwrap_err());
+            assert!(shared_cpu().upload(&numbers(0)).is_err());
+            // Nor can it send memory of its parent's with a publisher of its own.
+            let own = Publisher::over(socket_pair().unwrap().0).unwrap();
+            assert!(own.send(&unsent).is_err());
+            refused(publisher.finish().unwrap_err());
+            drop((subscriber, batch, unsent));
+            // SAFETY: as above.
+            unsafe { taken.write(1) };
+        });
+        let (publisher, mut subscriber, batch, _unsent) = all.unwrap();
         assert!(path.exists());
         publisher.send(&shared(1)).unwrap();
         assert_eq!(

@@ -3,11 +3,12 @@
 use arrow_device::Device;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device_share::{
-    Error, Publisher, Subscriber, SubscriberOptions, SubscriberStream, shared_sim, socket_pair,
+    Error, Publisher, PublisherOptions, Subscriber, SubscriberOptions, SubscriberStream,
+    shared_sim, socket_pair,
 };
 use futures::{FutureExt, StreamExt};
 
-use crate::deaths::numbers;
+use crate::deaths::{LONG, numbers, until};
 use crate::two::{Other, role};
 
 fn deferred() -> Device {
@@ -44,6 +45,38 @@ fn a_batch_is_read_once_it_is_ready() {
     let batch = futures::executor::block_on(received).unwrap().unwrap();
     assert_eq!(batch.to_host().unwrap(), numbers(1));
     assert_eq!(device.stats().since(&before).bytes_to_host, 0);
+}
+
+/// Nor does it wait for another subscriber that the publisher waits for.
+#[test]
+fn a_slow_subscriber_keeps_nobody_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = PublisherOptions::default().with_leases(1);
+    let publisher = Publisher::bind_with(&path, options).unwrap();
+    let sim = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
+    let mut both = [1, 2].map(|of| {
+        // SAFETY: the publisher is this program.
+        let options = unsafe { SubscriberOptions::trusting() }.with_device(sim.clone());
+        let subscriber = Subscriber::connect_with(&path, options).unwrap();
+        publisher.wait_for_subscribers(of, LONG).unwrap();
+        subscriber
+    });
+    let device = deferred();
+    publisher
+        .send(&device.upload(&numbers(1)).unwrap())
+        .unwrap();
+    device.synchronize().unwrap();
+    drop(both[0].next().unwrap().unwrap());
+    until("one has returned it", || publisher.stats().leases == 1);
+    let late = device.upload(&numbers(3)).unwrap();
+    let sends = std::thread::spawn(move || publisher.send(&late));
+    device.synchronize().unwrap();
+    let batch = both[0].next().unwrap().unwrap();
+    assert_eq!(batch.to_host().unwrap(), numbers(3));
+    // The other one has not returned the first batch yet.
+    drop(both[1].next().unwrap().unwrap());
+    assert_eq!(sends.join().unwrap().unwrap(), 2);
 }
 
 /// A second one, which is ready before, does not overtake it.
