@@ -70,13 +70,16 @@ fn a_slow_subscriber_keeps_nobody_waiting() {
     drop(both[0].next().unwrap().unwrap());
     until("one has returned it", || publisher.stats().leases == 1);
     let late = device.upload(&numbers(3)).unwrap();
-    let sends = std::thread::spawn(move || publisher.send(&late));
-    device.synchronize().unwrap();
-    let batch = both[0].next().unwrap().unwrap();
-    assert_eq!(batch.to_host().unwrap(), numbers(3));
-    // The other one has not returned the first batch yet.
-    drop(both[1].next().unwrap().unwrap());
-    assert_eq!(sends.join().unwrap().unwrap(), 2);
+    std::thread::scope(|scope| {
+        let sends = scope.spawn(|| publisher.send(&late));
+        until("one has the next", || publisher.stats().leases == 2);
+        device.synchronize().unwrap();
+        let batch = both[0].next().unwrap().unwrap();
+        assert_eq!(batch.to_host().unwrap(), numbers(3));
+        // The other one has not returned the first batch yet.
+        drop(both[1].next().unwrap().unwrap());
+        assert_eq!(sends.join().unwrap().unwrap(), 2);
+    });
 }
 
 /// A second one, which is ready before, does not overtake it.
