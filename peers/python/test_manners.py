@@ -29,6 +29,12 @@ def interrupt(when):
 class CtrlC(Balanced):
     """Only a read that ends early is over before the test's limit: each has hours of batches."""
 
+    def setUp(self):
+        super().setUp()
+        # A shell's background jobs ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+
     def endless(self):
         return stream(10_000_000, 1)
 
