@@ -15,6 +15,7 @@
 //! times their day, the order of a dense union's offsets, and whether a map's keys are sorted.
 
 use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -67,9 +68,9 @@ fn mended(array: &DeviceArray, left: &ArrayData) -> Result<Option<DeviceArray>> 
     let data = unwrap(array)?;
     // No more than there is, however many columns name the same bytes.
     let room = texts(&data, &mut HashSet::new());
-    let mut left = room;
-    match without_texts_under_nulls(&data, &mut left) {
-        Some(data) if left < room && check(&data).is_ok() => {
+    let (mut left, mut copies) = (room, HashMap::new());
+    match without_texts_under_nulls(&data, &mut left, &mut copies) {
+        Some(data) if !copies.is_empty() && check(&data).is_ok() => {
             let copied = room - left;
             Counters::add(&array.device().counters().host_copied_bytes, copied);
             DeviceArray::from_host(data).map(Some)
@@ -89,9 +90,16 @@ fn texts(data: &ArrayData, seen: &mut HashSet<usize>) -> usize {
     below.sum::<usize>() + own.map_or(0, Buffer::len)
 }
 
-/// The same data with zeros for texts under nulls that are no UTF-8, which takes copies of these columns' bytes off `room`. `None` if that is
-/// too little, or there is no memory. The data is not checked.
-fn without_texts_under_nulls(data: &ArrayData, room: &mut usize) -> Option<ArrayData> {
+/// The addresses of bytes, offsets and bitmap of a column of texts, and its rows: what a copy of its bytes depends on.
+type Texts = ([*const u8; 3], [usize; 3]);
+
+/// The same data with zeros for texts under nulls that are no UTF-8, which takes copies of these columns' bytes off `room`, one for columns
+/// that are the same. `None` if that is too little, or there is no memory. The data is not checked.
+fn without_texts_under_nulls(
+    data: &ArrayData,
+    room: &mut usize,
+    copies: &mut HashMap<Texts, Buffer>,
+) -> Option<ArrayData> {
     let mut buffers = data.buffers().to_vec();
     let nulls = data.nulls().filter(|nulls| nulls.null_count() > 0);
     let bad = match (data.data_type(), nulls) {
@@ -99,16 +107,24 @@ fn without_texts_under_nulls(data: &ArrayData, room: &mut usize) -> Option<Array
         (DataType::LargeUtf8, Some(nulls)) => bad_texts::<i64>(data, nulls),
         _ => Vec::new(),
     };
-    if !bad.is_empty() {
-        *room = room.checked_sub(buffers[1].len())?;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(buffers[1].len()).ok()?;
-        bytes.extend_from_slice(&buffers[1]);
-        bad.into_iter().for_each(|text| bytes[text].fill(0));
-        buffers[1] = bytes.into();
+    if let Some(nulls) = nulls.filter(|_| !bad.is_empty()) {
+        let addresses = [&buffers[1], &buffers[0], nulls.buffer()].map(Buffer::as_ptr);
+        let key = (addresses, [data.offset(), data.len(), nulls.offset()]);
+        let copy = match copies.entry(key) {
+            Entry::Occupied(copy) => copy.into_mut(),
+            Entry::Vacant(place) => {
+                *room = room.checked_sub(buffers[1].len())?;
+                let mut bytes = Vec::new();
+                bytes.try_reserve_exact(buffers[1].len()).ok()?;
+                bytes.extend_from_slice(&buffers[1]);
+                bad.into_iter().for_each(|text| bytes[text].fill(0));
+                place.insert(bytes.into())
+            }
+        };
+        buffers[1] = copy.clone();
     }
     let children = data.child_data().iter();
-    let children = children.map(|child| without_texts_under_nulls(child, room));
+    let children = children.map(|child| without_texts_under_nulls(child, room, copies));
     let builder = data.clone().into_builder();
     let builder = builder.child_data(children.collect::<Option<_>>()?);
     // SAFETY: only bytes of texts differ from valid data of the same layout, and the caller checks all values before anything reads
