@@ -122,7 +122,7 @@ pub(super) fn failed(subject: &Subject) -> Verdict {
             assert!(waited.is_err(), "a failed event is taken for complete");
         });
         for _ in 0..2 {
-            // SAFETY: as above.
+            // SAFETY: the event lives until `_keep` is dropped.
             let (asked, waited) =
                 unsafe { (backend.query_event(event), backend.wait_event(event)) };
             assert!(asked.is_err(), "query_event of a failed event: {asked:?}");

@@ -188,8 +188,10 @@ class Streams(Balanced):
 
     def test_the_budget(self):
         """Reading pauses once what nobody has taken is as large, and goes on as it is taken."""
-        one = pa.record_batch({"a": pa.array(range(1000))})
-        for budget, most in ((0, 1), (8_000, 1), (24_000, 3), (1 << 30, 12)):
+        numbers = pa.record_batch({"a": pa.array(range(1000))})
+        # 16 bytes a row, and a MB of text.
+        views = pa.record_batch({"a": pa.array(["x" * 1000] * 1000, pa.string_view())})
+        for one, budget, most in ((numbers, 0, 1), (numbers, 8_000, 1), (numbers, 24_000, 3), (numbers, 1 << 30, 12), (views, 24_000, 1)):
             read = []
 
             def batches():

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use arrow_array::{Array, RecordBatch, RecordBatchReader};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, Result, upload_reader_ahead,
 };
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_schema::{ArrowError, DataType, SchemaRef};
 
 /// Reads and uploads on two threads, ahead of who asks for the batches: at most `2 * batches + 2` of them, and no more while those that
 /// nobody has taken have `budget` bytes together with one more like the last. One is always read.
@@ -79,8 +79,7 @@ impl<R: RecordBatchReader> Iterator for Limited<R> {
         let batch = self.reader.next()?;
         // Batches may be slices of one large buffer: only their own rows count.
         let bytes = batch.as_ref().map_or(0, |batch| {
-            let sizes = batch.columns().iter();
-            let sizes = sizes.map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
+            let sizes = batch.columns().iter().map(bytes);
             sizes.fold(0, usize::saturating_add)
         });
         self.budget.change(|waiting| {
@@ -88,6 +87,28 @@ impl<R: RecordBatchReader> Iterator for Limited<R> {
             waiting.bytes = waiting.bytes.saturating_add(bytes);
         });
         Some(batch)
+    }
+}
+
+/// The bytes of a column's rows; of columns that have views, and where arrow-rs does not know it, those of all of its buffers.
+fn bytes(column: &ArrayRef) -> usize {
+    let rows = match has_views(column.data_type()) {
+        true => None,
+        false => column.to_data().get_slice_memory_size().ok(),
+    };
+    rows.unwrap_or_else(|| column.get_array_memory_size())
+}
+
+fn has_views(data_type: &DataType) -> bool {
+    use DataType::*;
+    match data_type {
+        Utf8View | BinaryView => true,
+        List(item) | LargeList(item) | FixedSizeList(item, _) | Map(item, _) => {
+            has_views(item.data_type())
+        }
+        Struct(fields) => fields.iter().any(|f| has_views(f.data_type())),
+        Dictionary(_, values) => has_views(values),
+        _ => false,
     }
 }
 

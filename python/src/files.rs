@@ -30,7 +30,7 @@ type HostReader = Box<dyn RecordBatchReader + Send>;
 ///     device: the device, or its name.
 ///     columns: the names of the columns to read, in their order; all if None.
 ///     batch_size: the most rows of a batch.
-///     ahead: up to twice as many and two batches are read before they are asked for, at least four.
+///     ahead: at most twice as many batches and two more are read before they are asked for; at least 1.
 ///     memory_budget: the bytes of batches that are read and not taken yet, after which reading pauses. At least one batch is read.
 ///
 /// Raises:
@@ -68,7 +68,7 @@ pub(crate) fn read_parquet(
 ///     path: the file.
 ///     device: the device, or its name.
 ///     columns: the names of the columns to read, in their order; all if None.
-///     ahead: up to twice as many and two batches are read before they are asked for, at least four.
+///     ahead: at most twice as many batches and two more are read before they are asked for; at least 1.
 ///     memory_budget: the bytes of batches that are read and not taken yet, after which reading pauses. At least one batch is read.
 ///
 /// Raises:

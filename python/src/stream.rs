@@ -153,7 +153,7 @@ impl Stream {
         this
     }
 
-    /// Each batch is waited for by a thread of asyncio's default executor.
+    /// Each batch is waited for by a thread of asyncio's default executor. A wait that is cancelled loses its batch.
     fn __anext__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let next = this.getattr("_next")?;
         let asyncio = this.py().import("asyncio")?;
@@ -169,8 +169,8 @@ impl Stream {
     ///
     /// Args:
     ///     device: the device, or its name.
-    ///     ahead: 0 reads and moves a batch when it is asked for. With more, two threads read and copy up to twice as many and two
-    ///         batches before they are asked for, of a stream that the host can read.
+    ///     ahead: 0 reads and moves a batch when it is asked for. With more, two threads read and copy at most twice as many
+    ///         batches and two more before they are asked for, of a stream that the host can read.
     ///     memory_budget: the bytes of batches that are read and not taken yet, after which reading ahead pauses. At least one batch
     ///         is read.
     ///

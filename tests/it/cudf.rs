@@ -25,7 +25,7 @@ fn all(array: &CArray) {
     // SAFETY: the same of its children; the dictionary is null or live.
     let child = |i| unsafe { &**array.children.add(i) };
     (0..array.n_children as usize).map(child).for_each(all);
-    // SAFETY: as above.
+    // SAFETY: the export is live, so its dictionary is null or live.
     unsafe { array.dictionary.as_ref() }
         .into_iter()
         .for_each(all);

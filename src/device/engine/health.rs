@@ -69,7 +69,7 @@ impl Health {
     }
 
     /// Lets this thread into the runtime until the result is dropped, which should be soon: the end of the process waits for it, at most two
-    /// seconds. Once the process ends, a thread is kept here for as long, and then gets an error. A thread may be inside several times.
+    /// seconds. Once the process ends, a thread is kept here for ten seconds, and then gets an error. A thread may be inside several times.
     ///
     /// # Errors
     /// The device has failed, the process was forked after it was opened, or the process is ending.

@@ -108,7 +108,7 @@ impl Drop for Inside {
 }
 
 /// Lets this thread into the runtime of a device. Returns `None` on the thread that ends the process, once it does: the runtime must then
-/// be left alone, and what it would free is left to the system. Any other thread is kept here for two seconds once, in which the process ends
+/// be left alone, and what it would free is left to the system. Any other thread is kept here for ten seconds once, in which the process ends
 /// as a rule, and gets `None` then too: what ends the process may be waiting for it.
 ///
 /// Costs a few atomic operations.
@@ -121,7 +121,8 @@ pub(super) fn enter() -> Option<Inside> {
         if ender != 0 {
             INSIDE.fetch_sub(1, Ordering::SeqCst);
             if ender != this_thread() && !KEPT.replace(true) {
-                std::thread::sleep(PATIENCE);
+                // Longer than `ending` waits, so that an error is not taken for a failure meanwhile.
+                std::thread::sleep(5 * PATIENCE);
             }
             return None;
         }

@@ -105,7 +105,7 @@ impl Memory {
     /// # Safety
     /// The memory is writable, and nothing else uses it.
     pub(super) unsafe fn fill(&self) {
-        // SAFETY: as the caller guarantees.
+        // SAFETY: the caller guarantees so many writable bytes that nothing else uses (see `# Safety`).
         unsafe { self.start.write_bytes(FRESH, self.bytes) };
     }
 

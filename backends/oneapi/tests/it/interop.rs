@@ -209,7 +209,7 @@ fn a_program_lends_its_queue() {
         assert_values(&again, 7);
     }
 
-    // SAFETY: as above.
+    // SAFETY: each queue that is passed is a live `sycl::queue` of the program, which it deletes at the end.
     let further = |queue: *mut c_void| unsafe { Queue::adopt(&others, queue.expose_provenance()) };
     let in_order_only = "make it with sycl::property::queue::in_order";
     assert_error(adopt(out_of_order), in_order_only);

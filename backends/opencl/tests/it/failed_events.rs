@@ -39,7 +39,7 @@ fn an_event_after_a_failed_one_is_an_error() {
         let query = || unsafe { device.backend().query_event(event) };
         assert!(soon(|| !matches!(query(), Ok(false))), "it does not end");
         query().unwrap_err();
-        // SAFETY: as above; the last line gives back the reference that the call has returned.
+        // SAFETY: the marker is live until the last line, which gives back the reference that the call has returned.
         unsafe {
             device.backend().wait_event(event).unwrap_err();
             queue.raw().wait(event).unwrap_err();

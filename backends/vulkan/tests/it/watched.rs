@@ -215,7 +215,7 @@ macro_rules! functions {
                     let real = REAL.load(Ordering::Acquire);
                     transmute::<*mut c_void, unsafe extern "system" fn($($type),*) -> $answer>(real)($($arg),*)
                 };
-                // SAFETY: as above.
+                // SAFETY: a function whose answer is replaced returns a `VkResult`, which has the type `$answer` then.
                 instead.map_or(answer, |code| unsafe { transmute_copy::<vk::Result, $answer>(&code) })
             }
         })*
