@@ -182,7 +182,7 @@ impl Subscriber {
         if self.places.trusting {
             return Ok(batch);
         }
-        // Texts under nulls may be mended.
+        // Texts under nulls that are no UTF-8 have become zeros.
         let of = |all| DeviceRecordBatch::try_from(all)?.with_schema(batch.schema());
         let checked = batch.as_struct().validated().and_then(of);
         if checked.is_err() {
