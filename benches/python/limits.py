@@ -21,6 +21,7 @@ LIMITS = {
     "S3": ("the slower of producer and copies, and one batch", None),
     "O1": ("the runtime's own copy", None),
     "WG1": ("plain wgpu's copy of as many bytes", None),
+    "H1": ("waking the other process, and a mapping: no byte moves", None),
     "DF1": ("MemTable: the same scan without a device", None),
     "DF2": ("0: no rule", None),
     "DF3": ("the target itself", TARGET),

@@ -13,7 +13,7 @@ import machine
 import rows
 from limits import LIMITS
 
-ORDER = "E2 E3 I1 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F3 M1 L1".split()
+ORDER = "E2 E3 I1 V2 X1 A1 A2 P1 C1 C2 C3 D3 S3 O1 WG1 H1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F3 M1 L1".split()
 PROGRAMS = pathlib.Path(os.environ["BENCHES_PROGRAMS"])
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
@@ -33,7 +33,7 @@ class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
         self.rows, self.rounds, self.probe = {}, {}, []
-        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
+        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1", "H1", "DF1", "DF2", "DF4", "DF5"}
 
     def add(self, measured):
         for row in measured:
@@ -86,6 +86,11 @@ class Report:
         except subprocess.CalledProcessError:
             self.add([rows.Row("WG1", "WebGPU beside plain wgpu", "", missing="there is no WebGPU adapter")])
 
+    def processes(self):
+        if "H1" in self.wanted and sys.platform == "linux":
+            progress("H1")
+            self.add(rows.printed(run("examples/hand_over", "--lines"), rows.PROCESSES))
+
     def datafusion(self):
         # Built here: the programs have no name of their own, and compiling DataFusion with optimizations takes long.
         for what, kinds, folder, options in [
@@ -97,7 +102,7 @@ class Report:
             progress(what)
             command = f"cargo bench --locked {options} --bench overhead -- --lines"
             printed = subprocess.run(command.split(), cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-            self.add(rows.datafusion((line for line in printed if line.startswith("DF")), kinds))
+            self.add(rows.printed((line for line in printed if line.startswith("DF")), kinds))
 
     def gpu(self):
         """Rows of the probe, which says for itself whether its figures are a measurement."""
@@ -114,6 +119,7 @@ class Report:
         self.times()
         self.opencl()
         self.webgpu()
+        self.processes()
         self.datafusion()
         self.gpu()
         order = [*ORDER, *(id for id, _ in gpu.ROWS)]

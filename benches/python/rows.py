@@ -269,6 +269,10 @@ def webgpu(lines):
     return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
 
 
+PROCESSES = [
+    ("H1", "a batch handed to another process, by itself; batches in a row beside Arrow IPC, handed over and not read",
+     "<= 60 us; 64 MiB <= 2x the time of 1 MiB; <= 0.05x the time of a Unix socket at 64 MiB"),
+]
 DATAFUSION = [
     ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
     ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
@@ -281,8 +285,8 @@ CLUSTER = [
 ]
 
 
-def datafusion(lines, kinds):
-    """What a program printed: a bench `overhead` DF1 to DF4, or DF5 and DF6."""
+def printed(lines, kinds):
+    """What a program printed: `hand_over` H1, a bench `overhead` DF1 to DF4, or DF5 and DF6."""
     rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")

@@ -1,5 +1,6 @@
 //! What a batch costs from one process to another, through this crate and through Arrow IPC:
-//! `cargo run --release -p arrow-device-share --example hand_over`. All take turns in one run.
+//! `cargo run --release -p arrow-device-share --example hand_over`. All take turns in one run. With `--lines` it prints row H1 of
+//! `benches/report`.
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
@@ -49,9 +50,10 @@ const CASES: [(usize, usize, usize); 4] = [
 ];
 
 fn main() -> Result<()> {
-    match std::env::args().nth(1) {
+    match std::env::args().nth(1).as_deref() {
+        None => here(false),
+        Some("--lines") => here(true),
         Some(folder) => there(folder.as_ref()),
-        None => here(),
     }
 }
 
@@ -185,15 +187,90 @@ fn mapped(file: &OwnedFd) -> Result<Buffer> {
     }
 }
 
-fn here() -> Result<()> {
+fn here(lines: bool) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("hand_over-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
     let measured = measure(&folder);
     std::fs::remove_dir_all(&folder)?;
-    measured
+    match lines {
+        true => print_lines(&measured?),
+        false => print_table(&measured?),
+    }
+    Ok(())
 }
 
-fn measure(folder: &Path) -> Result<()> {
+/// What was measured of batches of one size, for each of [`WAYS`].
+struct Measured {
+    /// Nanoseconds from `send` until a batch is readable, and until all of it has been read, one by one.
+    one: Vec<Vec<[u64; 2]>>,
+    /// GB/s of batches in a row, handed over and read.
+    rates: Vec<[f64; 2]>,
+    /// Nanoseconds until a batch of the first way is readable, in ascending order, while no other way has the caches and nobody reads.
+    alone: Vec<u64>,
+}
+
+fn print_table(measured: &[Measured]) {
+    println!(
+        "GB/s counts the bytes of batches in a row, of which 'read' reads every byte and 'handed over' none."
+    );
+    for ((bytes, rounds, row), measured) in CASES.iter().zip(measured) {
+        println!("\n{} KiB, {rounds} one by one, {row} in a row", bytes >> 10);
+        println!(
+            "{:34} {:>22} {:>12} {:>12}",
+            "", "readable us (best)", "read us", "GB/s: handed over, read"
+        );
+        let micros = |nanos: u64| nanos as f64 / 1e3;
+        let ways = WAYS.iter().zip(&measured.one).zip(&measured.rates);
+        for ((way, took), [over, read]) in ways {
+            let [readable, whole] = [0, 1].map(|i| {
+                let mut of: Vec<_> = took.iter().map(|took| took[i]).collect();
+                of.sort_unstable();
+                (micros(of[of.len() / 2]), micros(of[0]))
+            });
+            println!(
+                "{way:34} {:>13.1} {:>8} {:>12.1} {over:>12.2} {read:>11.2}",
+                readable.0,
+                format!("({:.1})", readable.1),
+                whole.0
+            );
+        }
+        let alone = &measured.alone;
+        println!(
+            "{:34} {:>13.1} {:>8}",
+            "this crate, trusting, by itself",
+            micros(alone[alone.len() / 2]),
+            format!("({:.1})", micros(alone[0]))
+        );
+    }
+}
+
+/// Row H1: what, the value, its limit, and of times the quartiles and the best.
+fn print_lines(measured: &[Measured]) {
+    let alone = |case: usize, part: usize| {
+        let alone = &measured[case].alone;
+        alone[(alone.len() - 1) * part / 4] as f64 / 1e3
+    };
+    for (case, (bytes, ..)) in CASES.iter().enumerate() {
+        let [best, first, median, third] = [0, 1, 2, 3].map(|part| alone(case, part));
+        println!(
+            "H1\t{} KiB, us until readable\t{median}\t60\t{first}\t{third}\t{best}",
+            bytes >> 10
+        );
+    }
+    let (small, large) = (1, CASES.len() - 1);
+    let same = alone(large, 2) / alone(small, 2);
+    println!("H1\t64 MiB / 1 MiB, time until readable\t{same}\t2");
+    for (way, limit) in [(3, 0.05), (4, f64::INFINITY)] {
+        for (case, limit) in [(large, limit), (0, f64::INFINITY)] {
+            let rates = &measured[case].rates;
+            let (ratio, what) = (rates[way][0] / rates[0][0], WAYS[way]);
+            let kib = CASES[case].0 >> 10;
+            println!("H1\t{kib} KiB in a row, time / {what}\t{ratio}\t{limit}");
+        }
+    }
+}
+
+fn measure(folder: &Path) -> Result<Vec<Measured>> {
     let options = PublisherOptions::default().with_leases(8);
     let bind = |i: usize| Publisher::bind_with(folder.join(i.to_string()), options.clone());
     let listeners = ["control", "socket"].map(|name| UnixListener::bind(folder.join(name)));
@@ -205,9 +282,7 @@ fn measure(folder: &Path) -> Result<()> {
         .spawn()?;
     let mut control = control?.accept()?.0;
     let socket = socket?.accept()?.0;
-    println!(
-        "GB/s counts the bytes of batches in a row, of which 'read' reads every byte and 'handed over' none."
-    );
+    let mut measured = Vec::new();
     for (case, (bytes, rounds, row)) in CASES.into_iter().enumerate() {
         // A stream has one schema and one publisher; new ones for each size.
         let publishers = (0..3)
@@ -254,41 +329,14 @@ fn measure(folder: &Path) -> Result<()> {
                 rates[reads] = (bytes * row) as f64 / (end - start) as f64;
             }
         }
-        println!("\n{} KiB, {rounds} one by one, {row} in a row", bytes >> 10);
-        println!(
-            "{:34} {:>22} {:>12} {:>12}",
-            "", "readable us (best)", "read us", "GB/s: handed over, read"
-        );
-        for (way, (mut took, rates)) in one.into_iter().zip(rates).enumerate() {
-            let mut column = |i: usize| {
-                took.sort_unstable_by_key(|took| took[i]);
-                (
-                    took[took.len() / 2][i] as f64 / 1e3,
-                    took[0][i] as f64 / 1e3,
-                )
-            };
-            let ((readable, best), (read, _)) = (column(0), column(1));
-            println!(
-                "{:34} {readable:>13.1} {:>8} {read:>12.1} {:>12.2} {:>11.2}",
-                WAYS[way],
-                format!("({best:.1})"),
-                rates[0],
-                rates[1]
-            );
-        }
-        println!(
-            "{:34} {:>13.1} {:>8}",
-            "this crate, trusting, by itself",
-            alone[alone.len() / 2] as f64 / 1e3,
-            format!("({:.1})", alone[0] as f64 / 1e3)
-        );
+        measured.push(Measured { one, rates, alone });
     }
     drop(control);
     let status = child.wait()?;
     if !status.success() {
         return Err(format!("the other process: {status}").into());
     }
-    Ok(())
+    Ok(measured)
 }
 
 fn reply(control: &mut UnixStream) -> Result<[u64; 3]> {
