@@ -148,11 +148,11 @@ fn queues_that_do_not_fit_are_refused() {
     // Queues and devices of another kind.
     assert_error(
         OpenClDevice::of(&Devices::cpu()),
-        "on cpu: it is no OpenClDevice",
+        "on cpu: it is no device of the runtime OpenClDevice",
     );
     assert_error(
         OpenClQueue::of(&Devices::cpu().default_queue()),
-        "on cpu: it is no OpenClDevice",
+        "on cpu: it is no device of the runtime OpenClDevice",
     );
 }
 
@@ -321,7 +321,10 @@ fn devices_by_name() {
         set.get(format!("opencl:{}", i64::MIN).parse().unwrap()),
         "numbered from 0",
     );
-    assert_error(opencl.add(Devices::cpu()), "on cpu: it is no OpenClDevice");
+    assert_error(
+        opencl.add(Devices::cpu()),
+        "on cpu: it is no device of the runtime OpenClDevice",
+    );
 
     // A program's device is found by its memory and its events.
     let program = Program::new(IN_ORDER);

@@ -247,9 +247,15 @@ fn what_cannot_be_adopted_is_refused() {
     assert_error(old.try_adopt(), reason);
     assert_error(VulkanConfig::new(999).open(), "there is no device 999");
     let cpu = Devices::cpu();
-    assert_error(VulkanDevice::of(&cpu).map(drop), "it is no VulkanDevice");
+    assert_error(
+        VulkanDevice::of(&cpu).map(drop),
+        "it is no device of the runtime VulkanDevice",
+    );
     let queue = cpu.default_queue();
-    assert_error(VulkanQueue::of(&queue).map(drop), "it is no VulkanDevice");
+    assert_error(
+        VulkanQueue::of(&queue).map(drop),
+        "it is no device of the runtime VulkanDevice",
+    );
 }
 
 /// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.

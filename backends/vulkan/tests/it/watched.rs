@@ -1,5 +1,5 @@
-//! A program's device whose functions are looked at, and can be made to fail: `ash::Device` calls what a table of functions says. A
-//! submission without a command buffer, and one that waits for a value whose signal has not been submitted, ends the process. The validation layer sees what is leaked, or destroyed while it is used.
+//! A program's device, of which a few functions are counted, or fail: what no result of a driver for processors shows. A
+//! submission without a command buffer, and one that waits for a value whose signal has not been submitted, ends the process.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
@@ -19,9 +19,8 @@ use crate::rigs::{is_there, next_id};
 #[derive(Default)]
 struct Seen {
     calls: BTreeMap<&'static str, u64>,
-    /// Which call fails (`*`: any), after how many others, with what; and whether all later ones do.
-    fault: Option<(&'static str, u64, vk::Result, bool)>,
-    failed: Vec<&'static str>,
+    /// Which call fails, with what; and whether all later ones do.
+    fault: Option<(&'static str, vk::Result, bool)>,
     /// Of each semaphore, the last value to which a submission sets it.
     signalled: BTreeMap<vk::Semaphore, u64>,
     device: vk::Device,
@@ -87,16 +86,8 @@ impl Watched {
         seen(|seen| seen.calls.get(name).copied().unwrap_or(0))
     }
 
-    pub(crate) fn fail(&self, name: &'static str, after: u64, code: vk::Result, all_later: bool) {
-        seen(|seen| seen.fault = Some((name, after, code, all_later)));
-    }
-
-    /// Nothing fails from now on. Returns what has failed.
-    pub(crate) fn clear(&self) -> Vec<&'static str> {
-        seen(|seen| {
-            seen.fault = None;
-            std::mem::take(&mut seen.failed)
-        })
+    pub(crate) fn fail(&self, name: &'static str, code: vk::Result, all_later: bool) {
+        seen(|seen| seen.fault = Some((name, code, all_later)));
     }
 }
 
@@ -114,19 +105,10 @@ impl Drop for Watched {
 fn before(name: &'static str) -> Option<vk::Result> {
     let (code, device) = seen(|seen| {
         *seen.calls.entry(name).or_default() += 1;
-        let (which, left, code, all_later) = seen.fault.as_mut()?;
-        if *which != "*" && *which != name {
-            return None;
-        }
-        if *left > 0 {
-            *left -= 1;
-            return None;
-        }
-        let code = *code;
-        if !*all_later {
+        let (_, code, all_later) = seen.fault.filter(|(which, ..)| *which == name)?;
+        if !all_later {
             seen.fault = None;
         }
-        seen.failed.push(name);
         Some((code, seen.device))
     })?;
     if code == vk::Result::ERROR_DEVICE_LOST {
@@ -203,20 +185,17 @@ macro_rules! functions {
 
             pub(super) unsafe extern "system" fn call($($arg: $type),*) -> $answer {
                 let instead = <$answer>::instead(stringify!($name));
-                // Even if it fails, the command buffer does not record any more.
-                if let Some(code) = instead && stringify!($name) != "vkEndCommandBuffer" {
+                if let Some(code) = instead {
                     // SAFETY: what fails returns a code.
                     return unsafe { transmute_copy::<vk::Result, $answer>(&code) };
                 }
                 let _using = stringify!($name).starts_with("vkQueue").then(|| lock(&QUEUES));
                 $first
                 // SAFETY: the function of this name and type was stored before this one was handed out; the arguments are the caller's.
-                let answer = unsafe {
+                unsafe {
                     let real = REAL.load(Ordering::Acquire);
                     transmute::<*mut c_void, unsafe extern "system" fn($($type),*) -> $answer>(real)($($arg),*)
-                };
-                // SAFETY: a function whose answer is replaced returns a `VkResult`, which has the type `$answer` then.
-                instead.map_or(answer, |code| unsafe { transmute_copy::<vk::Result, $answer>(&code) })
+                }
             }
         })*
 
@@ -239,19 +218,7 @@ functions! {
     }
     vkQueueWaitIdle(queue: vk::Queue) -> vk::Result {}
     vkDeviceWaitIdle(device: vk::Device) -> vk::Result {}
-    vkAllocateMemory(device: vk::Device, info: *const vk::MemoryAllocateInfo<'_>, callbacks: Callbacks, out: *mut vk::DeviceMemory) -> vk::Result {}
-    vkMapMemory(device: vk::Device, memory: vk::DeviceMemory, from: u64, bytes: u64, flags: vk::MemoryMapFlags, out: *mut *mut c_void) -> vk::Result {}
-    vkCreateBuffer(device: vk::Device, info: *const vk::BufferCreateInfo<'_>, callbacks: Callbacks, out: *mut vk::Buffer) -> vk::Result {}
     vkDestroyBuffer(device: vk::Device, buffer: vk::Buffer, callbacks: Callbacks) -> () {}
-    vkBindBufferMemory(device: vk::Device, buffer: vk::Buffer, memory: vk::DeviceMemory, at: u64) -> vk::Result {}
-    vkCreateEvent(device: vk::Device, info: *const vk::EventCreateInfo<'_>, callbacks: Callbacks, out: *mut vk::Event) -> vk::Result {}
-    vkResetEvent(device: vk::Device, event: vk::Event) -> vk::Result {}
-    vkCreateSemaphore(device: vk::Device, info: *const vk::SemaphoreCreateInfo<'_>, callbacks: Callbacks, out: *mut vk::Semaphore) -> vk::Result {}
-    vkGetSemaphoreCounterValue(device: vk::Device, semaphore: vk::Semaphore, out: *mut u64) -> vk::Result {}
     vkWaitSemaphores(device: vk::Device, info: *const vk::SemaphoreWaitInfo<'_>, timeout: u64) -> vk::Result {}
-    vkCreateCommandPool(device: vk::Device, info: *const vk::CommandPoolCreateInfo<'_>, callbacks: Callbacks, out: *mut vk::CommandPool) -> vk::Result {}
-    vkAllocateCommandBuffers(device: vk::Device, info: *const vk::CommandBufferAllocateInfo<'_>, out: *mut vk::CommandBuffer) -> vk::Result {}
-    vkBeginCommandBuffer(commands: vk::CommandBuffer, info: *const vk::CommandBufferBeginInfo<'_>) -> vk::Result {}
-    vkEndCommandBuffer(commands: vk::CommandBuffer) -> vk::Result {}
     vkCmdPipelineBarrier(commands: vk::CommandBuffer, from: vk::PipelineStageFlags, to: vk::PipelineStageFlags, flags: vk::DependencyFlags, count_1: u32, memory: *const vk::MemoryBarrier<'_>, count_2: u32, buffers: *const vk::BufferMemoryBarrier<'_>, count_3: u32, images: *const vk::ImageMemoryBarrier<'_>) -> () {}
 }

@@ -131,7 +131,10 @@ fn the_registry_opens_adapters_by_number() {
         set.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
         "which are numbered from 0",
     );
-    assert_error(WgpuDevice::of(&Devices::cpu()), "it is no WgpuDevice");
+    assert_error(
+        WgpuDevice::of(&Devices::cpu()),
+        "it is no device of the runtime WgpuDevice",
+    );
     // What this crate has made is used again once nobody does.
     let open = || WgpuConfig::new(0).with_id(id()).open().unwrap();
     let other = open();

@@ -104,7 +104,7 @@ fn buffers_that_are_refused() {
     refused(
         &Devices::cpu(),
         create(8, BufferUsages::COPY_SRC),
-        "it is no WgpuDevice",
+        "it is no device of the runtime WgpuDevice",
     );
     assert_clean(&device);
 
