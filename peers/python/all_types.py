@@ -53,7 +53,7 @@ BAD = [
     'ad.Array.from_dlpack([1])',
     'ad.Array(column).slice("a", 1)',
     'ad.Schema([1])',
-    'Publisher("a").send(table.schema)',
+    'Publisher("a").send([1])',
     'Subscriber.over("a")',
 ]
 HEAD = "import arrow_device as ad\nfrom arrow_device.share import Publisher, Subscriber\nimport pyarrow as pa\nbatch = pa.record_batch({'a': [1]})\ntable = pa.table({'a': [1]})\ncolumn = pa.array([1])\n"
