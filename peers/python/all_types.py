@@ -15,6 +15,7 @@ GOOD = """
     import numpy as np
     import polars as pl
     import pyarrow as pa
+    from arrow_device.share import Publisher, Subscriber, shared_cpu
 
     device: ad.Device = ad.Device("sim")
     for data in (pl.DataFrame({"a": [1]}), pa.table({"a": [1]}), pa.record_batch({"a": [1]}), ad.Stream(pa.table({"a": [1]}))):
@@ -27,6 +28,15 @@ GOOD = """
     total: int = sum(len(batch) for batch in ad.read_parquet(pathlib.Path("a"), device, columns=["a"], ahead=1))
     frame = pl.DataFrame(there.to_host())
     table = pa.table(ad.Stream(frame).to("cpu").to_host())
+    schema: ad.Schema = ad.Schema(table.schema)
+
+    with Publisher(pathlib.Path("a"), leases=2) as publisher:
+        publisher.wait_for_subscribers(timeout=1)
+        sent: int = publisher.send(shared_cpu().upload(table)) + publisher.send(pa.record_batch({"a": [1]}), timeout=None)
+        copied: int = publisher.stats()["copied_bytes"]
+    with Subscriber("a", trusting=True) as subscriber:
+        received: list[ad.RecordBatch] = list(subscriber)
+        rest = pa.table(subscriber.stream())
 
     async def main() -> int:
         return sum([len(batch) async for batch in ad.Stream(table)])
@@ -42,8 +52,11 @@ BAD = [
     'ad.Stream(table).to("sim", ahead="many")',
     'ad.Array.from_dlpack([1])',
     'ad.Array(column).slice("a", 1)',
+    'ad.Schema([1])',
+    'Publisher("a").send([1])',
+    'Subscriber.over("a")',
 ]
-HEAD = "import arrow_device as ad\nimport pyarrow as pa\nbatch = pa.record_batch({'a': [1]})\ntable = pa.table({'a': [1]})\ncolumn = pa.array([1])\n"
+HEAD = "import arrow_device as ad\nfrom arrow_device.share import Publisher, Subscriber\nimport pyarrow as pa\nbatch = pa.record_batch({'a': [1]})\ntable = pa.table({'a': [1]})\ncolumn = pa.array([1])\n"
 
 
 class Stubs(unittest.TestCase):
@@ -53,9 +66,11 @@ class Stubs(unittest.TestCase):
 
     def test_docstrings(self):
         import arrow_device as ad
+        import arrow_device.share
 
-        for name in ad.__all__:
-            of = getattr(ad, name)
+        all_of = [(module, name) for module in (ad, arrow_device.share) for name in module.__all__]
+        for module, name in all_of:
+            of = getattr(module, name)
             if name != "__version__":
                 self.assertTrue(of.__doc__, name)
             methods = vars(of) if isinstance(of, type) else {}

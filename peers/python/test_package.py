@@ -133,6 +133,20 @@ class Batches(Balanced):
             self.assertRegex(repr(schema), "^<Schema: id: Int64, text: Utf8")
         self.assertNotEqual(ad.RecordBatch(sent).schema, ad.RecordBatch(batch()).schema)
 
+    def test_schemas_of_other_libraries(self):
+        sent = batch().schema.with_metadata({"of": "the schema"})
+        for data in (sent, ad.RecordBatch(batch().replace_schema_metadata({"of": "the schema"})), sent.__arrow_c_schema__(), pa.struct(list(sent))):
+            schema = ad.Schema(data)
+            self.assertEqual(schema.names, ["id", "text", "list"])
+            self.assertTrue(pa.schema(schema).equals(sent, check_metadata=not isinstance(data, pa.DataType)))
+        with self.assertRaisesRegex(TypeError, "__arrow_c_schema__, got an object of type int"):
+            ad.Schema(3)
+        with self.assertRaisesRegex(ValueError, "arrow_schema"):
+            ad.Schema(batch().__arrow_c_array__()[1])
+        for data in (pa.int32(), pa.field("a", pa.int32())):
+            with self.assertRaisesRegex(ValueError, "Int32|struct"):
+                ad.Schema(data)
+
 
 class Tensors(Balanced):
     def test_a_copy_to_the_host(self):

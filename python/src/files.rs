@@ -201,7 +201,7 @@ fn caught<T>(read: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, ArrowErr
 }
 
 /// What opening a file raises: `FileNotFoundError` and the like, with the path.
-fn raised(path: &Path, e: &std::io::Error) -> PyErr {
+pub(crate) fn raised(path: &Path, e: &std::io::Error) -> PyErr {
     let text = e.to_string();
     let text = text.split(" (os error").next().map(str::to_owned);
     // Of three arguments, Python chooses the class by the first.

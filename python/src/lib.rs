@@ -10,6 +10,8 @@ mod device;
 mod files;
 mod record_batch;
 mod schema;
+#[cfg(target_os = "linux")]
+mod share;
 mod signals;
 mod stream;
 mod target;
@@ -24,6 +26,9 @@ use pyo3::types::PySlice;
 mod arrow_device_native {
     #[pymodule_export]
     use super::files::{read_ipc, read_parquet};
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::share::{Publisher, Subscriber, shared_cpu};
     #[pymodule_export]
     use super::{
         array::Array, record_batch::RecordBatch, schema::Schema, stream::Stream, target::Device,

@@ -43,7 +43,7 @@ enum Key<'py> {
 #[pymethods]
 impl RecordBatch {
     #[new]
-    fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         let imported = array_from_python(data);
         imported.map(Self).map_err(|e| name_stream(data, e))
     }

@@ -2,18 +2,30 @@
 
 use std::collections::HashMap;
 
-use arrow_device::python::schema_to_python;
+use arrow_device::python::{schema_from_python, schema_to_python};
 use arrow_schema::SchemaRef;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 /// The names and types of columns. Any library takes it: `pyarrow.schema(batch.schema)`.
+///
+/// Args:
+///     data: an object with `__arrow_c_schema__`: another library's schema.
+///
+/// Raises:
+///     TypeError: for any other object.
+///     ValueError: for an invalid schema, with the path of the field, and for a type that is none of batches.
 #[pyclass(frozen, eq, module = "arrow_device")]
 #[derive(PartialEq)]
 pub(crate) struct Schema(pub(crate) SchemaRef);
 
 #[pymethods]
 impl Schema {
+    #[new]
+    fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        schema_from_python(data).map(Self)
+    }
+
     /// The columns' names.
     #[getter]
     fn names(&self) -> Vec<&str> {

@@ -36,7 +36,7 @@ pub(crate) fn signalled(
 ///
 /// # Errors
 /// The exception, which becomes itself again where the error is raised.
-fn check() -> Result<()> {
+pub(crate) fn check() -> Result<()> {
     // SAFETY: this function may be called at any time.
     if MAIN.get() != Some(&thread::current().id()) || unsafe { ffi::Py_IsInitialized() } == 0 {
         return Ok(());

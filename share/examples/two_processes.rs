@@ -1,5 +1,6 @@
 //! Sends a table of TPC-H to a child process without a copy, which computes on it, and says what that took:
-//! `cargo run -p arrow-device-share --example two_processes`.
+//! `cargo run -p arrow-device-share --example two_processes`. The child may be another program, such as one in Python:
+//! `cargo run -p arrow-device-share --example two_processes -- python3 share/examples/subscriber.py`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -21,17 +22,18 @@ const SCALE: f64 = 0.1;
 const ROWS: usize = 8192;
 
 fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("child") => subscribe(),
-        _ => publish(),
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((child, [])) if child == "child" => subscribe(),
+        Some((program, rest)) => publish(Command::new(program).args(rest)),
+        None => publish(Command::new(std::env::current_exe()?).arg("child")),
     }
 }
 
 /// The parent: makes the table in shared memory, and sends it.
-fn publish() -> Result<()> {
+fn publish(child: &mut Command) -> Result<()> {
     let (here, there) = socket_pair()?;
-    let mut child = Command::new(std::env::current_exe()?)
-        .arg("child")
+    let mut child = child
         .stdin(Stdio::from(there))
         .stdout(Stdio::piped())
         .spawn()?;

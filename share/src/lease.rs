@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimBacking, SimDevice};
 use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, Devices};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
@@ -67,12 +68,13 @@ impl Link {
         PollFlags::IN
     }
 
-    /// Waits until something has come, or the publisher has closed its end.
-    pub(crate) fn wait(&self) -> Result<()> {
+    /// Waits until something has come, the publisher has closed its end, or so much time has passed.
+    pub(crate) fn wait(&self, at_most: Option<Duration>) -> Result<()> {
+        let at_most = at_most.and_then(|time| Timespec::try_from(time).ok());
         loop {
             let flags = self.flush(None);
             let mut sockets = [PollFd::from_borrowed_fd(self.socket(), flags)];
-            match rustix::event::poll(&mut sockets, None) {
+            match rustix::event::poll(&mut sockets, at_most.as_ref()) {
                 Ok(_) if sockets[0].revents() == PollFlags::OUT => {}
                 Ok(_) | Err(Errno::INTR) => return Ok(()),
                 Err(e) => return Err(Error::of("wait for the publisher")(e)),

@@ -82,7 +82,7 @@ impl Manifest {
         parts.starts = starts.chunks_exact(16).map(both).collect();
         Ok(Self {
             device_type: ArrowDeviceType::new(number(0) as i32),
-            machine: number_pair(fixed),
+            machine: fixed[8..24].try_into().unwrap_or([0; 16]),
             memory: number(24),
             size: number(32),
             ready: flags & READY != 0,
@@ -91,19 +91,11 @@ impl Manifest {
     }
 }
 
-fn number_pair(fixed: &[u8; FIXED]) -> [u8; 16] {
-    let mut machine = [0; 16];
-    machine.copy_from_slice(&fixed[8..24]);
-    machine
-}
-
 impl Parts {
     fn to_message(&self) -> Vec<u8> {
         let mut builder = FlatBufferBuilder::new();
-        let nodes = self
-            .nodes
-            .iter()
-            .map(|[rows, nulls]| FieldNode::new(*rows, *nulls));
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|[rows, nulls]| FieldNode::new(*rows, *nulls));
         let nodes = builder.create_vector(&nodes.collect::<Vec<_>>());
         let buffers = self.buffers.iter();
         let buffers = buffers.map(|[start, bytes]| arrow_ipc::Buffer::new(*start, *bytes));

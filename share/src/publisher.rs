@@ -151,14 +151,35 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if there are fewer after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_subscribers(&self, subscribers: usize, at_most: Duration) -> Result<()> {
+        self.wait_until(at_most, "too few subscribers have come", |state| {
+            state.subscribers() >= subscribers
+        })
+    }
+
+    /// Waits until each subscriber may have another batch, so that the next [`send`](Self::send) waits for none that is there now.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if one may not after `at_most`, and [`Error::Refused`] in a forked child.
+    pub fn wait_for_room(&self, at_most: Duration) -> Result<()> {
+        self.wait_until(at_most, "a subscriber returns nothing", |state| {
+            !state.peers.iter().any(|peer| self.is_full(peer))
+        })
+    }
+
+    fn wait_until(
+        &self,
+        at_most: Duration,
+        what: &'static str,
+        is_done: impl Fn(&State) -> bool,
+    ) -> Result<()> {
         check_process(self.process)?;
         let end = Instant::now().checked_add(at_most);
         let mut state = self.peers.lock();
-        while state.subscribers() < subscribers {
+        while !is_done(&state) {
             let left = |end: Instant| end.saturating_duration_since(Instant::now());
             let left = end.map_or(at_most, left);
             if left.is_zero() {
-                return Err(Error::TimedOut("too few subscribers have come"));
+                return Err(Error::TimedOut(what));
             }
             state = self.peers.wait(state, left).0;
         }
@@ -212,12 +233,11 @@ impl Publisher {
                 let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
                     break;
                 };
-                // The only one there will ever be is waited for.
-                let has_begun = peer.is_subscriber || !self.over;
-                if has_begun && !peer.takes_batches() {
+                let is_full = self.is_full(peer);
+                if !is_full && !peer.takes_batches() {
                     break;
                 }
-                if has_begun && peer.batches() < self.options.leases {
+                if !is_full {
                     let lease = prepared.post(peer, next_lease);
                     unready.extend(prepared.event.as_ref().map(|_| (peer.id, lease)));
                     sent += 1;
@@ -239,6 +259,15 @@ impl Publisher {
         drop(state);
         tell(&mut unready);
         Ok(sent)
+    }
+
+    /// Whether a batch has to wait for this connection.
+    fn is_full(&self, peer: &Peer) -> bool {
+        match peer.takes_batches() {
+            true => peer.batches() >= self.options.leases,
+            // The only one there will ever be is waited for.
+            false => self.over && !peer.is_subscriber,
+        }
     }
 
     /// Reports a subscriber that has died.

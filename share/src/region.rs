@@ -1,6 +1,5 @@
 //! [`Region`]: an allocation that other processes can map, and [`Mapping`]: what they map.
 
-use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +49,9 @@ impl Region {
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, flags, 0, bytes as u64))
             .map_err(&io)?;
         // A child that has not called `exec` yet would have a writable mapping, too, which `freeze` does not allow.
-        mapping.advise(Advice::LinuxDontFork).map_err(&io)?;
+        let start = mapping.start.as_ptr().cast();
+        // SAFETY: the addresses are this mapping's; the advice does not change its content.
+        unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontFork) }.map_err(&io)?;
         Ok(Self {
             mapping,
             file,
@@ -178,11 +179,6 @@ impl Mapping {
 
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
-    }
-
-    fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the addresses are this mapping's; neither advice changes its content.
-        unsafe { rustix::mm::madvise(self.start.as_ptr().cast::<c_void>(), self.bytes, advice) }
     }
 }
 

@@ -76,10 +76,7 @@ impl Known {
         }
         let (batch, described, copied) = place(batch)?;
         let of_cpu = batch.device().id() == DeviceId::CPU;
-        let all = described
-            .dictionaries
-            .iter()
-            .map(|(described, _)| described);
+        let all = described.dictionaries.iter().map(|(values, _)| values);
         for region in all.chain([&described.batch]).flat_map(|of| &of.region) {
             match of_cpu {
                 true => region.freeze()?,
@@ -87,19 +84,16 @@ impl Known {
             }
         }
         let event = batch.as_struct().ready_event()?;
-        let manifest = |described: &Described| Manifest {
-            device_type: batch.device().id().device_type,
-            machine: machine(),
-            memory: described
-                .region
-                .as_ref()
-                .map_or(0, |region| region.number()),
-            size: described
-                .region
-                .as_ref()
-                .map_or(0, |region| region.bytes() as u64),
-            ready: event.is_none(),
-            parts: described.parts.clone(),
+        let manifest = |described: &Described| {
+            let region = described.region.as_ref();
+            Manifest {
+                device_type: batch.device().id().device_type,
+                machine: machine(),
+                memory: region.map_or(0, |region| region.number()),
+                size: region.map_or(0, |region| region.bytes() as u64),
+                ready: event.is_none(),
+                parts: described.parts.clone(),
+            }
         };
         let bytes = manifest(&described.batch).to_bytes();
         let offer = Outgoing::new(Kind::Offer, 0, &bytes)?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceRecordBatch};
 use arrow_schema::{DataType, SchemaRef};
@@ -149,10 +150,34 @@ impl Subscriber {
     pub fn schema(&mut self) -> Result<Option<SchemaRef>> {
         while self.schema.is_none() && !self.over {
             if !self.hear()? {
-                self.link.wait()?;
+                self.link.wait(None)?;
             }
         }
         Ok(self.schema.as_ref().map(|(schema, _)| schema.clone()))
+    }
+
+    /// Returns the next item as `next` does, if it comes in time.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if nothing has come after `at_most`, which ends nothing.
+    pub fn next_timeout(&mut self, at_most: Duration) -> Option<Result<DeviceRecordBatch>> {
+        self.next_until(Instant::now().checked_add(at_most))
+    }
+
+    fn next_until(&mut self, end: Option<Instant>) -> Option<Result<DeviceRecordBatch>> {
+        loop {
+            if let Some(next) = self.try_next() {
+                return next;
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Some(Err(Error::TimedOut("no batch has come")));
+            }
+            if let Err(e) = self.link.wait(left) {
+                self.leave();
+                return Some(Err(e));
+            }
+        }
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {
@@ -319,15 +344,7 @@ impl Iterator for Subscriber {
 
     /// Waits for the next batch, and for its memory.
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(next) = self.try_next() {
-                return next;
-            }
-            if let Err(e) = self.link.wait() {
-                self.leave();
-                return Some(Err(e));
-            }
-        }
+        self.next_until(None)
     }
 }
 

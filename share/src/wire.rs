@@ -86,11 +86,9 @@ impl Outgoing {
     pub(crate) fn new(kind: Kind, number: u64, body: &[u8]) -> Result<Self> {
         let apart = body.len() > INLINE;
         Ok(Self {
-            kind,
-            number,
             apart: apart.then(|| file_of(body).map(Arc::new)).transpose()?,
             body: if apart { &[] } else { body }.into(),
-            memory: None,
+            ..Self::empty(kind, number)
         })
     }
 

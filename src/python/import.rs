@@ -1,10 +1,11 @@
 //! Imports from capsules, and from objects that have the methods.
 
 use arrow_data::ffi::FFI_ArrowArray;
+use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyCapsule, PyTuple};
 
 use super::attached::detached;
 use super::capsule::{CapsuleArray, InCapsule, holds, look, unpack};
@@ -13,7 +14,7 @@ use super::stream::{HostStream, Reader, released_attached};
 use super::wrong_type;
 use crate::abi::c_data::CArray;
 use crate::abi::{CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
-use crate::interchange::schema::import_field;
+use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::{ImportOptions, Validation};
 use crate::stream::DeviceRecordBatchReader;
 
@@ -89,6 +90,30 @@ pub fn stream_from_python(
         return reader::<HostStream>(&answer);
     }
     reader::<FFI_ArrowDeviceArrayStream>(&answer)
+}
+
+/// Imports the schema of record batches.
+///
+/// `object` has the method `__arrow_c_schema__`, or it is the capsule that this returns. The capsule keeps its schema.
+///
+/// ```no_run
+/// use arrow_device::python::{pyo3::prelude::*, schema_from_python};
+/// # fn f(object: &Bound<'_, PyAny>) -> PyResult<()> {
+/// println!("{} columns", schema_from_python(object)?.fields().len());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// Raises `TypeError` for any other object, `ValueError` for a capsule of another name, an invalid schema, and the type of arrays that are
+/// no batches, and the errors of the method.
+pub fn schema_from_python(object: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
+    let answer = match object.getattr_opt("__arrow_c_schema__")? {
+        Some(method) => method.call0()?,
+        None if object.is_instance_of::<PyCapsule>() => object.clone(),
+        None => return Err(wrong_type(object, "an object with __arrow_c_schema__")?),
+    };
+    Ok(look(&answer, import_schema)??)
 }
 
 /// Reads the stream in a capsule.

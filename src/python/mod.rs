@@ -37,6 +37,7 @@
 //! | [`schema_to_python`] | makes the result of `__arrow_c_schema__` |
 //! | [`array_from_python`] | imports an array or a batch from any object with such a method |
 //! | [`stream_from_python`] | imports a stream from any object with such a method |
+//! | [`schema_from_python`] | imports a schema from any object with such a method |
 //!
 //! With the feature `dlpack`, columns are also exchanged through `__dlpack__`: `tensor_to_python`, `tensor_from_python`
 //! (which copies memory that the host can read, since others may write to it) and `tensor_from_python_shared` (which never
@@ -92,7 +93,7 @@ pub use export::{
     array_to_python, check_request, host_array_to_python, host_stream_to_python, schema_to_python,
     stream_to_python,
 };
-pub use import::{array_from_python, stream_from_python};
+pub use import::{array_from_python, schema_from_python, stream_from_python};
 pub use pyo3;
 #[cfg(feature = "dlpack")]
 pub use tensor::{tensor_from_python, tensor_from_python_shared, tensor_to_python};

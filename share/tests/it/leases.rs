@@ -69,13 +69,51 @@ fn a_full_subscriber_makes_the_publisher_wait() {
     publisher.send(&shared(1)).unwrap();
     let full = publisher.send(&shared(2));
     assert!(matches!(full, Err(Error::TimedOut(_))), "{full:?}");
+    let full = publisher.wait_for_room(Duration::from_millis(10));
+    assert!(matches!(full, Err(Error::TimedOut(_))), "{full:?}");
     drop(subscriber.next().unwrap().unwrap());
-    until("a lease is back", || publisher.stats().leases == 1);
+    publisher.wait_for_room(LONG).unwrap();
+    assert_eq!(publisher.stats().leases, 1);
     publisher.send(&shared(2)).unwrap();
     let rest: Vec<_> = (0..2)
         .map(|_| subscriber.next().unwrap().unwrap())
         .collect();
     assert_eq!(rest[1].to_host().unwrap(), numbers(2));
+}
+
+#[test]
+fn waits_for_room_and_for_batches_have_an_end() {
+    const SHORT: Duration = Duration::from_millis(10);
+    let (here, there) = socket_pair().unwrap();
+    let publisher = Publisher::over(here).unwrap();
+    // The only one there will ever be has not begun.
+    let early = publisher.wait_for_room(SHORT);
+    assert!(matches!(early, Err(Error::TimedOut(_))), "{early:?}");
+    let mut subscriber = Subscriber::over(there).unwrap();
+    publisher.wait_for_room(LONG).unwrap();
+    // Waits that were too short end nothing.
+    for time in [Duration::ZERO, SHORT] {
+        let early = subscriber.next_timeout(time);
+        assert!(matches!(early, Some(Err(Error::TimedOut(_)))), "{early:?}");
+    }
+    publisher.send(&shared(1)).unwrap();
+    let batch = subscriber.next_timeout(Duration::MAX).unwrap().unwrap();
+    assert_eq!(batch.to_host().unwrap(), numbers(1));
+    publisher.finish().unwrap();
+    assert!(subscriber.next_timeout(LONG).is_none());
+}
+
+#[test]
+fn room_is_not_waited_for_where_nobody_takes_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let publisher = Publisher::bind(folder.path().join("socket")).unwrap();
+    publisher.wait_for_room(Duration::ZERO).unwrap();
+    let (here, there) = socket_pair().unwrap();
+    let publisher = Publisher::over(here).unwrap();
+    let subscriber = Subscriber::over(there).unwrap();
+    publisher.wait_for_room(LONG).unwrap();
+    drop(subscriber);
+    publisher.wait_for_room(LONG).unwrap();
 }
 
 /// What a subscriber that leaves has not seen yet is free at once.

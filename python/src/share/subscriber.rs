@@ -1,0 +1,197 @@
+//! The subscriber's end.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::{DeviceRecordBatch, DeviceRecordBatches};
+use arrow_device_share::{self as share, Error, Result, SubscriberOptions};
+use arrow_schema::Schema;
+use pyo3::exceptions::PyStopAsyncIteration;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::{State, at, duplicate, errno, patiently, raised};
+use crate::record_batch::RecordBatch;
+use crate::stream::Stream;
+
+/// Receives the batches of a `Publisher`, which lie in its memory, without a copy: in a loop (`for` or `async for`). Linux.
+///
+/// The memory of a batch goes back to the publisher once no array, and nothing that another library has made of it, uses it any more.
+/// A batch may outlive the subscriber and the publisher.
+///
+/// Args:
+///     path: where the publisher listens.
+///     trusting: what the publisher says of its memory is believed without reading it. This is a promise that it is a program of this
+///         package or of its Rust crate. Otherwise text, lists and columns with nulls are read and checked.
+///
+/// Raises:
+///     OSError: if nobody listens there (FileNotFoundError, ConnectionRefusedError), or another user (PermissionError).
+#[pyclass(frozen, module = "arrow_device.share")]
+pub(crate) struct Subscriber(Arc<Receiving>);
+
+struct Receiving {
+    subscriber: Mutex<Option<share::Subscriber>>,
+    batches: AtomicU64,
+    state: State,
+}
+
+#[pymethods]
+impl Subscriber {
+    #[new]
+    #[pyo3(signature = (path, *, trusting = false))]
+    fn new(py: Python<'_>, path: PathBuf, trusting: bool) -> PyResult<Self> {
+        let options = options(trusting);
+        let connected = py.detach(|| share::Subscriber::connect_with(&path, options));
+        Ok(Self::of(connected.map_err(|e| at(&path, e))?, path))
+    }
+
+    /// Subscribes to the publisher at the other end of a socket.
+    ///
+    /// Args:
+    ///     fd: the descriptor of a socket of the kind `SOCK_SEQPACKET`, which is duplicated.
+    ///     trusting: as for a path.
+    ///
+    /// Raises:
+    ///     OSError: for another descriptor, or a peer of another user.
+    #[staticmethod]
+    #[pyo3(signature = (fd, *, trusting = false))]
+    fn over(py: Python<'_>, fd: RawFd, trusting: bool) -> PyResult<Self> {
+        let options = options(trusting);
+        let over = share::Subscriber::over_with(duplicate(py, fd)?, options);
+        Ok(Self::of(over.map_err(raised)?, "a socket".into()))
+    }
+
+    fn __iter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Waits for the next batch.
+    ///
+    /// Raises:
+    ///     ConnectionResetError: if the publisher has died, or has gone without an end. What it has sent before is received first.
+    ///     RuntimeError: with the publisher's text, if it has ended the stream with an error.
+    ///     ValueError: for invalid values, with the path of the field.
+    ///     PermissionError: if the publisher accepts no more subscribers, or has another version.
+    ///     OSError: if the publisher breaks the protocol.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        let next = py.detach(|| self.0.next()).map_err(raised)?;
+        Ok(next.map(RecordBatch))
+    }
+
+    fn __aiter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Each batch is waited for by a thread of asyncio's default executor, until it comes or the subscriber is closed. A wait that is
+    /// cancelled loses its batch.
+    fn __anext__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let next = this.getattr("_next")?;
+        let asyncio = this.py().import("asyncio")?;
+        asyncio.call_method1("to_thread", (next,))
+    }
+
+    fn _next(&self, py: Python<'_>) -> PyResult<RecordBatch> {
+        let next = self.__next__(py)?;
+        next.ok_or_else(|| PyStopAsyncIteration::new_err(()))
+    }
+
+    /// Returns the batches that have not been taken as a stream, which other libraries read. Waits for the first one, of which the schema
+    /// is: without any batch, there are no columns.
+    ///
+    /// Raises:
+    ///     OSError, RuntimeError, ValueError: as the next batch. Later, the stream raises them.
+    fn stream(&self, py: Python<'_>) -> PyResult<Stream> {
+        let first = py.detach(|| self.0.next()).map_err(raised)?;
+        let schema = first.as_ref().map(DeviceRecordBatch::schema);
+        let schema = schema.unwrap_or_else(|| Arc::new(Schema::empty()));
+        let rest = self.0.clone();
+        let rest = std::iter::from_fn(move || rest.next().map_err(in_stream).transpose());
+        let batches = first.map(Ok).into_iter().chain(rest);
+        let device_type = ArrowDeviceType::CPU;
+        Ok(Stream::of(DeviceRecordBatches::new(
+            batches,
+            schema,
+            device_type,
+        )))
+    }
+
+    /// Takes nothing more. Batches that were taken stay. A loop in another thread ends.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.state.close()?;
+        py.detach(|| drop(self.0.lock().take()));
+        Ok(())
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let batches = self.0.batches.load(Ordering::Relaxed);
+        let batches = format!("Subscriber: {batches} batches so far, of");
+        self.0.state.shown(&batches)
+    }
+}
+
+impl Subscriber {
+    fn of(subscriber: share::Subscriber, path: PathBuf) -> Self {
+        Self(Arc::new(Receiving {
+            subscriber: Mutex::new(Some(subscriber)),
+            batches: AtomicU64::new(0),
+            state: State::new(path),
+        }))
+    }
+}
+
+impl Receiving {
+    /// Must be called detached from the interpreter.
+    fn lock(&self) -> MutexGuard<'_, Option<share::Subscriber>> {
+        self.subscriber
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Result<Option<DeviceRecordBatch>> {
+        self.state.check_process()?;
+        let mut subscriber = self.lock();
+        let Some(subscriber) = subscriber.as_mut() else {
+            return Ok(None);
+        };
+        let next = patiently(None, |time| match self.state.is_closed() {
+            true => Ok(None),
+            false => subscriber.next_timeout(time).transpose(),
+        })?;
+        let count = u64::from(next.is_some());
+        self.batches.fetch_add(count, Ordering::Relaxed);
+        Ok(next)
+    }
+}
+
+fn options(trusting: bool) -> SubscriberOptions {
+    if trusting {
+        // SAFETY: the documentation requires Python code that passes `trusting=True` to vouch for the publisher.
+        unsafe { SubscriberOptions::trusting() }
+    } else {
+        SubscriberOptions::default()
+    }
+}
+
+/// The same for whoever reads a stream, who may know no Python.
+fn in_stream(e: Error) -> arrow_device::Error {
+    match errno(&e) {
+        Some(errno) => arrow_device::Error::Foreign {
+            operation: "next",
+            errno,
+            message: e.to_string().into(),
+        },
+        None => e.into(),
+    }
+}
