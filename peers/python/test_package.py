@@ -6,6 +6,8 @@ import io
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -245,6 +247,14 @@ class Streams(Balanced):
 
         with self.assertRaisesRegex(ValueError, "'int'"):
             asyncio.run(fail())
+
+
+class Interpreters(unittest.TestCase):
+    def test_without_the_gil_it_says_why_not(self):
+        program = "import sys; sys._is_gil_enabled = lambda: False; import arrow_device"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("ImportError: arrow_device has not been tried without the GIL: set PYTHON_GIL=1", done.stderr)
 
 
 class Pages(unittest.TestCase):

@@ -13,6 +13,13 @@ CuPy, JAX, ...), and goes to any of them, without a copy where it already is on 
     back = pl.DataFrame(there.to_host())
 """
 
+import sys
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "arrow_device has not been tried without the GIL: set PYTHON_GIL=1 for this free-threaded Python, or use one with the GIL"
+    )
+
 from ._native import (
     Array,
     Device,
