@@ -73,8 +73,7 @@ fn a_process_ends_while_threads_wait() {
 fn a_process_ends_behind_a_gate() {
     ends_well("ends::a_process_ends_behind_a_gate", || {
         let Some(device) = device() else { return };
-        let theirs =
-            std::mem::ManuallyDrop::new(Held::new(device.id().id as usize, OWN_CONTEXT, 0));
+        let theirs = std::mem::ManuallyDrop::new(Held::new(device.id().id as usize, OWN_CONTEXT));
         let queue = device.new_queue().unwrap();
         // SAFETY: the event lives as long as the process.
         assert!(unsafe { queue.raw().wait(theirs.0.event()) }.unwrap());

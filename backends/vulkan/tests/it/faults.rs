@@ -1,32 +1,24 @@
 //! What is submitted, when it counts as complete, and calls that fail.
 
-use std::sync::Arc;
-
-use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::engine::Runtime;
 use arrow_device::{Device, DeviceBufferMut, Error, Queue, Result};
-use arrow_device_conformance::{alone, soon};
+use arrow_device_conformance::{alone, numbers, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanDevice, VulkanQueue};
 
 use crate::rigs::{Timeline, assert_clean, hold, is_there};
 use crate::watched::Watched;
 
-fn batch() -> RecordBatch {
-    let column = Arc::new(Int64Array::from_iter_values(0..900)) as _;
-    RecordBatch::try_from_iter([("a", column)]).unwrap()
-}
-
 fn there_and_back(device: &Device) -> Result<()> {
-    let up = device.upload(&batch())?;
-    assert_eq!(up.to_host()?, batch());
+    let up = device.upload(&numbers(900))?;
+    assert_eq!(up.to_host()?, numbers(900));
     Ok(())
 }
 
 /// Uses what this crate calls Vulkan for.
 fn use_everything(watched: &Watched, device: &Device) -> Result<()> {
     let (queue, other) = (device.new_queue()?, watched.adopt()?);
-    let up = device.upload_on(&batch(), &queue)?;
+    let up = device.upload_on(&numbers(900), &queue)?;
     drop((queue.record()?, queue.record()?));
     for (one, two) in [
         (&queue, &other.default_queue()),
@@ -36,14 +28,14 @@ fn use_everything(watched: &Watched, device: &Device) -> Result<()> {
             two.wait(&event)?;
         }
     }
-    assert_eq!(other.upload(&batch())?.to_host()?, batch());
+    assert_eq!(other.upload(&numbers(900))?.to_host()?, numbers(900));
     let mut bytes = DeviceBufferMut::allocate(&queue, 1001)?;
     bytes.fill(7)?;
     assert!(bytes.freeze()?.to_host()?.iter().all(|byte| *byte == 7));
     // SAFETY: there are no command buffers.
     unsafe { VulkanQueue::of(&queue)?.submit(&[]) }?;
     let _ = VulkanQueue::of(&queue)?.submitted()?;
-    assert_eq!(up.start_to_host(&queue)?.wait()?, batch());
+    assert_eq!(up.start_to_host(&queue)?.wait()?, numbers(900));
     drop(up);
     device.trim();
     device.synchronize()
@@ -120,12 +112,12 @@ fn no_submission_waits_for_a_later_one() {
                 let queues = devices.each_ref().map(|device| device.new_queue().unwrap());
                 for round in 0..100 {
                     let (one, two) = ((at + round) % 3, (at + round + 1) % 3);
-                    let up = devices[one].upload_on(&batch(), &queues[one]).unwrap();
+                    let up = devices[one].upload_on(&numbers(900), &queues[one]).unwrap();
                     let event = queues[one].record().unwrap().unwrap();
                     queues[two].wait(&event).unwrap();
-                    let there = devices[two].upload_on(&batch(), &queues[two]).unwrap();
+                    let there = devices[two].upload_on(&numbers(900), &queues[two]).unwrap();
                     drop((up, event));
-                    assert_eq!(there.to_host().unwrap(), batch());
+                    assert_eq!(there.to_host().unwrap(), numbers(900));
                 }
             });
         }
@@ -214,7 +206,7 @@ fn work_of_a_device_that_was_reset_is_not_complete() {
         let queue = device.new_queue().unwrap();
         let timeline = Timeline::new(&device);
         timeline.block(&queue);
-        let up = device.upload_on(&batch(), &queue).unwrap();
+        let up = device.upload_on(&numbers(900), &queue).unwrap();
         let event = queue.record().unwrap().unwrap();
         assert!(!event.is_complete().unwrap());
         watched.fail(call, 0, vk::Result::ERROR_DEVICE_LOST, true);
@@ -247,7 +239,7 @@ fn a_wait_that_ends_early_is_repeated() {
     let device = watched.adopt().unwrap();
     let queue = device.new_queue().unwrap();
     let mut held = hold(&queue);
-    let up = device.upload_on(&batch(), &queue).unwrap();
+    let up = device.upload_on(&numbers(900), &queue).unwrap();
     let waits = watched.calls("vkWaitSemaphores");
     watched.fail("vkWaitSemaphores", 0, vk::Result::TIMEOUT, false);
     std::thread::scope(|scope| {
@@ -255,7 +247,7 @@ fn a_wait_that_ends_early_is_repeated() {
         let is_repeated = || watched.calls("vkWaitSemaphores") > waits + 1;
         assert!(soon(is_repeated), "not repeated");
         held.open();
-        assert_eq!(back.join().unwrap(), batch());
+        assert_eq!(back.join().unwrap(), numbers(900));
     });
     assert_eq!(watched.clear(), ["vkWaitSemaphores"]);
 }

@@ -5,7 +5,6 @@ mod adoption;
 mod conformance;
 mod ends;
 mod faults;
-mod foreign;
 mod program;
 mod rigs;
 mod timeline;
