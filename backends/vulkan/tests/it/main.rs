@@ -5,6 +5,7 @@ mod adoption;
 mod conformance;
 mod ends;
 mod faults;
+mod loading;
 mod program;
 mod rigs;
 mod timeline;
