@@ -3,16 +3,14 @@
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::abort;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::SyncPolicy;
 
 use super::Subject;
-use super::help::assert_even;
+use super::help::{assert_even, numbers};
 use super::soak::soak;
 
 /// Its name, in how many processes it runs, and what it does there.
@@ -35,13 +33,8 @@ pub(super) fn linger_at_the_end() {
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
 }
 
-fn batch(rows: i64) -> RecordBatch {
-    let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
-    RecordBatch::try_from_iter([("a", column)]).expect("a batch")
-}
-
 fn fork(subject: &Subject) {
-    let (device, sent) = (&subject.device, batch(300));
+    let (device, sent) = (&subject.device, numbers(300));
     let queue = device.new_queue().expect("new_queue");
     let held = subject.hold(&queue);
     let up = device.upload_on(&sent, &queue).expect("upload");
@@ -111,7 +104,7 @@ fn in_a_child(work: impl FnOnce()) {
 /// The device is kept, as one of the process-wide set is.
 fn exit_while_copies_run(subject: &Subject) {
     let device = &subject.device;
-    let up = device.upload(&batch(500_000)).expect("upload");
+    let up = device.upload(&numbers(500_000)).expect("upload");
     forget(up.start_to_host(None).expect("start_to_host"));
     forget(up.export(SyncPolicy::Event));
     forget((device.new_queue().expect("new_queue"), subject.clone()));
@@ -122,7 +115,7 @@ fn exit_while_threads_work(subject: &Subject) {
     for _ in 0..3 {
         let (device, begun) = (subject.device.clone(), begun.clone());
         thread::spawn(move || {
-            let sent = batch(500_000);
+            let sent = numbers(500_000);
             loop {
                 // Once the process ends it stays in here: an error could be taken for the end of work.
                 if let Err(e) = device.upload(&sent).and_then(|up| up.to_host()) {
@@ -139,7 +132,7 @@ fn exit_while_threads_work(subject: &Subject) {
 /// Another thread drops the last handle of the device.
 fn exit_while_dropped(subject: &Subject) {
     let subject = subject.clone();
-    let up = subject.device.upload(&batch(500_000)).expect("upload");
+    let up = subject.device.upload(&numbers(500_000)).expect("upload");
     let (begun, sees) = channel();
     thread::spawn(move || {
         let _ = begun.send(());

@@ -96,6 +96,7 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     }
     let (exported, schema) = made.expect("exported above");
     drop(up);
+    let mut consumed = None;
     match EventPtr::new(exported.sync_event()) {
         Some(event) => {
             assert!(!waits, "an event of data that is ready");
@@ -106,6 +107,11 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
             checked.expect("check_event refused what was exported");
             let done = done.expect("query_event");
             assert!(!(pending && done), "the exported event completed early");
+            consumed = subject.consumer.as_ref().map(|wait| wait(device, event));
+            if let Some(consumed) = consumed.as_mut().filter(|_| pending) {
+                sleep(MOMENT);
+                assert!(!consumed(), "another library has not waited");
+            }
         }
         None => {
             let needed = pending && !waits && exports == ExportSync::Event;
@@ -115,8 +121,12 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     while_opening(hold, || {
         // SAFETY: both come from `export`, and the array is not released.
         let again = unsafe { DeviceArray::import_with(exported, &schema, &options) };
-        let back = again.and_then(|again| again.to_host()).expect("import");
+        let again = again.expect("import");
+        let back = again.to_host().expect("to_host");
         assert!(*back == array, "other values came back");
+        // The import keeps the event.
+        let seen = consumed.is_none_or(|consumed| soon(subject.patience, consumed));
+        assert!(seen, "another library waits for ever");
     });
 }
 

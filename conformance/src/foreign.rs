@@ -1,17 +1,25 @@
 //! Rules about events of other libraries of the program.
 
+use std::panic::AssertUnwindSafe;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{scope, sleep};
 
-use arrow_array::Int64Array;
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
+use arrow_array::{Array, Int64Array};
+use arrow_buffer::Buffer;
+use arrow_schema::{DataType, Field, Schema};
 
-use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, queue, record};
+use super::exports::{is_refused, options};
+use super::help::assert_works;
+use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, join, queue, record, soon};
 use super::subject::{Foreign, MakeForeign};
 use super::watch::note;
 use super::{Subject, Verdict};
 use arrow_device::device::EventPtr;
-use arrow_device::{Device, Queue};
+use arrow_device::{DeviceArray, DeviceRecordBatch, FFI_ArrowDeviceArray, Queue, SyncPolicy};
 
 const NONE: Verdict = Verdict::Skipped("the subject has no events of other libraries");
 const NEVER: Verdict = Verdict::Skipped("events of other libraries cannot fail");
@@ -25,12 +33,6 @@ fn wait(queue: &Queue, event: EventPtr) -> arrow_device::Result<bool> {
 
 fn values() -> Int64Array {
     Int64Array::from_iter_values(0..1000)
-}
-
-/// Asserts that the device works.
-fn works(device: &Device) {
-    let up = device.upload_array(&values()).expect("upload");
-    assert!(*up.to_host().expect("to_host") == values());
 }
 
 pub(super) fn order(subject: &Subject) -> Verdict {
@@ -80,7 +82,7 @@ fn waits(subject: &Subject, make: &MakeForeign) {
             block.fill(&queue, 0x4F);
             down(&queue, block.at(0), back.at(0), LARGE);
             let last = record(&queue);
-            works(device);
+            assert_works(device);
             let early = waits && last.is_complete().expect("query_event");
             drop(says);
             let is_told = ends.join().expect("the event is ended");
@@ -131,7 +133,7 @@ pub(super) fn failed(subject: &Subject) -> Verdict {
             let queued = wait(&queue(device), event).is_ok_and(|queued| queued);
             assert!(!queued, "a queue waits for a failed event");
         }
-        works(device);
+        assert_works(device);
     }
     if subject.foreign.is_empty() {
         NONE
@@ -189,8 +191,84 @@ pub(super) fn fails(subject: &Subject) -> Verdict {
         is_final("a device that waits", other.synchronize().err());
         let third = another();
         is_final("a later wait", third.default_queue().wait(&after).err());
-        works(&third);
-        works(&subject.device);
+        assert_works(&third);
+        assert_works(&subject.device);
+    }
+    if subject.foreign.is_empty() {
+        NONE
+    } else {
+        Verdict::Kept
+    }
+}
+
+/// Imports an array of another library, which has this event. Its memory is that of `up`, which it keeps.
+fn import(up: &Arc<DeviceArray>, event: EventPtr) -> DeviceArray {
+    let (device, there) = (up.device(), up.buffer(1).expect("the values"));
+    let address = NonNull::new(there.address().as_ptr().cast()).expect("an address");
+    let owner = Arc::new(AssertUnwindSafe(up.clone()));
+    // SAFETY: only the address is used, and the owner keeps the memory, in which the values are.
+    let data = unsafe {
+        let buffer = Buffer::from_custom_allocation(address, there.len(), owner);
+        let data = values().into_data().into_builder();
+        data.buffers(vec![buffer]).build_unchecked()
+    };
+    let (array, id) = (FFI_ArrowArray::new(&data), device.id());
+    let schema = FFI_ArrowSchema::try_from(&DataType::Int64).expect("a schema");
+    // SAFETY: array and schema describe the values; the event lives until its `Foreign` is dropped.
+    let imported = unsafe {
+        let array = FFI_ArrowDeviceArray::new(array, id.device_type, id.id, event.as_ptr());
+        DeviceArray::import_with(array, &schema, &options(device))
+    };
+    imported.expect("import")
+}
+
+pub(super) fn imported(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if is_refused(device) {
+        return Verdict::Skipped("arrays of the device are not exported");
+    }
+    for make in &subject.foreign {
+        let foreign = [make(device), make(device)];
+        let events = foreign.each_ref().map(|foreign| foreign.event);
+        let foreign = foreign.map(|foreign| (foreign.end, foreign._keep));
+        let (ends, _kept): (Vec<_>, Vec<_>) = foreign.into_iter().unzip();
+        let up = Arc::new(device.upload_array(&values()).expect("upload"));
+        up.wait().expect("wait");
+        let before = device.stats();
+        let columns = events.map(|event| import(&up, event));
+        let pending = |column: &DeviceArray| !column.is_ready().expect("is_ready");
+        assert!(columns.iter().all(pending), "ready before the event");
+        let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int64, true));
+        let schema = Arc::new(Schema::new(fields.to_vec()));
+        let batch = DeviceRecordBatch::try_new(schema, &columns).expect("a batch");
+        let waits = device.stats().since(&before).host_waits;
+        assert_eq!(waits, 0, "an import waited");
+        let ended = AtomicBool::new(false);
+        scope(|scope| {
+            scope.spawn(|| {
+                sleep(MOMENT);
+                ended.store(true, Ordering::SeqCst);
+                ends.into_iter().for_each(|end| end(true));
+            });
+            let exports = scope.spawn(|| {
+                let (array, _schema) = batch.export(SyncPolicy::Event).expect("export");
+                if let Some(event) = EventPtr::new(array.sync_event()) {
+                    // SAFETY: the event is of this device, and lives as long as the export.
+                    let waited = unsafe { device.backend().wait_event(event) };
+                    waited.expect("wait_event");
+                }
+                assert!(ended.load(Ordering::SeqCst), "exported as ready too early");
+            });
+            let queue = queue(device);
+            let back = columns[0].start_to_host(&queue).expect("start_to_host");
+            let back = back.wait().expect("a download");
+            assert!(ended.load(Ordering::SeqCst), "read before the event");
+            assert!(*back == values(), "other values came back");
+            join([exports]);
+        });
+        drop((columns, batch));
+        let released = soon(subject.patience, || Arc::strong_count(&up) == 1);
+        assert!(released, "the array of the other library is not released");
     }
     if subject.foreign.is_empty() {
         NONE

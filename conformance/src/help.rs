@@ -1,9 +1,12 @@
 //! For a backend's own tests, which no rule replaces.
 
-use std::sync::Once;
+use std::env::var_os;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
+use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::engine::Runtime;
 use arrow_device::{Device, Error};
 
@@ -11,6 +14,50 @@ use arrow_device::{Device, Error};
 use super::Subject;
 use super::kit;
 use super::subject::in_use;
+
+/// Returns what tests need, or `None` and says why they are skipped. From the first call on the process has ten minutes, so that a test that
+/// hangs fails.
+///
+/// # Panics
+/// Panics if it is missing although it [is required](is_required).
+#[track_caller]
+pub fn found<T>(needed: Result<T, Error>, variable: &str) -> Option<T> {
+    abort_if_hung();
+    needed
+        .inspect_err(|e| {
+            assert!(!is_required(variable), "{e}");
+            eprintln!("skipped: {e}");
+        })
+        .ok()
+}
+
+/// Returns whether an environment variable, such as `ARROW_DEVICE_VULKAN_REQUIRED`, says that what is missing is an error.
+pub fn is_required(variable: &str) -> bool {
+    var_os(variable).is_some_and(|value| value != "0")
+}
+
+/// Returns an id that no other device of this process has.
+pub fn next_id() -> i64 {
+    static NEXT: AtomicI64 = AtomicI64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns a batch of one column, the numbers from 0 on.
+pub fn numbers(rows: i64) -> RecordBatch {
+    let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
+    RecordBatch::try_from_iter([("numbers", column)]).expect("a batch")
+}
+
+/// Asserts that values come back from a device.
+///
+/// # Panics
+/// Panics if they do not.
+#[track_caller]
+pub fn assert_works(device: &Device) {
+    let sent = numbers(900);
+    let back = device.upload(&sent).and_then(|up| up.to_host());
+    assert_eq!(back.expect("values come back"), sent);
+}
 
 /// Returns whether `done` becomes true within a minute: some layers of drivers hold a thread up for ten seconds at a time.
 pub fn soon(done: impl FnMut() -> bool) -> bool {
@@ -46,8 +93,7 @@ pub(super) fn assert_even(subject: &Subject) {
     }
 }
 
-/// Ends the process ten minutes after the first call, so that a test that hangs fails.
-pub fn abort_if_hung() {
+fn abort_if_hung() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         thread::spawn(|| {

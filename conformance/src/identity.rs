@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::kit::{Block, join, record};
 use super::{Subject, Verdict};
 use arrow_device::device::AddressClass;
-use arrow_device::{ArrowDeviceType, DeviceId, Devices};
+use arrow_device::{ArrowDeviceType, DeviceId, Devices, Error};
 
 pub(super) fn stable(subject: &Subject) -> Verdict {
     let device = &subject.device;
@@ -47,6 +47,26 @@ pub(super) fn registry(subject: &Subject) -> Verdict {
     let factory = device.clone();
     made.register(device.id().device_type, move |_| Ok(factory.clone()));
     assert_eq!(made.get(device.id()).as_ref().ok(), Some(device));
+    Verdict::Kept
+}
+
+pub(super) fn registered(subject: &Subject) -> Verdict {
+    let Some((register, number)) = subject.registration else {
+        return Verdict::Skipped("the subject registers no devices");
+    };
+    let devices = Devices::new();
+    register(&devices);
+    let id = |number| DeviceId::new(subject.device.id().device_type, number);
+    let first = devices.get(id(number)).expect("a registered device");
+    assert_eq!(first.id(), id(number));
+    assert_eq!(devices.get(id(number)).ok(), Some(first), "another one");
+    for number in [-1, i64::MIN, 1000, i64::MAX] {
+        let refused = devices.get(id(number));
+        let refused = refused.expect_err("a number that no device has");
+        let is_said =
+            matches!(&refused, Error::DeviceNotAvailable { device, .. } if *device == id(number));
+        assert!(is_said, "{refused}");
+    }
     Verdict::Kept
 }
 

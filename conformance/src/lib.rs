@@ -58,7 +58,9 @@ mod transfer;
 mod watch;
 
 pub use faulty::every_call_fails;
-pub use help::{abort_if_hung, assert_balanced, assert_error, soon};
+pub use help::{
+    assert_balanced, assert_error, assert_works, found, is_required, next_id, numbers, soon,
+};
 pub use poison::Poisoning;
 #[cfg(not(miri))]
 pub use processes::alone;
@@ -83,6 +85,8 @@ rules! {
         "the capabilities and the default queue never change"
     "identity.registry" identity::registry:
         "a registered device is found under its id, and no other takes that id"
+    "identity.registered" identity::registered:
+        "a crate's registered devices are found by their numbers, each time the same, and a number that no device has is an error"
     "identity.another" identity::another:
         "two devices of a type have two ids, and neither takes the other's memory or events for its own"
     "allocate.aligned" memory::aligned:
@@ -127,6 +131,8 @@ rules! {
         "an event of another library that has failed is an error for who asks or waits, and the device goes on"
     "foreign.fails" foreign::fails:
         "if an event fails that a queue was told to wait for, the device has failed for good, and so has what waits for that device"
+    "foreign.imported" foreign::imported:
+        "an array with an event of another library is imported at once; it is read, and an export of it is ready, only after the event"
     "queue.progress" queues::progress:
         "recorded work runs although nobody waits for it, queries it or synchronizes"
     "queue.dropped" queues::dropped:

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use arrow_device::device::engine::{Engine, Runtime};
 use arrow_device::device::{EventPtr, WeakDevice};
-use arrow_device::{Device, Error, Queue};
+use arrow_device::{Device, Devices, Error, Queue};
 
 type Make = Arc<dyn Fn() -> Device + Send + Sync>;
 type MakeHold = Arc<dyn Fn(&Queue) -> Hold + Send + Sync>;
 pub(super) type MakeForeign = Arc<dyn Fn(&Device) -> Foreign + Send + Sync>;
+type Consumer = Arc<dyn Fn(&Device, EventPtr) -> Box<dyn FnMut() -> bool> + Send + Sync>;
+type Registration = (fn(&Devices), i64);
 type Refused = Arc<dyn Fn(&Queue) -> Vec<Error> + Send + Sync>;
 type Balance = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
@@ -23,6 +25,8 @@ pub struct Subject {
     pub(super) another: Option<Make>,
     hold: Option<MakeHold>,
     pub(super) foreign: Vec<MakeForeign>,
+    pub(super) consumer: Option<Consumer>,
+    pub(super) registration: Option<Registration>,
     #[cfg_attr(not(all(target_os = "linux", not(miri))), allow(dead_code))]
     pub(super) refused: Option<Refused>,
     pub(super) balance: Option<Balance>,
@@ -41,6 +45,8 @@ impl Subject {
             another: None,
             hold: None,
             foreign: Vec::new(),
+            consumer: None,
+            registration: None,
             refused: None,
             balance: None,
             patience: Duration::from_secs(10),
@@ -95,6 +101,24 @@ impl Subject {
         make: impl Fn(&Device) -> Foreign + Send + Sync + 'static,
     ) -> Self {
         self.foreign.push(Arc::new(make));
+        self
+    }
+
+    /// Sets a function that gives another library of the program an event of an export, behind which a queue of that library waits, and
+    /// returns a function that says whether it has done so. The event lives until then.
+    #[must_use]
+    pub fn with_consumer(
+        mut self,
+        consumer: impl Fn(&Device, EventPtr) -> Box<dyn FnMut() -> bool> + Send + Sync + 'static,
+    ) -> Self {
+        self.consumer = Some(Arc::new(consumer));
+        self
+    }
+
+    /// Sets the function that registers the devices of the backend's crate, and the number of one that is there.
+    #[must_use]
+    pub fn with_registration(mut self, register: fn(&Devices), number: i64) -> Self {
+        self.registration = Some((register, number));
         self
     }
 

@@ -18,8 +18,8 @@ fn failed_events_are_no_end_of_work() {
     };
     for is_recorded in [false, true] {
         let (device, queue, _) = config.clone().parts().unwrap();
-        let (event, end) = Held::new(device.health.id().id as usize, 0, -5);
-        drop(end);
+        let (event, end) = Held::new(device.health.id().id as usize, 0);
+        end(-5);
         // SAFETY: the event is live.
         let mut failed = unsafe { device.foreign_event(event.event()) }.unwrap();
         failed.recorder = Some(device.health.clone());

@@ -43,17 +43,16 @@ impl Allocation {
                 let (call, code) = ("clSVMAlloc", CL_MEM_OBJECT_ALLOCATION_FAILURE);
                 NonNull::new(made).ok_or(Failed { call, code })
             }
-            // SAFETY: the context is live.
-            Kind::Handles => unsafe {
-                call!(made cl.clCreateBuffer(raw, CL_MEM_READ_WRITE, bytes, null_mut()))
-            },
+            Kind::Handles => {
+                // SAFETY: the context is live. The buffer is nobody else's.
+                let made = unsafe {
+                    call!(made cl.clCreateBuffer(raw, CL_MEM_READ_WRITE, bytes, null_mut()))
+                        .map(|made| Object::own(cl, BUFFER, made))
+                };
+                return Self::of_handle(context, context.check_allocation(made, bytes)?, bytes);
+            }
         };
-        let made = context.check_allocation(made, bytes)?;
-        if let Kind::Handles = context.kind {
-            // SAFETY: the buffer was just made, and nobody else has it.
-            return Self::of_handle(context, unsafe { Object::own(cl, BUFFER, made) }, bytes);
-        }
-        Self::of_pointer(context, made)
+        Self::of_pointer(context, context.check_allocation(made, bytes)?)
     }
 
     /// Allocates memory of the host.

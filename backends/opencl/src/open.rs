@@ -10,8 +10,8 @@ use opencl_sys::*;
 
 use crate::context::Context;
 use crate::platform::{
-    Kind, Listed, OpenClDeviceInfo, OpenClMemory, absent, absent_after, describe, devices_of,
-    loader, platforms_devices,
+    Kind, Listed, OpenClDeviceInfo, OpenClMemory, absent, absent_after, describe, loader,
+    platforms_devices,
 };
 use crate::runtime::{OpenClDevice, OpenClQueue};
 use crate::sys::{CONTEXT, Cl, Object, call};
@@ -144,14 +144,11 @@ impl OpenClConfig {
             Object::retain(cl, CONTEXT, context).and_then(|context| {
                 let platform: cl_platform_id =
                     call!(info cl.clGetDeviceInfo(device, CL_DEVICE_PLATFORM))?;
-                Ok((devices_of(cl, context.raw())?, context, platform))
+                Ok((context, platform))
             })
         };
-        let (devices, context, platform) = asked.map_err(|failed| absent_after(id, failed))?;
-        if !devices.contains(&device) {
-            return Err(absent(id, "the context does not contain the device"));
-        }
-        // SAFETY: the device is one of the context's, and the caller guarantees the queue.
+        let (context, platform) = asked.map_err(|failed| absent_after(id, failed))?;
+        // SAFETY: the caller guarantees that the device is one of the context's, and the queue.
         let parts = unsafe { self.open_in(cl, context, Listed { platform, device }, queue) };
         let (device, queue, idle_bytes) = parts?;
         // SAFETY: the queue was made of this device.

@@ -10,7 +10,7 @@ use opencl_sys::{CL_EVENT_CONTEXT, cl_context, cl_event};
 use crate::open::OpenClConfig;
 use crate::platform::{absent, absent_after, devices_of, loader, not_supported, platforms_devices};
 use crate::runtime::OpenClDevice;
-use crate::sys::{call, lock};
+use crate::sys::{Cl, call, lock};
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
 const FOREIGN: usize = 16;
@@ -109,18 +109,18 @@ impl OpenClDevices {
         if let Some(found) = owner.or_else(first) {
             return Ok(Some(found.clone()));
         }
-        let adopt = |context| self.adopt(id, context, address);
+        let adopt = |context| self.adopt(cl, id, context, address);
         context.map(adopt).transpose()
     }
 
     /// Opens the device in the context of a foreign producer, which the live event of the array keeps alive.
     fn adopt(
         &self,
+        cl: &Cl,
         id: DeviceId,
         context: cl_context,
         address: Option<DevicePtr>,
     ) -> Result<Device> {
-        let (cl, _inside) = loader(id)?;
         // SAFETY: the live event of the array keeps its context alive.
         let devices = unsafe { devices_of(cl, context) };
         let devices = devices.map_err(|failed| absent_after(id, failed))?;

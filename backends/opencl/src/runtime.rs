@@ -247,9 +247,7 @@ unsafe impl Runtime for OpenClDevice {
         let Kind::Usm(usm) = self.context.kind else {
             return Ok(None);
         };
-        let fits = bytes <= self.context.info.max_allocation;
-        let made = fits.then(|| Allocation::on_host(&self.context, usm, bytes).map(Arc::new));
-        made.transpose()
+        Allocation::on_host(&self.context, usm, bytes).map(|made| Some(Arc::new(made)))
     }
 
     fn base(&self, memory: &Arc<Allocation>) -> DevicePtr {

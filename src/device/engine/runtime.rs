@@ -77,7 +77,8 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
         None
     }
 
-    /// Allocates `bytes` bytes (more than 0) of device memory, for work of this stream at once, and of others after an event.
+    /// Allocates `bytes` bytes (more than 0) of device memory, for work of this stream at once, and of others after an event. After
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) the engine waits for the device, frees what is idle, and asks once more.
     fn allocate(&self, bytes: usize, stream: &Self::Stream) -> Result<Self::Memory>;
 
     /// Allocates host memory from which the device copies fastest. Returns `None` if there is none.
@@ -165,7 +166,8 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     }
 
     /// Makes later work of a stream wait for an event, which may be released after the call. Returns `false`, and does nothing, if the stream
-    /// cannot wait for it. `is_own` says that it was recorded by this device, and not by another one or a foreign producer.
+    /// cannot wait for it. `is_own` says that it was recorded by this device, and not by another one or a foreign producer. If a foreign event
+    /// fails for which a stream waits by itself, call [`Health::fail`] before its later work counts as complete.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event, is_own: bool) -> Result<bool>;
 
     /// Closes a gate in a stream: its later work does not run until the result is dropped, on whichever thread. The engine opens it when an
@@ -175,10 +177,12 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
         Ok(None)
     }
 
-    /// Makes this thread wait for all work of the device, and at least for that of `streams`, whether the device has failed or not.
+    /// Makes this thread wait for all work of the device, and at least for that of `streams`, whether the device has failed or not. Failed work
+    /// that has ended is no error here: after an error the engine takes it that something still runs, frees nothing, and asks again.
     ///
     /// By default, a mark of each stream is waited for. That is right where [`is_done`](Self::is_done) answers with an error only as long as
-    /// work before the event runs, and streams that were [adopted](Self::adopt_stream) are shared; provide it otherwise.
+    /// work before the event runs, and streams that were [adopted](Self::adopt_stream) are shared. Provide it where events of failed work stay
+    /// errors.
     fn synchronize(&self, streams: &[Arc<Self::Stream>]) -> Result<()> {
         let wait = |stream: &Arc<Self::Stream>| {
             let inside = self.health().enter_even_if_failed()?;

@@ -192,41 +192,22 @@ int produce(ArrowDeviceArray *out, int64_t number, int64_t rows, int how, Gate *
     });
 }
 
-// A consumer: its queue depends on the array's event, and reads. It waits for nothing.
-struct Consumed {
-    sycl::queue queue;
-    std::vector<int64_t> values;
-    sycl::event event;
-};
-
-Consumed *consume(const ArrowDeviceArray *in, const void *buffer, int64_t rows) {
-    Consumed *consumed = nullptr;
+// A consumer's queue, in the context of `queue`, copies after an event. (For a barrier SYCL waits within the call.)
+sycl::event *consume(sycl::queue *queue, sycl::event *event) {
+    static int64_t from, to;
+    sycl::event *behind = nullptr;
     run([&] {
-        if (in->device_type != ARROW_DEVICE_ONEAPI) throw std::runtime_error("not an array of oneAPI's");
-        sycl::queue queue(sycl::device::get_devices().at(in->device_id));
-        if (sycl::get_pointer_type(buffer, queue.get_context()) != sycl::usm::alloc::device) throw std::runtime_error("not device memory");
-        consumed = new Consumed{queue, std::vector<int64_t>(rows)};
-        auto bytes = rows * sizeof(int64_t);
-        auto event = static_cast<sycl::event *>(in->sync_event);
-        consumed->event = event ? queue.memcpy(consumed->values.data(), buffer, bytes, *event) : queue.memcpy(consumed->values.data(), buffer, bytes);
+        sycl::queue own(queue->get_context(), queue->get_device());
+        behind = new sycl::event(own.memcpy(&to, &from, sizeof from, *event));
     });
-    return consumed;
+    return behind;
 }
 
-int consumed_is_complete(Consumed *consumed) {
-    return consumed->event.get_info<sycl::info::event::command_execution_status>() == sycl::info::event_command_status::complete;
-}
-
-// Waits, and says whether the values are factor * i.
-int consumed_is(Consumed *consumed, int64_t factor) {
-    int right = 0;
-    run([&] {
-        consumed->event.wait();
-        right = 1;
-        for (size_t i = 0; i < consumed->values.size(); i++) right &= consumed->values[i] == factor * int64_t(i);
-    });
-    delete consumed;
-    return right;
+// Whether the consumer's queue has waited. Then nothing is left of it.
+int has_consumed(sycl::event *behind) {
+    if (behind->get_info<sycl::info::event::command_execution_status>() != sycl::info::event_command_status::complete) return 0;
+    delete behind;
+    return 1;
 }
 
 sycl::queue *queue_new(int64_t number, int how) {

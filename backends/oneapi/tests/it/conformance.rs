@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use arrow_device_conformance::{Subject, every_call_fails, run, run_in_processes};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, register};
 
-use crate::kit::{OWN_CONTEXT, config, foreign, hold_by_event, hold_by_host_task};
+use crate::kit::{
+    OWN_CONTEXT, config, consumer, foreign, hold_by_event, hold_by_host_task, number,
+};
 use crate::rigs::with;
 
 fn subject(memory: OneApiMemory) -> Option<Subject> {
@@ -15,7 +17,9 @@ fn subject(memory: OneApiMemory) -> Option<Subject> {
         .with_patience(Duration::from_secs(60))
         .with_hold(hold_by_event)
         .with_foreign_event(|_| foreign(0))
-        .with_foreign_event(|_| foreign(OWN_CONTEXT));
+        .with_foreign_event(|_| foreign(OWN_CONTEXT))
+        .with_consumer(consumer)
+        .with_registration(register, number()? as i64);
     Some(subject.with_refused(|_| vec![OneApiConfig::new(0).open().unwrap_err()]))
 }
 

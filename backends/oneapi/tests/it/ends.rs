@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use arrow_array::Int64Array;
-use arrow_device_conformance::ends_well;
+use arrow_device::DeviceBufferMut;
+use arrow_device::device::engine::Engine;
+use arrow_device_conformance::{alone, ends_well};
 
 use crate::kit::{
     Held, OWN_CONTEXT, config, device, hold_by_event, hold_by_kernel, programs, sycl_queue,
@@ -73,8 +75,7 @@ fn a_process_ends_while_threads_wait() {
 fn a_process_ends_behind_a_gate() {
     ends_well("ends::a_process_ends_behind_a_gate", || {
         let Some(device) = device() else { return };
-        let theirs =
-            std::mem::ManuallyDrop::new(Held::new(device.id().id as usize, OWN_CONTEXT, 0));
+        let theirs = std::mem::ManuallyDrop::new(Held::new(device.id().id as usize, OWN_CONTEXT));
         let queue = device.new_queue().unwrap();
         // SAFETY: the event lives as long as the process.
         assert!(unsafe { queue.raw().wait(theirs.0.event()) }.unwrap());
@@ -84,5 +85,35 @@ fn a_process_ends_behind_a_gate() {
                 .unwrap(),
         );
         std::thread::sleep(Duration::from_millis(30));
+    });
+}
+
+/// SYCL's frees wait, so that memory is freed only where the device is waited for anyway: what is kept meanwhile has a bound.
+#[test]
+fn idle_memory_is_bounded() {
+    const MIB: usize = 1 << 20;
+    alone("ends::idle_memory_is_bounded", || {
+        let Some(config) = config() else { return };
+        let (device, queue, _) = config.parts().unwrap();
+        // SAFETY: the queue is one of the device's.
+        let device = unsafe { Engine::open(device, queue, MIB) }.unwrap();
+        let resident = || {
+            let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: usize = status.split(' ').nth(1).unwrap().parse().unwrap();
+            pages * 4096
+        };
+        let (queue, mut before) = (device.default_queue(), 0);
+        // Each is larger than all before, and so fits in none of them: 450 MiB together.
+        for step in 0..100 {
+            let bytes = MIB + step * (70 << 10);
+            let mut memory = DeviceBufferMut::allocate(&queue, bytes).unwrap();
+            memory.fill(1).unwrap();
+            queue.synchronize().unwrap();
+            if step == 10 {
+                before = resident();
+            }
+        }
+        let grown = resident().saturating_sub(before) / MIB;
+        assert!(grown < 100, "{grown} MiB are kept");
     });
 }

@@ -1,8 +1,7 @@
-//! With programs in plain SYCL: one that produces for this crate, one that consumes, each with pending events.
+//! With programs in plain SYCL, which produce arrays with pending events, and lend queues.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::abi::FFI_ArrowDeviceArray;
@@ -134,33 +133,6 @@ fn events_of_other_contexts_on_many_threads() {
         }
     });
     released();
-}
-
-/// The export's event is pending, and the consumer's queue waits for it.
-#[test]
-fn a_program_consumes() {
-    let Some(number) = number() else { return };
-    let device = OneApiConfig::new(number).open().unwrap();
-    for held_by_host_task in [true, false] {
-        let queue = device.new_queue().unwrap();
-        let gate = match held_by_host_task {
-            true => hold_by_host_task(&queue, false),
-            false => hold_by_event(&queue),
-        };
-        let up = device.upload_array_on(&multiples(7), &queue).unwrap();
-        let (array, _schema) = up.export(SyncPolicy::Event).unwrap();
-        assert!(!array.sync_event().is_null(), "the upload is pending");
-        let buffer = array.array().buffer(1);
-        // SAFETY: the export has a buffer of values, and lives until the consumer has ended.
-        unsafe {
-            let consumed = (programs().consume)((&raw const array).cast(), buffer.cast(), ROWS);
-            assert!(!consumed.is_null());
-            std::thread::sleep(Duration::from_millis(20));
-            assert_eq!((programs().consumed_is_complete)(consumed), 0);
-            drop(gate);
-            assert_eq!((programs().consumed_is)(consumed, 7), 1);
-        }
-    }
 }
 
 /// A program's own queue: its work and ours run in one order, and its context's memory is found.

@@ -7,26 +7,19 @@ use std::sync::OnceLock;
 
 use arrow_device::Device;
 use arrow_device::device::{EventPtr, Queue};
-use arrow_device_conformance::{Foreign, Hold};
+use arrow_device_conformance::{Foreign, Hold, found};
 use arrow_device_oneapi::{OneApiConfig, OneApiQueue, device_count};
 use libloading::Library;
 
 /// The number of the first device with unified shared memory, or `None`, with a line that says why, where there is none and none is
 /// required.
 pub(crate) fn number() -> Option<usize> {
-    let found = device_count().and_then(|count| {
+    let usable = device_count().and_then(|count| {
         let open = |number: &usize| OneApiConfig::new(*number).open();
         let usable = (0..count).find(|number| open(number).is_ok());
         usable.map_or_else(|| open(&0).map(|_| 0), Ok)
     });
-    match found {
-        Ok(number) => Some(number),
-        Err(e) if std::env::var_os("ARROW_DEVICE_ONEAPI_REQUIRED").is_some() => panic!("{e}"),
-        Err(e) => {
-            eprintln!("skipped: {e}");
-            None
-        }
-    }
+    found(usable, "ARROW_DEVICE_ONEAPI_REQUIRED")
 }
 
 /// A configuration of that device.
@@ -85,9 +78,8 @@ programs! {
     end_event: fn(*mut c_void, c_int);
     producer_live: fn() -> c_int;
     produce: fn(*mut c_void, i64, i64, c_int, *mut c_void) -> c_int;
-    consume: fn(*const c_void, *const c_void, i64) -> *mut c_void;
-    consumed_is_complete: fn(*mut c_void) -> c_int;
-    consumed_is: fn(*mut c_void, i64) -> c_int;
+    consume: fn(*mut c_void, *mut c_void) -> *mut c_void;
+    has_consumed: fn(*mut c_void) -> c_int;
     queue_new: fn(i64, c_int) -> *mut c_void;
     queue_delete: fn(*mut c_void);
     event_held: fn(*mut c_void, *mut *mut c_void) -> *mut c_void;
@@ -125,13 +117,6 @@ pub(crate) fn hold(start: impl FnOnce(*mut c_void) -> c_int) -> Hold {
     Hold::new(move || unsafe { (programs().gate_open)(gate.get()) })
 }
 
-fn hold_until_end(held: *mut c_void, status: c_int) -> Hold {
-    assert!(!held.is_null());
-    let held = Shared(held);
-    // SAFETY: the event is ended once.
-    Hold::new(move || unsafe { (programs().end_event)(held.get(), status) })
-}
-
 pub(crate) fn sycl_queue(queue: &Queue) -> *mut c_void {
     OneApiQueue::of(queue).unwrap().sycl_queue()
 }
@@ -145,7 +130,10 @@ pub(crate) fn hold_by_host_task(queue: &Queue, fails: bool) -> Hold {
 /// Work in OpenCL's hands.
 pub(crate) fn hold_by_event(queue: &Queue) -> Hold {
     // SAFETY: the queue is live.
-    hold_until_end(unsafe { (programs().hold_by_event)(sycl_queue(queue)) }, 0)
+    let held = Shared(unsafe { (programs().hold_by_event)(sycl_queue(queue)) });
+    assert!(!held.get().is_null());
+    // SAFETY: the event is ended once.
+    Hold::new(move || unsafe { (programs().end_event)(held.get(), 0) })
 }
 
 /// Work that OpenCL runs.
@@ -164,15 +152,19 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Makes one that is pending until the hold is dropped. It then has this status; a negative one says that it has failed.
-    pub(crate) fn new(number: usize, how: c_int, status: c_int) -> (Self, Hold) {
+    /// Makes one that is pending until the function is called, and then has this status; a negative one says that it has failed.
+    pub(crate) fn new(number: usize, how: c_int) -> (Self, impl FnOnce(c_int) + Send) {
         let mut held = std::ptr::null_mut();
         // SAFETY: the queue is live until this is dropped; `held` is valid for a write.
         let (queue, event) = unsafe {
             let queue = (programs().queue_new)(number as i64, how);
             (queue, (programs().event_held)(queue, &raw mut held))
         };
-        (Self { queue, event }, hold_until_end(held, status))
+        assert!(!held.is_null());
+        let held = Shared(held);
+        // SAFETY: the event is ended once.
+        let end = move |status| unsafe { (programs().end_event)(held.get(), status) };
+        (Self { queue, event }, end)
     }
 
     pub(crate) fn event(&self) -> EventPtr {
@@ -182,20 +174,20 @@ impl Held {
 
 /// An event of another library.
 pub(crate) fn foreign(how: c_int) -> Foreign {
-    let number = number().unwrap() as i64;
-    // SAFETY: it has no requirement.
-    let queue = unsafe { (programs().queue_new)(number, how) };
-    let mut held = std::ptr::null_mut();
-    // SAFETY: the queue is live; `held` is valid for a write.
-    let event = unsafe { (programs().event_held)(queue, &raw mut held) };
-    let (kept, held) = (Held { queue, event }, Shared(held));
-    let (event, status) = (kept.event(), |works| if works { 0 } else { -5 });
-    // SAFETY: `kept` has the event, which is ended once.
-    unsafe {
-        Foreign::new(event, kept, move |works| {
-            (programs().end_event)(held.get(), status(works));
-        })
-    }
+    let (held, end) = Held::new(number().unwrap(), how);
+    let (event, status) = (held.event(), |works| if works { 0 } else { -5 });
+    // SAFETY: `held` has the event.
+    unsafe { Foreign::new(event, held, move |works| end(status(works))) }
+}
+
+/// A queue of another library depends on an event.
+pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
+    // SAFETY: queue and event are live.
+    let behind =
+        unsafe { (programs().consume)(sycl_queue(&device.default_queue()), event.as_ptr()) };
+    assert!(!behind.is_null());
+    // SAFETY: nobody asks again once it has.
+    Box::new(move || unsafe { (programs().has_consumed)(behind) } == 1)
 }
 
 impl Drop for Held {

@@ -6,34 +6,12 @@ use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, DevicePtr, EventPtr};
 use arrow_device::{Device, DeviceArray, Devices, ImportOptions, SyncPolicy};
 use arrow_device_conformance::{alone, assert_error};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
+use arrow_device_oneapi::{OneApiConfig, OneApiMemory, device_count, register_with};
 
 use crate::kit::{config, hold_by_host_task, number, programs};
 
 fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
-}
-
-/// SYCL knows no addresses of other contexts, and no lengths.
-#[test]
-fn addresses_of_other_contexts_are_unknown() {
-    let Some(config) = config() else { return };
-    let (device, other) = (
-        config.open().unwrap(),
-        config.with_own_context().open().unwrap(),
-    );
-    let base = other.default_queue().raw().allocate(4096).unwrap();
-    let class = |device: &Device, offset, bytes| {
-        device.backend().classify(base.offset(offset), bytes).class
-    };
-    let owns = |device: &Device| OneApiDevice::of(device).unwrap().owns(base).unwrap();
-    assert_eq!(class(&other, 0, 4096), AddressClass::Device);
-    assert_eq!(class(&other, 1, 4096), AddressClass::Inaccessible);
-    assert_eq!(class(&device, 0, 1), AddressClass::Unknown);
-    assert!(owns(&other) && !owns(&device));
-    // SAFETY: freed once.
-    unsafe { other.default_queue().raw().free(base, 4096) }.unwrap();
-    assert_eq!(class(&other, 0, 1), AddressClass::Unknown);
 }
 
 /// The host reads the memory of some devices: what it must not read is refused, also if it is of the device's context.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use arrow_device_conformance::{Subject, every_call_fails, run};
-use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, devices};
+use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, devices, register};
 
-use crate::rigs::{foreign, has, hold, memories, open};
+use crate::rigs::{consumer, foreign, has, hold, memories, open};
 
 fn subject(memory: OpenClMemory) -> Option<Subject> {
     let subject = has(memory).then(|| Subject::of::<OpenClDevice>(move || open(memory)))?;
@@ -15,6 +15,8 @@ fn subject(memory: OpenClMemory) -> Option<Subject> {
         // In the device's context, and in another one.
         .with_foreign_event(foreign)
         .with_foreign_event(move |_| foreign(&open(memory)))
+        .with_consumer(consumer)
+        .with_registration(|devices| drop(register(devices)), 0)
         .with_refused(|_| {
             let opened = OpenClConfig::new(0).open();
             vec![devices().unwrap_err(), opened.unwrap_err()]

@@ -1,9 +1,8 @@
 //! What the suite cannot know of events that fail: PoCL 3.1 and Intel's runtime make of the work around them what OpenCL does not say.
 
-use arrow_array::Int64Array;
+use arrow_device::Queue;
 use arrow_device::device::EventPtr;
-use arrow_device::{Device, Queue};
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{assert_works, soon};
 use arrow_device_opencl::OpenClQueue;
 use cl3::command_queue::{enqueue_barrier_with_wait_list, enqueue_marker_with_wait_list, flush};
 use cl3::event::release_event;
@@ -13,12 +12,6 @@ use crate::rigs::{Gate, assert_clean, memories, open};
 
 fn handle(queue: &Queue) -> cl_command_queue {
     OpenClQueue::of(queue).unwrap().handle()
-}
-
-fn assert_works(device: &Device) {
-    let sent = Int64Array::from_iter_values(0..900);
-    let back = device.upload_array(&sent).unwrap().to_host().unwrap();
-    assert!(*back == sent);
 }
 
 /// A command of the producer that waited for something that failed. Intel's runtime reports status 0 for it.

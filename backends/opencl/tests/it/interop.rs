@@ -3,22 +3,21 @@
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::{Device, DeviceArray, Devices, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy};
-use arrow_device_conformance::soon;
+use arrow_device::{Device, DeviceArray, Devices, FFI_ArrowDeviceArray, ImportOptions};
+use arrow_device_conformance::{is_required, soon};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, register};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 use cl3::types::cl_event;
 use libloading::Library;
 
-use crate::rigs::{assert_clean, has, hold, open};
+use crate::rigs::{REQUIRED, has};
 
 const ROWS: i64 = 10_000;
 
@@ -45,7 +44,7 @@ fn peer() -> Option<&'static Library> {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
-        if text.contains("CL/cl.h: No such file") && !crate::rigs::is_required() {
+        if text.contains("CL/cl.h: No such file") && !is_required(REQUIRED) {
             eprintln!("skipped: there are no OpenCL headers (Debian and Ubuntu: opencl-c-headers)");
             return None;
         }
@@ -211,48 +210,4 @@ fn a_c_producer_with_a_context_of_its_own() {
         array.wait().unwrap();
         assert_eq!(array.to_host().unwrap().len(), ROWS as usize);
     }
-}
-
-fn batch() -> RecordBatch {
-    let column = Arc::new(Int64Array::from_iter_values(0..ROWS)) as _;
-    RecordBatch::try_from_iter([("v", column)]).unwrap()
-}
-
-#[test]
-fn a_c_consumer_waits_for_our_event() {
-    for memory in [OpenClMemory::Usm, OpenClMemory::Svm] {
-        if !has(memory) || peer().is_none() {
-            continue;
-        }
-        let device = open(memory);
-        let queue = device.new_queue().unwrap();
-        let mut gate = hold(&queue);
-        let up = device.upload_on(&batch(), &queue).unwrap();
-        let (mut array, _schema) = up.export(SyncPolicy::Event).unwrap();
-        drop(up);
-        let opened = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let consumer = scope.spawn(|| {
-                let (mut sum, array) = (0, array_ptr(&mut array));
-                assert_eq!(
-                    call!(peer_sum(array => *mut c_void, &raw mut sum => *mut i64)),
-                    0,
-                    "peer.c"
-                );
-                assert!(opened.load(Ordering::SeqCst), "read before the copy ran");
-                sum
-            });
-            std::thread::sleep(Duration::from_millis(30));
-            opened.store(true, Ordering::SeqCst);
-            gate.open();
-            assert_eq!(consumer.join().unwrap(), (0..ROWS).sum::<i64>());
-        });
-        // The consumer has released it.
-        drop(array);
-        assert_clean(&device);
-    }
-}
-
-fn array_ptr(array: &mut FFI_ArrowDeviceArray) -> *mut c_void {
-    std::ptr::from_mut(array).cast()
 }

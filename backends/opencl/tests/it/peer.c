@@ -1,4 +1,4 @@
-/* A producer and a consumer in plain C, which know the Arrow C Device data interface and OpenCL, and nothing of arrow-device.
+/* A producer in plain C, which knows the Arrow C Device data interface and OpenCL, and nothing of arrow-device.
    Functions return 0, or the number of the line that went wrong. */
 #define CL_TARGET_OPENCL_VERSION 200
 #include <CL/cl.h>
@@ -133,39 +133,3 @@ int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, 
 }
 
 int peer_open(cl_event gate) { return clSetUserEventStatus(gate, CL_COMPLETE); }
-
-/* Adds the values of an int64 column, the only one of a batch, without nulls, and releases the batch. Waits for the batch's
-   event on a queue of its own. */
-int peer_sum(struct ArrowDeviceArray* in, int64_t* sum) {
-  cl_context context;
-  cl_device_id device;
-  cl_platform_id platform;
-  cl_int code;
-  CHECK(in->device_type == ARROW_DEVICE_OPENCL);
-  CHECK(in->sync_event != NULL);
-  cl_event event = *(cl_event*)in->sync_event;
-  CHECK(clGetEventInfo(event, CL_EVENT_CONTEXT, sizeof context, &context, NULL) == CL_SUCCESS);
-  CHECK(clGetContextInfo(context, CL_CONTEXT_DEVICES, sizeof device, &device, NULL) == CL_SUCCESS);
-  CHECK(clGetDeviceInfo(device, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL) == CL_SUCCESS);
-  cl_command_queue queue = clCreateCommandQueue(context, device, 0, &code);
-  CHECK(code == CL_SUCCESS);
-
-  CHECK(in->array.n_children == 1);
-  struct ArrowArray* column = in->array.children[0];
-  CHECK(column->n_buffers == 2 && column->null_count == 0);
-  const int64_t* source = (const int64_t*)column->buffers[1] + column->offset + in->array.offset;
-  size_t bytes = in->array.length * sizeof(int64_t);
-  int64_t* values = malloc(bytes);
-  memcpy_intel usm = (memcpy_intel)clGetExtensionFunctionAddressForPlatform(platform, "clEnqueueMemcpyINTEL");
-  if (usm) {
-    CHECK(usm(queue, CL_TRUE, values, source, bytes, 1, &event, NULL) == CL_SUCCESS);
-  } else {
-    CHECK(clEnqueueSVMMemcpy(queue, CL_TRUE, values, source, bytes, 1, &event, NULL) == CL_SUCCESS);
-  }
-  *sum = 0;
-  for (int64_t i = 0; i < in->array.length; i++) *sum += values[i];
-  free(values);
-  CHECK(clReleaseCommandQueue(queue) == CL_SUCCESS);
-  in->array.release(&in->array);
-  return 0;
-}

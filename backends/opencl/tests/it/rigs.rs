@@ -1,48 +1,29 @@
 //! OpenCL devices for tests, and a program's own calls of OpenCL.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::EventPtr;
 use arrow_device::{Device, Queue};
-use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
+use arrow_device_conformance::{Foreign, Hold, assert_balanced, found, next_id};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices};
-use cl3::command_queue::enqueue_barrier_with_wait_list;
-use cl3::event::{create_user_event, release_event, set_user_event_status};
+use cl3::command_queue::*;
+use cl3::event::*;
 use cl3::types::{cl_event, cl_int};
 
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_OPENCL_REQUIRED").is_some_and(|value| value != "0")
-}
+pub(crate) const REQUIRED: &str = "ARROW_DEVICE_OPENCL_REQUIRED";
 
 /// Returns whether the first device has this memory. Says why a test is skipped, or fails if it must not be.
 #[track_caller]
 pub(crate) fn has(memory: OpenClMemory) -> bool {
-    abort_if_hung();
-    match devices() {
-        Ok(found) => {
-            let first = found.first().expect("a platform without devices");
-            let has = first.memory.contains(&memory);
-            // PoCL and NVIDIA's runtime have no unified shared memory.
-            let may_lack = match memory {
-                OpenClMemory::Usm => !first.platform.contains("Intel"),
-                _ => false,
-            };
-            assert!(
-                has || may_lack || !is_required(),
-                "{first} has no {memory:?}"
-            );
-            if !has {
-                eprintln!("skipped: {first} has no {memory:?}");
-            }
-            has
-        }
-        Err(e) => {
-            assert!(!is_required(), "{e}");
-            eprintln!("skipped: {e}");
-            false
-        }
+    let Some(all) = found(devices(), REQUIRED) else {
+        return false;
+    };
+    let first = all.first().expect("a platform without devices");
+    // PoCL and NVIDIA's runtime have no unified shared memory.
+    if memory == OpenClMemory::Usm && !first.platform.contains("Intel") {
+        return first.memory.contains(&memory);
     }
+    found(OpenClConfig::new(0).with_memory(memory).open(), REQUIRED).is_some()
 }
 
 /// The kinds of memory to test on.
@@ -55,12 +36,8 @@ pub(crate) fn memories() -> Vec<OpenClMemory> {
 /// The first device, with an id that no other device of this process has.
 #[track_caller]
 pub(crate) fn open(memory: OpenClMemory) -> Device {
-    static ID: AtomicI64 = AtomicI64::new(0);
     let config = OpenClConfig::new(0).with_memory(memory);
-    config
-        .with_id(ID.fetch_add(1, Ordering::Relaxed))
-        .open()
-        .unwrap()
+    config.with_id(next_id()).open().unwrap()
 }
 
 /// A user event of a device's context.
@@ -119,6 +96,22 @@ pub(crate) fn foreign(device: &Device) -> Foreign {
             gate.end(if works { 0 } else { -5 })
         })
     }
+}
+
+/// A command queue of another library waits for an event.
+#[allow(deprecated)] // The newer function is not in OpenCL 1.2.
+pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
+    let opencl = OpenClDevice::of(device).unwrap();
+    // SAFETY: context and device are live and belong together; the event is live. Each reference is given back once.
+    let behind = unsafe {
+        let event: cl_event = event.as_ptr().cast::<cl_event>().read();
+        let queue = create_command_queue(opencl.context(), opencl.device_id(), 0).unwrap();
+        let behind = enqueue_marker_with_wait_list(queue, 1, &raw const event).unwrap();
+        release_command_queue(queue).unwrap();
+        Gate(behind)
+    };
+    let status = move || get_event_info(behind.event(), CL_EVENT_COMMAND_EXECUTION_STATUS).unwrap();
+    Box::new(move || i32::from(status()) == CL_COMPLETE)
 }
 
 #[track_caller]

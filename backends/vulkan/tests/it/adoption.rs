@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
 use arrow_device::device::AddressClass;
-use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices};
-use arrow_device_conformance::{assert_error, soon};
+use arrow_device::{DeviceBuffer, DeviceBufferMut};
+use arrow_device_conformance::{assert_error, numbers, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
 
@@ -15,12 +14,7 @@ use crate::program::Program;
 use crate::rigs::{Timeline, assert_clean, hold, is_there};
 
 fn values(rows: i64) -> Vec<i64> {
-    (0..rows).map(|i| 3 * i).collect()
-}
-
-fn batch(rows: i64) -> RecordBatch {
-    let column = Arc::new(Int64Array::from(values(rows))) as _;
-    RecordBatch::try_from_iter([("v", column)]).unwrap()
+    (0..rows).collect()
 }
 
 fn as_values(buffer: &DeviceBuffer) -> Vec<i64> {
@@ -40,7 +34,7 @@ fn a_program_gets_columns_on_its_own_device_and_queue() {
     assert_eq!(vulkan.instance().handle(), program.instance.handle());
     assert_eq!(vulkan.physical_device(), program.physical);
     assert_eq!(vulkan.queue_family(), crate::program::FAMILY);
-    let sent = batch(10_000);
+    let sent = numbers(10_000);
     let up = device.upload(&sent).unwrap();
     assert_eq!(up.to_host().unwrap(), sent);
     // The program keeps its device as long as it wants, and this crate as long as it must.
@@ -68,7 +62,7 @@ fn commands_of_the_program_run_in_the_order_of_the_queue() {
     let queue = device.new_queue().unwrap();
     let raw = VulkanQueue::of(&queue).unwrap();
     let rows = 5000;
-    let sent = batch(rows);
+    let sent = numbers(rows);
     for by_itself in [false, true] {
         // Nothing of the queue runs before this is open, the commands included.
         let mut held = hold(&queue);
@@ -131,7 +125,7 @@ fn devices_of_one_vkdevice_wait_for_each_other_on_the_device() {
     }
     let program = Program::new();
     let (one, two) = (program.adopt(), program.adopt());
-    let sent = batch(100_000);
+    let sent = numbers(100_000);
     let mut held = hold(&one.default_queue());
     let up = one.upload(&sent).unwrap();
     let event = one.default_queue().record().unwrap().unwrap();
@@ -161,7 +155,7 @@ fn a_submission_that_waits_for_the_lock_holds_up_no_question() {
     let queue = device.default_queue();
     let event = queue.record().unwrap().unwrap();
     let memory = DeviceBufferMut::allocate(&queue, 4096).unwrap();
-    let up = device.upload(&batch(9)).unwrap();
+    let up = device.upload(&numbers(9)).unwrap();
     queue.synchronize().unwrap();
     let locked = program.queue.lock().unwrap();
     std::thread::scope(|scope| {
@@ -246,16 +240,6 @@ fn what_cannot_be_adopted_is_refused() {
     };
     assert_error(old.try_adopt(), reason);
     assert_error(VulkanConfig::new(999).open(), "there is no device 999");
-    let cpu = Devices::cpu();
-    assert_error(
-        VulkanDevice::of(&cpu).map(drop),
-        "it is no device of the runtime VulkanDevice",
-    );
-    let queue = cpu.default_queue();
-    assert_error(
-        VulkanQueue::of(&queue).map(drop),
-        "it is no device of the runtime VulkanDevice",
-    );
 }
 
 /// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.

@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use arrow_device::Device;
-use arrow_device_conformance::{Subject, every_call_fails, run};
-use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
+use arrow_device_conformance::{Subject, every_call_fails, next_id, run};
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices, register};
 
 use crate::program::Program;
-use crate::rigs::{foreign, hold, is_there, next_id, open};
+use crate::rigs::{consumer, foreign, hold, is_there, open};
 
 fn subject(open: fn() -> Device) -> Option<Subject> {
     let subject = is_there().then(|| Subject::of::<VulkanDevice>(open))?;
     let subject = subject
         .with_patience(Duration::from_secs(60))
         .with_hold(hold)
-        .with_foreign_event(foreign);
+        .with_foreign_event(foreign)
+        .with_consumer(consumer)
+        .with_registration(register, 0);
     Some(subject.with_refused(|queue| {
         vec![
             VulkanQueue::of(queue).unwrap().submitted().unwrap_err(),

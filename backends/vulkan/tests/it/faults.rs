@@ -1,21 +1,13 @@
 //! What is submitted, when it counts as complete, and calls that fail. The suite lets each call of the provider fail.
 
-use std::sync::Arc;
-
-use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::engine::Runtime;
 use arrow_device::{DeviceBufferMut, Queue};
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{numbers, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanDevice, VulkanQueue};
 
 use crate::rigs::{Timeline, hold};
 use crate::watched::Watched;
-
-fn batch() -> RecordBatch {
-    let column = Arc::new(Int64Array::from_iter_values(0..900)) as _;
-    RecordBatch::try_from_iter([("a", column)]).unwrap()
-}
 
 /// Threads make the queues of three devices, each with an order of its own, wait for each other.
 #[test]
@@ -31,12 +23,12 @@ fn no_submission_waits_for_a_later_one() {
                 let queues = devices.each_ref().map(|device| device.new_queue().unwrap());
                 for round in 0..100 {
                     let (one, two) = ((at + round) % 3, (at + round + 1) % 3);
-                    let up = devices[one].upload_on(&batch(), &queues[one]).unwrap();
+                    let up = devices[one].upload_on(&numbers(900), &queues[one]).unwrap();
                     let event = queues[one].record().unwrap().unwrap();
                     queues[two].wait(&event).unwrap();
-                    let there = devices[two].upload_on(&batch(), &queues[two]).unwrap();
+                    let there = devices[two].upload_on(&numbers(900), &queues[two]).unwrap();
                     drop((up, event));
-                    assert_eq!(there.to_host().unwrap(), batch());
+                    assert_eq!(there.to_host().unwrap(), numbers(900));
                 }
             });
         }
@@ -125,7 +117,7 @@ fn work_of_a_device_that_was_reset_is_not_complete() {
         let queue = device.new_queue().unwrap();
         let timeline = Timeline::new(&device);
         timeline.block(&queue);
-        let up = device.upload_on(&batch(), &queue).unwrap();
+        let up = device.upload_on(&numbers(900), &queue).unwrap();
         let event = queue.record().unwrap().unwrap();
         assert!(!event.is_complete().unwrap());
         watched.fail(call, vk::Result::ERROR_DEVICE_LOST, true);
@@ -158,7 +150,7 @@ fn a_wait_that_ends_early_is_repeated() {
     let device = watched.adopt().unwrap();
     let queue = device.new_queue().unwrap();
     let mut held = hold(&queue);
-    let up = device.upload_on(&batch(), &queue).unwrap();
+    let up = device.upload_on(&numbers(900), &queue).unwrap();
     let waits = watched.calls("vkWaitSemaphores");
     watched.fail("vkWaitSemaphores", vk::Result::TIMEOUT, false);
     std::thread::scope(|scope| {
@@ -166,6 +158,6 @@ fn a_wait_that_ends_early_is_repeated() {
         let is_repeated = || watched.calls("vkWaitSemaphores") > waits + 1;
         assert!(soon(is_repeated), "not repeated");
         held.open();
-        assert_eq!(back.join().unwrap(), batch());
+        assert_eq!(back.join().unwrap(), numbers(900));
     });
 }

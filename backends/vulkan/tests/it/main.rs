@@ -5,7 +5,7 @@ mod adoption;
 mod conformance;
 mod ends;
 mod faults;
-mod foreign;
+mod loading;
 mod program;
 mod rigs;
 mod timeline;

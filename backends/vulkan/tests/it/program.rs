@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use arrow_device::{Device, Result};
+use arrow_device_conformance::next_id;
 use arrow_device_vulkan::ash::{self, vk};
 use arrow_device_vulkan::{SharedQueue, VulkanConfig, VulkanParts};
-
-use crate::rigs::next_id;
 
 /// What the program has. Its drop destroys all of it.
 pub(crate) struct Program {

@@ -1,46 +1,32 @@
 //! Vulkan devices for tests, and a program's own calls of Vulkan.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_device::device::EventPtr;
 use arrow_device::{Device, Queue};
-use arrow_device_conformance::{Foreign, Hold, abort_if_hung, assert_balanced};
+use arrow_device_conformance::{Foreign, Hold, assert_balanced, found, is_required, next_id};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
 
 use crate::timeline;
 
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
-}
+const REQUIRED: &str = "ARROW_DEVICE_VULKAN_REQUIRED";
 
 /// Returns whether there is a device. Says why a test is skipped, or fails if it must not be.
 #[track_caller]
 pub(crate) fn is_there() -> bool {
-    abort_if_hung();
-    let lacks = match devices() {
-        Ok(found) => found.first().and_then(|first| {
-            let lacks = first.lacks?;
-            Some(format!("{first} lacks {lacks}"))
-        }),
-        Err(e) => Some(e.to_string()),
+    let Some(all) = found(devices(), REQUIRED) else {
+        return false;
     };
-    let Some(reason) = lacks else { return true };
-    assert!(!is_required(), "{reason}");
-    eprintln!("skipped: {reason}");
-    false
+    let lacks = all.first().and_then(|first| first.lacks);
+    assert!(lacks.is_none() || !is_required(REQUIRED), "{lacks:?}");
+    lacks.is_none()
 }
 
 /// The first device, with an id that no other device of this process has.
 #[track_caller]
 pub(crate) fn open() -> Device {
     VulkanConfig::new(0).with_id(next_id()).open().unwrap()
-}
-
-pub(crate) fn next_id() -> i64 {
-    static ID: AtomicI64 = AtomicI64::new(0);
-    ID.fetch_add(1, Ordering::Relaxed)
 }
 
 #[track_caller]
@@ -117,6 +103,16 @@ pub(crate) fn foreign(device: &Device) -> Foreign {
     // SAFETY: `keep` has the event, and the place of its handle. The device lives as long.
     let made = unsafe { Foreign::new(pointer, keep, move |_| set.set_event(event).unwrap()) };
     made.never_fails()
+}
+
+/// Another library on the same VkDevice asks about an event.
+pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
+    let functions = VulkanDevice::of(device).unwrap().device().clone();
+    // SAFETY: what an export carries points to a VkEvent, and lives until this has said that it is set.
+    Box::new(move || unsafe {
+        let event: vk::Event = event.as_ptr().cast::<vk::Event>().read();
+        functions.get_event_status(event).unwrap()
+    })
 }
 
 /// Runs a function when it is dropped.

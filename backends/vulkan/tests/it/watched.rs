@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_device::Device;
-use arrow_device_conformance::soon;
+use arrow_device_conformance::{next_id, soon};
 use arrow_device_vulkan::VulkanConfig;
 use arrow_device_vulkan::ash::{self, vk};
 
 use crate::program::Program;
-use crate::rigs::{is_there, next_id};
+use crate::rigs::is_there;
 
 #[derive(Default)]
 struct Seen {

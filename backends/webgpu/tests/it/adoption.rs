@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use arrow_array::record_batch;
-use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
-use arrow_device::{ArrowDeviceType, Devices};
-use arrow_device_conformance::assert_error;
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, register, wgpu};
+use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device_conformance::{assert_error, assert_works, next_id, numbers};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, devices, wgpu};
 
-use crate::rigs::{assert_clean, config, id, own_device, try_open};
+use crate::rigs::{assert_clean, config, is_there, own_device};
 
 #[test]
 fn a_device_is_adopted_once() {
@@ -69,13 +67,12 @@ fn devices_of_two_instances_are_two() {
     let first = config().adopt(&one, &queue).unwrap();
     let second = config().adopt(&two, &other).unwrap();
     assert_ne!(first, second);
-    let sent = record_batch!(("a", Int64, [1, 2, 3])).unwrap();
     for device in [&first, &second] {
-        assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
+        assert_works(device);
         assert_clean(device);
     }
     // Memory of the other is neither this one's nor the host's.
-    let up = first.upload(&sent).unwrap();
+    let up = first.upload(&numbers(3)).unwrap();
     let address = up.column(0).unwrap().buffer(1).unwrap().address();
     for (device, class) in [
         (&first, AddressClass::Device),
@@ -110,43 +107,23 @@ fn a_queue_of_another_device_is_refused() {
     );
 }
 
+/// What this crate has made is used again once nobody does.
 #[test]
-fn the_registry_opens_adapters_by_number() {
-    let set = Devices::new();
-    register(&set);
-    assert_error(
-        set.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)),
-        "WebGPU adapters are numbered from 0",
-    );
-    if try_open().is_none() {
+fn a_device_is_opened_again() {
+    if !is_there() {
         return;
     }
-    let device = set.get(DeviceId::new(ArrowDeviceType::WEBGPU, 0)).unwrap();
-    assert_eq!(device.id().to_string(), "webgpu:0");
-    assert_eq!(
-        WgpuDevice::of(&device).unwrap().info(),
-        devices().unwrap()[0]
-    );
-    assert_error(
-        set.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
-        "which are numbered from 0",
-    );
-    assert_error(
-        WgpuDevice::of(&Devices::cpu()),
-        "it is no device of the runtime WgpuDevice",
-    );
-    // What this crate has made is used again once nobody does.
-    let open = || WgpuConfig::new(0).with_id(id()).open().unwrap();
-    let other = open();
+    let open = || WgpuConfig::new(0).with_id(next_id()).open().unwrap();
+    let (device, other) = (open(), open());
     let gpu = WgpuDevice::of(&device).unwrap();
+    assert_eq!(gpu.info(), devices().unwrap()[0]);
     let (gpu, queue) = (gpu.device().clone(), gpu.queue().clone());
-    drop((set, device));
+    drop(device);
     let again = open();
     assert_eq!(config().adopt(&gpu, &queue).unwrap(), again);
     assert_ne!(other, again);
     // But not if it is lost.
     gpu.destroy();
     drop(again);
-    let sent = record_batch!(("a", Int64, [1, 2, 3])).unwrap();
-    assert_eq!(open().upload(&sent).unwrap().to_host().unwrap(), sent);
+    assert_works(&open());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_device::Device;
 use arrow_device_conformance::{Subject, every_call_fails, run};
-use arrow_device_wgpu::{Polling, WgpuDevice, devices};
+use arrow_device_wgpu::{Polling, WgpuDevice, devices, register};
 
 use crate::rigs::{config, hold, is_there, open, own_device, with_limits};
 
@@ -12,7 +12,8 @@ fn subject(open: impl Fn() -> Device + Send + Sync + 'static) -> Option<Subject>
     let subject = is_there().then(|| Subject::of::<WgpuDevice>(open))?;
     let subject = subject
         .with_patience(Duration::from_secs(4))
-        .with_hold(hold);
+        .with_hold(hold)
+        .with_registration(register, 0);
     Some(subject.with_refused(|queue| {
         let gpu = WgpuDevice::of(queue.device()).unwrap();
         vec![

@@ -1,22 +1,14 @@
 //! What fails is an error of the operation, and a device that is lost stays so: nothing that it did not do counts as done.
 
-use std::sync::Arc;
-
-use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, DeviceBufferMut, Error};
-use arrow_device_conformance::assert_error;
+use arrow_device_conformance::{assert_error, assert_works, numbers};
 use arrow_device_wgpu::{Polling, WgpuDevice, wgpu};
 
 use crate::program::own_buffer;
 use crate::rigs::{assert_clean, config, hold, open_with, own_device};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
-
-fn batch(rows: i64) -> RecordBatch {
-    let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
-    RecordBatch::try_from_iter([("a", column)]).unwrap()
-}
 
 fn destroy(device: &Device) {
     WgpuDevice::of(device).unwrap().device().destroy();
@@ -43,7 +35,7 @@ fn assert_over(device: &Device, text: &str) {
 #[track_caller]
 fn assert_lost(device: &Device) {
     let queue = device.default_queue();
-    assert_error(device.upload(&batch(10)), LOST);
+    assert_error(device.upload(&numbers(10)), LOST);
     assert_error(DeviceBufferMut::allocate(&queue, 64), LOST);
     assert_error(queue.record(), LOST);
     assert_error(queue.synchronize(), LOST);
@@ -63,7 +55,7 @@ fn destroyed_while_events_are_pending() {
     let (memory, frozen) = (fresh(), fresh().freeze().unwrap());
     let buffer = own_buffer(&device, wgpu::BufferUsages::COPY_SRC, &[1, 2]);
     let held = hold(&queue);
-    let up = device.upload(&batch(1000)).unwrap();
+    let up = device.upload(&numbers(1000)).unwrap();
     let event = queue.record().unwrap().unwrap();
     destroy(&device);
     assert_error(event.is_complete(), LOST);
@@ -132,14 +124,14 @@ fn a_panic_is_an_error_and_ends_the_device() {
     let Some(device) = open_with(|_| {}) else {
         return;
     };
-    let up = device.upload(&batch(1000)).unwrap();
+    let up = device.upload(&numbers(1000)).unwrap();
     let gpu = WgpuDevice::of(&device).unwrap();
     gpu.queue()
         .on_submitted_work_done(|| panic!("a callback of the program"));
     let failed = "wgpu panicked: a callback of the program";
     assert_error(up.wait().and_then(|()| device.synchronize()), failed);
     assert_error(up.to_host(), failed);
-    assert_error(device.upload(&batch(1)), failed);
+    assert_error(device.upload(&numbers(1)), failed);
     assert_over(&device, failed);
     drop(up);
     assert_clean(&device);
@@ -155,7 +147,7 @@ fn a_panic_in_the_programs_poll() {
         };
         let gpu = WgpuDevice::of(&device).unwrap();
         let own = gpu.device().clone();
-        let up = device.upload(&batch(1000)).unwrap();
+        let up = device.upload(&numbers(1000)).unwrap();
         let mine = own.create_buffer(&wgpu::BufferDescriptor {
             label: None,
             size: 64,
@@ -238,8 +230,7 @@ fn a_validation_error_is_an_error_of_the_operation() {
     // SAFETY: the bytes lie in the allocation.
     let filled = unsafe { queue.raw().fill(memory.address(), 1, 3) };
     assert!(matches!(&filled, Err(Error::Device { .. })), "{filled:?}");
-    let sent = batch(1000);
-    assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
+    assert_works(&device);
     drop(memory);
     assert_clean(&device);
 }
@@ -259,7 +250,7 @@ fn no_memory_left() {
         let (device, queue) = wgpu::Device::noop(&descriptor);
         let device = config().adopt(&device, &queue).unwrap();
         let queue = device.default_queue();
-        let sent = batch(1000);
+        let sent = numbers(1000);
         let up = device.upload(&sent).unwrap();
         let little = libc::rlimit {
             rlim_cur: 3 << 29,

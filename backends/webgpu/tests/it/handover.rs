@@ -10,7 +10,7 @@ use arrow_device_wgpu::wgpu::{self, BufferUsages};
 use arrow_schema::DataType;
 
 use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{assert_clean, config, in_use, is_required, now, try_open};
+use crate::rigs::{assert_clean, config, in_use, is_there, now, try_open};
 
 #[test]
 fn a_programs_buffer_becomes_a_column() {
@@ -104,7 +104,7 @@ fn buffers_that_are_refused() {
     refused(
         &Devices::cpu(),
         create(8, BufferUsages::COPY_SRC),
-        "it is no device of the runtime WgpuDevice",
+        "no device of the runtime WgpuDevice",
     );
     assert_clean(&device);
 
@@ -124,11 +124,12 @@ fn buffers_that_are_refused() {
 /// A buffer of another `wgpu::Device` of the same adapter.
 #[test]
 fn another_devices_buffer_is_refused() {
+    if !is_there() {
+        return;
+    }
     let instance =
         wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    let Ok(adapter) = now(instance.request_adapter(&Default::default())) else {
-        return assert!(!is_required(), "no adapter");
-    };
+    let adapter = now(instance.request_adapter(&Default::default())).unwrap();
     let [one, other] = [(); 2].map(|()| now(adapter.request_device(&Default::default())).unwrap());
     let device = config().adopt(&one.0, &one.1).unwrap();
     let buffer = other.0.create_buffer(&wgpu::BufferDescriptor {

@@ -1,41 +1,23 @@
 //! WebGPU devices for tests, and work that ends when a test says so.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
 use arrow_device::Device;
 use arrow_device::device::engine::Engine;
-use arrow_device_conformance::{abort_if_hung, assert_balanced};
+use arrow_device_conformance::{assert_balanced, found, next_id};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, wgpu};
 
 pub(crate) use crate::hold::hold;
 use crate::hold::open_below;
 
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_WEBGPU_REQUIRED").is_some_and(|value| value != "0")
-}
-
-/// An id that no other device of this process has.
-pub(crate) fn id() -> i64 {
-    static ID: AtomicI64 = AtomicI64::new(0);
-    ID.fetch_add(1, Ordering::Relaxed)
-}
+const REQUIRED: &str = "ARROW_DEVICE_WEBGPU_REQUIRED";
 
 pub(crate) fn config() -> WgpuConfig {
-    WgpuConfig::best().with_id(id())
+    WgpuConfig::best().with_id(next_id())
 }
 
 /// Opens the best adapter. Says why a test is skipped where there is none, or fails if it must not be.
 #[track_caller]
 pub(crate) fn try_open() -> Option<Device> {
-    abort_if_hung();
-    match config().open() {
-        Ok(device) => Some(device),
-        Err(e) => {
-            assert!(!is_required(), "{e}");
-            eprintln!("skipped: {e}");
-            None
-        }
-    }
+    found(config().open(), REQUIRED)
 }
 
 pub(crate) fn open() -> Device {
@@ -51,18 +33,11 @@ pub(crate) fn is_there() -> bool {
 pub(crate) fn own_device(
     lower: impl FnOnce(&mut wgpu::Limits),
 ) -> Option<(wgpu::Device, wgpu::Queue)> {
-    abort_if_hung();
+    try_open()?;
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     descriptor.backends = wgpu::Backends::PRIMARY.with_env();
     let instance = wgpu::Instance::new(descriptor);
-    let adapter = match now(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {
-        Ok(adapter) => adapter,
-        Err(e) => {
-            assert!(!is_required(), "{e}");
-            eprintln!("skipped: {e}");
-            return None;
-        }
-    };
+    let adapter = now(instance.request_adapter(&Default::default())).unwrap();
     let mut required_limits = adapter.limits();
     lower(&mut required_limits);
     let descriptor = wgpu::DeviceDescriptor {
