@@ -49,7 +49,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let result = DeviceRecordBatch::try_new(Arc::new(schema), &[price, doubled, total])?;
     let (array, schema) = result.export(SyncPolicy::Event)?;
     // SAFETY: `export` made both structs, and nothing else uses them.
-    let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+    let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 
     let back: RecordBatch = imported.to_host()?; // waits for the kernels and the copy
     let expected = record_batch!(
@@ -85,7 +85,7 @@ pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result
     let rows = a.len();
     assert_eq!(b.len(), rows);
     let products = DeviceBufferMut::for_values::<f64>(queue, rows)?;
-    let valid = DeviceBufferMut::for_bitmap(queue, rows)?;
+    let valid = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
     let (x, y) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
     let bitmaps = [a.validity_on(queue)?, b.validity_on(queue)?];
     let bits = bitmaps
@@ -129,7 +129,7 @@ pub(crate) fn above(column: &DeviceArray, limit: f64, queue: &Queue) -> Result<D
     };
     // SAFETY: the kernel writes only `kept` and `count`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;
-    let count = count.freeze()?.to_host_on(queue)?; // waits for the kernel
+    let count = count.freeze()?.to_host()?; // waits for the kernel
     let count = count.typed_data::<u64>()[0] as usize;
     kept.truncate(8 * count); // bytes
     kept.shrink_to_fit()?;

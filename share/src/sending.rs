@@ -86,7 +86,7 @@ impl Known {
                 false => region.keep_others_from_writing()?,
             }
         }
-        let event = batch.as_struct().ready_event()?;
+        let event = batch.as_struct().ready_event(None)?;
         let manifest = |described: &Described| Manifest {
             device_type: batch.device().id().device_type,
             machine: machine(),

@@ -1,7 +1,6 @@
 //! `ArrowDeviceArray`.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use arrow_data::ffi::FFI_ArrowArray;
 
@@ -85,7 +84,7 @@ impl FFI_ArrowDeviceArray {
             array,
             device_id: -1,
             device_type: ArrowDeviceType::CPU,
-            sync_event: ptr::null_mut(),
+            sync_event: std::ptr::null_mut(),
             reserved: [0; 3],
         }
     }
@@ -93,13 +92,8 @@ impl FFI_ArrowDeviceArray {
     /// Returns a released struct, all of whose members are zero, the device type included: memory
     /// for a producer to write an array to.
     pub const fn empty() -> Self {
-        Self {
-            array: CArray::empty(),
-            device_id: 0,
-            device_type: ArrowDeviceType::new(0),
-            sync_event: ptr::null_mut(),
-            reserved: [0; 3],
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 
     /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device,

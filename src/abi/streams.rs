@@ -2,7 +2,6 @@
 //! `ArrowAsyncTask` and `ArrowAsyncProducer` of the producer, and `ArrowAsyncDeviceStreamHandler` of the consumer.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -46,13 +45,8 @@ pub(crate) struct Callbacks<S, A> {
 impl<S, A> Callbacks<S, A> {
     /// Those of a released stream: all members are zero.
     pub(crate) const fn empty() -> Self {
-        Self {
-            get_schema: None,
-            get_next: None,
-            get_last_error: None,
-            release: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
@@ -107,10 +101,8 @@ impl FFI_ArrowDeviceArrayStream {
     /// Returns a released stream, all of whose members are zero: memory for a producer to write a
     /// stream to.
     pub const fn empty() -> Self {
-        Self {
-            device_type: ArrowDeviceType::new(0),
-            callbacks: Callbacks::empty(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
@@ -170,10 +162,8 @@ impl FFI_ArrowAsyncTask {
     /// Returns a struct without a task: all members are zero.
     #[cfg(feature = "async")]
     pub(crate) const fn empty() -> Self {
-        Self {
-            extract_data: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
@@ -240,7 +230,7 @@ mod tests {
             device_type: ArrowDeviceType::new(99),
             callbacks: Callbacks {
                 release: Some(release),
-                private_data: ptr::from_ref(calls).cast_mut().cast(),
+                private_data: std::ptr::from_ref(calls).cast_mut().cast(),
                 ..Callbacks::empty()
             },
         }

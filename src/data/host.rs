@@ -20,7 +20,7 @@ use crate::data::layout::{Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result, bail};
-use crate::memory::{HostBuffer, Memory, Owner, Ready, buffer_over};
+use crate::memory::{Memory, Owner, Ready, buffer_over};
 
 impl DeviceArray {
     /// Makes an array on the CPU device of the data of an arrow-rs array, whose children have the rows that it refers to. Copies nothing.
@@ -257,10 +257,9 @@ fn buffer(
     if address.address() % align == 0 {
         return Ok(buffer);
     }
-    let counters = array.device().counters();
-    Counters::add(&counters.host_copied_bytes, bytes);
-    Counters::add(&counters.host_allocations, 1);
-    let mut host = HostBuffer::new(bytes)?;
+    let device = array.device();
+    Counters::add(&device.counters().host_copied_bytes, bytes);
+    let mut host = device.host_buffer(bytes)?;
     host.copy_from_slice(&buffer);
     Ok(host.into_buffer())
 }

@@ -201,7 +201,7 @@ impl From<Option<&DeviceBuffer>> for NodeBuffer {
             return Self::absent();
         };
         let bytes = Some(buffer.len());
-        Self::new(buffer.owner(), buffer.base(), buffer.offset(), bytes)
+        Self::new(&buffer.owner, buffer.base, buffer.offset, bytes)
     }
 }
 
@@ -291,13 +291,6 @@ impl<'a> View<'a> {
             Some(n) if n == node.length => Some(self.length),
             Some(n) if self.is_all() => Some(n),
             _ => None,
-        }
-    }
-
-    /// Keeps the number of nulls that were counted in the bitmap of these rows, if they are all of the node.
-    pub(crate) fn set_null_count(self, nulls: usize) {
-        if self.is_all() {
-            self.node.nulls.set(nulls);
         }
     }
 

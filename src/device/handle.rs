@@ -11,7 +11,9 @@ use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
 use crate::device::host_pool::HostPool;
-use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
+use crate::device::{
+    ALIGNMENT, Counters, DeviceId, HostBackend, Process, Queue, TransferStats, lock,
+};
 use crate::error::{Error, Result};
 
 /// The name of the threads that run what comes after events.
@@ -112,23 +114,22 @@ impl Device {
     pub(crate) fn is_host_memory(&self) -> bool {
         let of_a_program =
             || self.id() == DeviceId::CPU && self.is_host_readable() && self.is_synchronous();
-        self.host().is_some() || of_a_program()
+        self.page().is_some() || of_a_program()
     }
 
     /// Returns whether all memory of the host is the device's: the CPU, but not a program's own device of that type, whose memory is
     /// special (shared with other processes, say), so that an upload copies.
     pub(crate) fn has_all_host_memory(&self) -> bool {
-        self.id() == DeviceId::CPU && self.host().is_some()
+        self.id() == DeviceId::CPU && self.page().is_some()
     }
 
     /// Returns the number of bytes of which each buffer of an array on this device fills a multiple.
     pub(crate) fn alignment(&self) -> usize {
-        self.host().map_or(ALIGNMENT, HostBackend::alignment)
+        self.page().unwrap_or(ALIGNMENT)
     }
 
-    fn host(&self) -> Option<&HostBackend> {
-        let host = self.0.backend.downcast_ref::<HostBackend>();
-        host.filter(|host| host.allocates())
+    fn page(&self) -> Option<usize> {
+        self.0.backend.downcast_ref::<HostBackend>()?.page()
     }
 
     /// Returns whether work has completed when the call that queues it returns, as on the CPU.
@@ -148,8 +149,9 @@ impl Device {
         }
     }
 
-    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
-        self.0.default_queue.clone()
+    /// Returns the queue that is used when no other is named.
+    pub fn default_queue(&self) -> Queue {
+        Queue::new(self.clone(), self.0.default_queue.clone())
     }
 
     /// Whether this process is a child of the one that made the device.

@@ -13,18 +13,15 @@ use crate::error::{Error, Result};
 const IDLE_LIMIT: usize = 1 << 30;
 /// Blocks belong to no queue: no work uses what is idle.
 const NO_QUEUE: u64 = 0;
-/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be
-/// reused more often.
-const GRAIN: usize = 64 << 10;
 
 /// Initialised host memory, aligned to 64 bytes. It has no drop: its holder frees it.
 #[derive(Debug)]
 pub(crate) struct Block {
-    ptr: NonNull<u8>,
+    pub(crate) ptr: NonNull<u8>,
     /// Bytes.
     capacity: usize,
     /// Whether it is from [`Backend::allocate_host`], and not from the global allocator.
-    is_locked: bool,
+    pub(crate) is_locked: bool,
 }
 
 // SAFETY: the block is plain memory that only its holder accesses, and any thread may free it.
@@ -32,22 +29,16 @@ unsafe impl Send for Block {}
 // SAFETY: a shared reference only allows reading the address and capacity.
 unsafe impl Sync for Block {}
 
-/// Returns the capacity, in bytes, of a block for `bytes` bytes; never 0.
-pub(crate) fn round(bytes: usize) -> Option<usize> {
-    let grain = if bytes >= GRAIN { GRAIN } else { ALIGNMENT };
-    bytes.max(1).checked_next_multiple_of(grain)
-}
-
 fn layout(capacity: usize) -> Option<Layout> {
     Layout::from_size_align(capacity, ALIGNMENT).ok()
 }
 
 impl Block {
-    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which come from [`round`]. Returns
+    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which are not 0. Returns
     /// `None` if there is not enough memory.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
-        // SAFETY: the size is not 0, because `round` never returns 0.
+        // SAFETY: the size is not 0, as the caller guarantees.
         let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self {
             ptr,
@@ -73,14 +64,6 @@ impl Block {
             capacity,
             is_locked: true,
         }))
-    }
-
-    pub(crate) fn is_locked(&self) -> bool {
-        self.is_locked
-    }
-
-    pub(crate) fn ptr(&self) -> NonNull<u8> {
-        self.ptr
     }
 
     /// Returns a copy of the block, for a holder that is being dropped.
@@ -163,7 +146,7 @@ mod tests {
     /// Gives new blocks back to the pool.
     fn fill(pool: &HostPool, capacities: &[usize]) {
         for kib in capacities {
-            let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
+            let block = Block::ordinary(Pool::<Block>::rounded(kib * KIB).unwrap()).unwrap();
             pool.give_back(block, &HostBackend::new(DeviceId::CPU));
         }
     }
@@ -196,7 +179,7 @@ mod tests {
         assert_eq!(take(&pool, 192), Some(256));
         assert_eq!(take(&pool, 192), None, "more than twice as large");
         // The last one of equals.
-        let [a, b] = [0; 2].map(|_| Block::ordinary(round(KIB).unwrap()).unwrap());
+        let [a, b] = [0; 2].map(|_| Block::ordinary(Pool::<Block>::rounded(KIB).unwrap()).unwrap());
         let last = b.ptr;
         for block in [a, b] {
             pool.give_back(block, &HostBackend::new(DeviceId::CPU));

@@ -195,10 +195,7 @@ impl FromStr for DeviceId {
             .find(|t| t.short_name() == Some(name))
             .or((name == "ext-dev").then_some(ArrowDeviceType::EXT_DEV))
             .ok_or_else(|| {
-                let known: Vec<_> = ArrowDeviceType::ALL
-                    .iter()
-                    .filter_map(|t| t.short_name())
-                    .collect();
+                let known = ArrowDeviceType::ALL.map(|t| t.short_name().unwrap_or_default());
                 Error::argument(format!(
                     "unknown device '{s}': use one of {}, followed by ':' and a number if needed",
                     known.join(", ")

@@ -35,26 +35,21 @@ use crate::interchange::Path;
 use crate::transfer::{Download, Scope};
 
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
-/// may be invalid; where the host cannot read it, those are copied to the host first.
+/// may be invalid, as a task if this `polls`; where the host cannot read it, those are copied to the host first.
 ///
 /// Returns a copy to use instead if the array is on the CPU, and only texts under nulls are no UTF-8: there zeros are.
 ///
 /// # Errors
 /// As [`check`]; those that the device reports.
-pub(super) fn validate(array: &DeviceArray) -> Result<Option<DeviceArray>> {
-    match doubtful(array) {
-        Some(left) => mended(array, &unwrap(&download(left).wait()?)?),
-        None => Ok(None),
-    }
-}
-
-/// As [`validate`]. A poll never blocks.
-#[cfg(feature = "async")]
-pub(super) async fn validate_async(array: &DeviceArray) -> Result<Option<DeviceArray>> {
+pub(super) async fn validate(array: &DeviceArray, polls: bool) -> Result<Option<DeviceArray>> {
     let Some(left) = doubtful(array) else {
         return Ok(None);
     };
-    mended(array, &unwrap(&Box::new(download(left)).await?)?)
+    let left = match polls {
+        true => Box::new(download(left)).await?,
+        false => download(left).wait()?,
+    };
+    mended(array, &unwrap(&left)?)
 }
 
 /// Checks what was left to check of an array, and else a copy of the array without texts under nulls.

@@ -41,10 +41,10 @@ use crate::memory::{HostBuffer, Loan, Memory, Owner, Ready, check_queue};
 /// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
-    owner: Arc<Owner>,
-    base: DevicePtr,
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) base: DevicePtr,
     /// Bytes from `base`.
-    offset: usize,
+    pub(crate) offset: usize,
     /// Bytes.
     len: usize,
 }
@@ -150,19 +150,6 @@ impl DeviceBuffer {
     pub fn on(&self, queue: &Queue) -> Result<Loan<'_>> {
         let lender = (self.device(), Some(&self.owner));
         Loan::new(lender, queue, self.address(), self.len)
-    }
-
-    pub(crate) fn owner(&self) -> &Arc<Owner> {
-        &self.owner
-    }
-
-    pub(crate) fn base(&self) -> DevicePtr {
-        self.base
-    }
-
-    /// Returns the offset from the base in bytes.
-    pub(crate) fn offset(&self) -> usize {
-        self.offset
     }
 }
 

@@ -48,7 +48,7 @@ impl<S: CStream> Reader<S> {
     ///
     /// # Safety
     /// The stream keeps to its interface, and its arrays meet the safety requirements of
-    /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
+    /// [`DeviceArray::import`](crate::DeviceArray::import) with these options.
     pub(super) unsafe fn new(stream: S, options: ImportOptions) -> Result<Self> {
         let mut batches = DropAttached::new(Batches::new(stream, options, released_attached));
         detached(|| batches.open())?;

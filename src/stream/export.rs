@@ -78,7 +78,7 @@ pub(crate) fn export<S: CStream>(
     let (declared, fit) = (reader.device_type(), schema.clone());
     // All batches of a stream are on one type of device. Their device ids may differ.
     let arrays = reader.map(move |batch| {
-        let array = batch?.fitted(&fit)?.export_array(&options)?;
+        let array = batch?.with_schema(fit.clone())?.export_array(&options)?;
         if array.device_type() == declared {
             return Ok(array);
         }

@@ -48,7 +48,7 @@ impl DeviceRecordBatchStreamReader {
     ///
     /// # Safety
     /// `stream` keeps to the C device stream interface, and its arrays meet the safety requirements of
-    /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
+    /// [`DeviceArray::import`](crate::DeviceArray::import) with these options.
     ///
     /// # Errors
     /// Returns the same errors as [`from_raw`](Self::from_raw).
@@ -145,7 +145,7 @@ impl<S: CStream> Batches<S> {
     /// Returns the next batch.
     ///
     /// # Safety
-    /// The stream's arrays meet the safety requirements of [`DeviceArray::import_with`](crate::DeviceArray::import_with) with the
+    /// The stream's arrays meet the safety requirements of [`DeviceArray::import`](crate::DeviceArray::import) with the
     /// options.
     pub(crate) unsafe fn next(&mut self) -> Option<Result<DeviceRecordBatch>> {
         if self.ended {

@@ -12,7 +12,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, StringArray};
 use arrow_buffer::{ArrowNativeType, Buffer};
 use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::device::{DevicePtr, EventPtr};
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, HostBuffer, Queue};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, Queue};
 use arrow_schema::DataType;
 
 /// Queues a kernel that sends what it reads.
@@ -254,14 +254,13 @@ fn host_buffers_become_buffers_and_bytes_and_come_back() {
     let backend = sim.sim.clone();
     drop(sim);
     backend.assert_clean();
-    assert!(HostBuffer::new(usize::MAX).is_err());
-    assert!(HostBuffer::new(usize::MAX - 64).is_err());
+    assert!(Devices::cpu().host_buffer(usize::MAX).is_err());
+    assert!(Devices::cpu().host_buffer(usize::MAX - 64).is_err());
 }
 
 #[test]
 fn host_memory_becomes_device_buffers_without_a_copy() {
-    let mut host = HostBuffer::new(24).unwrap();
-    assert_eq!(&*host, [0; 24]);
+    let mut host = Devices::cpu().host_buffer(24).unwrap();
     host.copy_from_slice(&[7; 24]);
     let buffer = host.into_buffer();
     let address = buffer.as_ptr().addr();

@@ -1,6 +1,7 @@
 use super::*;
 use crate::abi::guard::ReleaseFn;
 use arrow_array::{Array, Int32Array};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

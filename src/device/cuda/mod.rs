@@ -153,17 +153,9 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Whether a device attribute is set. The driver may not know it: then it is not.
+    /// Whether a device attribute is set.
     fn has(&self, attribute: Attribute) -> bool {
-        let mut value = 0;
-        let driver = self.driver;
-        // SAFETY: `value` is valid for the write of an int.
-        let asked = unsafe {
-            driver
-                .functions
-                .device_attribute(&raw mut value, attribute as c_int, self.device)
-        };
-        asked.is_ok() && value != 0
+        gpu::has(self.driver, attribute as c_int, self.device)
     }
 
     /// Retains the primary context of a device, this one or one whose memory is to be copied.

@@ -171,6 +171,14 @@ pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     Err(absent(id, reason))
 }
 
+/// Whether a device attribute is set. The library may not know it: then it is not.
+pub(crate) fn has<L: Library>(library: &L, attribute: c_int, device: c_int) -> bool {
+    let (calls, mut value) = (library.calls(), 0);
+    // SAFETY: `value` is valid for the write of an int.
+    let ask = || unsafe { calls.device_attribute(&raw mut value, attribute, device) };
+    library.quietly(ask).is_ok() && value != 0
+}
+
 /// Joins a library's name and text for a code, which are null if it does not know the code.
 ///
 /// # Safety

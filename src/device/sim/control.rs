@@ -241,7 +241,7 @@ impl SimDevice {
             live_allocations,
             live_bytes,
             live_host_allocations: state.host.len(),
-            live_host_bytes: state.host.values().map(|memory| memory.bytes()).sum(),
+            live_host_bytes: state.host.values().map(|memory| memory.bytes).sum(),
             live_events: state.events.len(),
             pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
             violations: state.violations.clone(),

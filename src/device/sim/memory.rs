@@ -19,7 +19,7 @@ const UNIT: usize = 64;
 #[derive(Debug)]
 pub struct SimBacking {
     start: NonNull<u8>,
-    bytes: usize,
+    pub(super) bytes: usize,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -36,16 +36,12 @@ impl SimBacking {
             owner,
         }
     }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
-    bytes: usize,
+    pub(super) bytes: usize,
     owner: Owner,
 }
 
@@ -107,10 +103,6 @@ impl Memory {
     pub(super) unsafe fn fill(&self) {
         // SAFETY: the caller guarantees so many writable bytes that nothing else uses (see `# Safety`).
         unsafe { self.start.write_bytes(FRESH, self.bytes) };
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// What owns memory of a program's.
@@ -187,7 +179,7 @@ impl Allocator {
             if start - from >= block {
                 return Some(from);
             }
-            from = start + block_bytes(allocation.memory.bytes())?;
+            from = start + block_bytes(allocation.memory.bytes)?;
         }
         (self.range.end.saturating_sub(from) >= block).then_some(from)
     }
@@ -197,9 +189,9 @@ impl Allocator {
         match self.live.get_mut(&address) {
             None => Err("not the start of a live allocation (double free?)".into()),
             Some(allocation) if allocation.freeing => Err("double free".into()),
-            Some(allocation) if allocation.memory.bytes() != bytes => Err(format!(
+            Some(allocation) if allocation.memory.bytes != bytes => Err(format!(
                 "freed as {bytes} bytes, allocated as {}",
-                allocation.memory.bytes()
+                allocation.memory.bytes
             )),
             Some(allocation) => {
                 allocation.freeing = true;
@@ -222,7 +214,7 @@ impl Allocator {
     ) -> Result<(&Allocation, usize), String> {
         let before = self.live.range(..=address).next_back();
         let (start, allocation) = before.ok_or("not allocated, or freed")?;
-        let (within, length) = (address - start, allocation.memory.bytes());
+        let (within, length) = (address - start, allocation.memory.bytes);
         if within > length {
             Err("not allocated, or freed".into())
         } else if bytes > length - within {
@@ -245,7 +237,7 @@ impl Allocator {
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
         owned.fold((0, 0), |(count, bytes), a| {
-            (count + 1, bytes + a.memory.bytes())
+            (count + 1, bytes + a.memory.bytes)
         })
     }
 }

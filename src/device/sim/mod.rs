@@ -190,7 +190,7 @@ impl SimDevice {
     /// Returns [`Error::OutOfMemory`] if the device has not as many addresses or the memory is not aligned to 64 bytes, and the error of a
     /// device that has failed.
     pub fn adopt(&self, backing: SimBacking) -> Result<DevicePtr> {
-        let bytes = backing.bytes();
+        let bytes = backing.bytes;
         let mut state = self.core.alive()?;
         self.core.count(FaultOp::Allocate, "adopt", bytes)?;
         let address = state.memory.allocate(bytes, || Memory::of(backing, bytes));
@@ -329,7 +329,7 @@ unsafe impl Backend for SimDevice {
         let start = address.address();
         let why = match state.host.get(&start) {
             None => "not a live host allocation (double free?)",
-            Some(memory) if memory.bytes() != bytes => "allocated with another length",
+            Some(memory) if memory.bytes != bytes => "allocated with another length",
             // It stays allocated, so that the copy stays harmless.
             Some(memory) if Arc::strong_count(memory) > 1 => "a queued copy uses it",
             Some(_) => {

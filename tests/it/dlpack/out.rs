@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::{Array, FixedSizeListArray, Int8Array, Int16Array, Int32Array, new_empty_array};
 use arrow_data::ArrayData;
 use arrow_device::dlpack::{
-    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
 };
 use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error};
 use arrow_schema::{DataType, Field, IntervalUnit};
@@ -136,7 +136,12 @@ fn a_copy_may_be_written_to() {
     let values = Int16Array::from_iter_values(0..10);
     let whole = cpu.upload_array(&values).unwrap();
     let column = whole.slice(3, 5).unwrap();
-    let tensor = column.export_dlpack(&plain().with_copy()).unwrap();
+    let tensor = column
+        .export_dlpack(&DlpackOptions {
+            copy: true,
+            ..plain()
+        })
+        .unwrap();
     let copy = Held::<DLManagedTensorVersioned>::new(tensor);
     assert_eq!(copy.flags, DLManagedTensorVersioned::IS_COPIED);
     assert_eq!(copy.shape(), [5]);
@@ -154,7 +159,12 @@ fn a_copy_may_be_written_to() {
         up(&arrow_array::StringArray::from(vec!["a"])),
     ] {
         let e = column.export_dlpack(&plain()).unwrap_err().to_string();
-        let of_copy = column.export_dlpack(&plain().with_copy()).unwrap_err();
+        let of_copy = column
+            .export_dlpack(&DlpackOptions {
+                copy: true,
+                ..plain()
+            })
+            .unwrap_err();
         assert_eq!(of_copy.to_string(), e);
     }
 }
@@ -174,7 +184,10 @@ fn booleans_of_a_byte() {
     for column in [flat, up(&lists)] {
         for tensor in [
             column.export_dlpack(&plain()),
-            column.export_dlpack(&plain().with_copy()),
+            column.export_dlpack(&DlpackOptions {
+                copy: true,
+                ..plain()
+            }),
         ] {
             let tensor = tensor.unwrap();
             assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::BOOL, 8));
@@ -219,7 +232,10 @@ fn up(array: &dyn Array) -> DeviceArray {
 }
 
 fn held<F: Form>(column: &DeviceArray) -> Held<F> {
-    let options = plain().with_nulls_ignored();
+    let options = DlpackOptions {
+        nulls_ignored: true,
+        ..plain()
+    };
     Held::new(column.export_dlpack(&options).unwrap())
 }
 
@@ -231,7 +247,7 @@ fn nulls() {
     assert!(matches!(refused, Error::InvalidArgument(_)));
     let text = refused.to_string();
     assert!(
-        text.contains("8 of 30") && text.contains("with_nulls_ignored"),
+        text.contains("8 of 30") && text.contains("DlpackOptions::nulls_ignored"),
         "{text}"
     );
     // A slice of which nobody knows how many are null, and there are none.

@@ -168,9 +168,12 @@ fn import(made: &Arc<Made>, set: Set, device: &Device) -> DeviceArray {
     };
     let devices = Devices::new();
     devices.add(device.clone()).unwrap();
-    let options = ImportOptions::default().with_devices(devices);
+    let options = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     // SAFETY: the values are valid once the event is set.
-    unsafe { DeviceArray::import_with(array, &schema, &options) }.unwrap()
+    unsafe { DeviceArray::import(array, &schema, &options) }.unwrap()
 }
 
 fn begin() -> Option<(Arc<Program>, Device)> {
