@@ -176,15 +176,6 @@ pub use stream::{
 };
 pub use transfer::Download;
 
-/// The programs of the README and of the guide, which are tested as they stand.
 #[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../README.md")]
-    mod readme {}
-    #[doc = include_str!("../docs/guide/async.md")]
-    mod asynchronous {}
-    #[doc = include_str!("../docs/guide/backends.md")]
-    mod backends {}
-    #[doc = include_str!("../docs/guide/streams.md")]
-    mod streams {}
-}
+#[path = "tests/pages.rs"]
+mod pages;

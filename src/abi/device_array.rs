@@ -77,18 +77,6 @@ impl FFI_ArrowDeviceArray {
         }
     }
 
-    /// An array of the CPU that is ready.
-    #[cfg(any(test, feature = "pyo3"))]
-    pub(crate) const fn on_cpu(array: CArray) -> Self {
-        Self {
-            array,
-            device_id: -1,
-            device_type: ArrowDeviceType::CPU,
-            sync_event: std::ptr::null_mut(),
-            reserved: [0; 3],
-        }
-    }
-
     /// Returns a released struct, all of whose members are zero, the device type included: memory
     /// for a producer to write an array to.
     pub const fn empty() -> Self {
@@ -118,12 +106,23 @@ impl FFI_ArrowDeviceArray {
     pub const fn sync_event(&self) -> *mut c_void {
         self.sync_event
     }
+}
 
-    /// Moves the embedded array out and leaves a released one. The event, if any, lives until the
-    /// returned array is released.
-    #[cfg(any(test, feature = "pyo3"))]
-    pub(crate) const fn take_array(&mut self) -> CArray {
-        std::mem::replace(&mut self.array, CArray::empty())
+#[cfg(any(test, feature = "pyo3"))]
+impl From<CArray> for FFI_ArrowDeviceArray {
+    /// An array of the CPU that is ready.
+    fn from(array: CArray) -> Self {
+        let mut this = Self::empty();
+        (this.device_type, this.device_id, this.array) = (ArrowDeviceType::CPU, -1, array);
+        this
+    }
+}
+
+#[cfg(any(test, feature = "pyo3"))]
+impl From<FFI_ArrowDeviceArray> for CArray {
+    /// Moves the embedded array out. The event, if any, lives until the result is released.
+    fn from(mut array: FFI_ArrowDeviceArray) -> Self {
+        std::mem::replace(&mut array.array, Self::empty())
     }
 }
 

@@ -53,15 +53,12 @@ impl<S, A> Callbacks<S, A> {
 /// A C struct for streams: `ArrowDeviceArrayStream`, or `ArrowArrayStream`, whose arrays are on the CPU.
 pub(crate) trait CStream: Sized + Send + 'static {
     const NAME: &'static str;
-    /// The C struct of its arrays.
-    type Array;
+    /// The C struct of its arrays. An array of a reader, whose device type is the stream's, becomes one, and one of the stream is of its
+    /// device.
+    type Array: From<FFI_ArrowDeviceArray> + Into<FFI_ArrowDeviceArray>;
     fn new(device_type: ArrowDeviceType, callbacks: Callbacks<Self, Self::Array>) -> Self;
     fn device_type(&self) -> ArrowDeviceType;
     fn callbacks(&self) -> &Callbacks<Self, Self::Array>;
-    /// An array of a reader as one of this stream, whose device type it has.
-    fn array(array: FFI_ArrowDeviceArray) -> Self::Array;
-    /// An array of this stream as one with its device.
-    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray;
 }
 
 impl CStream for FFI_ArrowDeviceArrayStream {
@@ -81,14 +78,6 @@ impl CStream for FFI_ArrowDeviceArrayStream {
 
     fn callbacks(&self) -> &Callbacks<Self, Self::Array> {
         &self.callbacks
-    }
-
-    fn array(array: FFI_ArrowDeviceArray) -> Self::Array {
-        array
-    }
-
-    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray {
-        array
     }
 }
 

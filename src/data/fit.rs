@@ -43,17 +43,15 @@ impl DeviceRecordBatch {
         if self.schema_ref().fields() == schema.fields() {
             return Ok(Self::from_struct(schema, array.clone()));
         }
-        let fit = Fit {
-            rows: &format!("the batch on {}", self.device()),
-            declared: "the declared schema",
-        };
-        let (rows, got, declared) = (fit.rows, self.num_columns(), schema.fields().len());
+        let rows = &format!("the batch on {}", self.device());
+        let (got, declared) = (self.num_columns(), schema.fields().len());
         if got != declared {
             bail!(
                 "{rows} has {got} columns, the declared schema {declared}: select those of the schema"
             );
         }
         let root = DataType::Struct(schema.fields().clone());
+        let fit = Fit(rows, "the declared schema");
         fit.types("", array.view(), [array.data_type(), &root], true)?;
         let node = Arc::new(array.node().retyped(&root));
         let array = DeviceArray::from_node(self.device().clone(), node);
@@ -77,11 +75,8 @@ impl Node {
     }
 }
 
-/// A comparison of types, with the words for what does not fit.
-pub(crate) struct Fit<'a> {
-    pub(crate) rows: &'a str,
-    pub(crate) declared: &'a str,
-}
+/// A comparison of types, with the words for the rows, and for what they have to fit.
+pub(crate) struct Fit<'a>(pub(crate) &'a str, pub(crate) &'a str);
 
 impl Fit<'_> {
     /// Refuses rows of the first type, unless they fit the second. Their path is empty for the root of a batch. `names` says whether the
@@ -151,7 +146,7 @@ impl Fit<'_> {
     }
 
     fn refuse(&self, path: &str, is: String, declared: String, way_out: &str) -> Result<()> {
-        let (rows, of) = (self.rows, self.declared);
+        let Self(rows, of) = self;
         bail!("{path} {is} in {rows}, but {declared} in {of}: {way_out}")
     }
 }

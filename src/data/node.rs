@@ -47,7 +47,7 @@ pub(crate) struct NodeBuffer {
     pub(crate) offset: usize,
     /// `None` if there is no memory.
     pub(crate) owner: Option<Arc<Owner>>,
-    bytes: Count,
+    pub(crate) bytes: Count,
 }
 
 /// A number that may be unknown: then it is -1.
@@ -188,10 +188,6 @@ impl NodeBuffer {
         let (base, offset) = (self.base, self.offset);
         let owner = self.owner.clone()?;
         Some(DeviceBuffer::from_parts(owner, base, offset, bytes))
-    }
-
-    pub(crate) fn set_bytes(&self, bytes: usize) {
-        self.bytes.set(bytes);
     }
 }
 

@@ -171,7 +171,7 @@ impl Numbers {
         let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
             ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data @ ..]) => {
                 if data[0].bytes().is_none() && (offsets.is_null() || node.length == 0) {
-                    data[0].set_bytes(0);
+                    data[0].bytes.set(0);
                 }
                 let width = usize::from(*width);
                 let last = (node.offset + node.length) * width;
@@ -192,7 +192,9 @@ impl Numbers {
         for (i, (buffer, stored)) in data.iter().zip(stored.chunks(width)).enumerate() {
             let path = || format!("{}.buffers[{}]", path(arrays, node), 2 + i);
             let bytes = int(stored, width);
-            buffer.set_bytes(check_size(device, buffer.address(), bytes, path)?);
+            buffer
+                .bytes
+                .set(check_size(device, buffer.address(), bytes, path)?);
         }
         Ok(true)
     }

@@ -10,10 +10,8 @@ use std::time::Duration;
 use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
-use crate::device::host_pool::HostPool;
-use crate::device::{
-    ALIGNMENT, Counters, DeviceId, HostBackend, Process, Queue, TransferStats, lock,
-};
+use crate::device::host_pool::{HostPool, IDLE_LIMIT};
+use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
 /// The name of the threads that run what comes after events.
@@ -57,17 +55,10 @@ struct Inner {
 // consistent whenever a lock is free (`lock`), and the rest are counters.
 impl std::panic::RefUnwindSafe for Inner {}
 
-impl Inner {
-    /// The pool of host buffers; `None` in a child of the process, where it may be locked for ever.
-    fn host_pool(&self) -> Option<&HostPool> {
-        self.process.is_this().then_some(&self.host_pool)
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(pool) = self.host_pool() {
-            pool.clear(&*self.backend);
+        if self.process.is_this() {
+            self.host_pool.clear(&*self.backend);
         }
     }
 }
@@ -85,7 +76,7 @@ impl Device {
             counters: Counters::default(),
             process: Process::this(),
             releases: Worker::new(RELEASES),
-            host_pool: HostPool::default(),
+            host_pool: HostPool::new(IDLE_LIMIT),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
@@ -149,9 +140,8 @@ impl Device {
         }
     }
 
-    /// Returns the queue that is used when no other is named.
-    pub fn default_queue(&self) -> Queue {
-        Queue::new(self.clone(), self.0.default_queue.clone())
+    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
+        self.0.default_queue.clone()
     }
 
     /// Whether this process is a child of the one that made the device.
@@ -281,7 +271,7 @@ impl Device {
     }
 
     pub(crate) fn host_pool(&self) -> Option<&HostPool> {
-        self.0.host_pool()
+        (!self.is_forked()).then_some(&self.0.host_pool)
     }
 
     /// Returns a reference that does not keep the device alive: for a table of devices that hands out the same one again.

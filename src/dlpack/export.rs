@@ -301,7 +301,7 @@ impl DeviceBuffer {
     /// # use arrow_device::DeviceBuffer;
     /// use arrow_device::dlpack::{DLDataType, DlpackOptions, DlpackStream};
     /// let buffer = DeviceBuffer::from(Buffer::from_vec(vec![0u16; 5]));
-    /// let bfloat16 = DLDataType::new(DLDataType::BFLOAT, 16);
+    /// let bfloat16 = DLDataType { code: DLDataType::BFLOAT, bits: 16, lanes: 1 };
     /// let tensor = buffer.export_dlpack(bfloat16, &DlpackOptions::new(DlpackStream::NONE))?;
     /// assert_eq!(tensor.shape(), [5]);
     /// # Ok::<(), arrow_device::Error>(())

@@ -29,7 +29,7 @@
 //! | values | [`DeviceArray::export_dlpack`](crate::DeviceArray::export_dlpack) | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
 //! | a copy that the consumer may write to | [`DlpackOptions::copy`] | |
 //! | any buffer, validity bitmaps too | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
-//! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |
+//! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
 //! | order | [`DlpackStream`]: the consumer's stream waits for the data | [`Queue::dlpack_stream`](crate::Queue::dlpack_stream): the producer makes the queue's stream wait |
 //! | device | `DLDevice::try_from(id)` | `DeviceId::from(device)` |
 //!

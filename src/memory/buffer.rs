@@ -153,21 +153,6 @@ impl DeviceBuffer {
     }
 }
 
-/// Returns a [`Buffer`] over memory that `owner` keeps alive.
-///
-/// # Safety
-/// The host may read `len` bytes at `address`, which do not change as long as `owner` lives.
-pub(crate) unsafe fn buffer_over(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
-    match std::ptr::NonNull::new(address.as_ptr().cast::<u8>()) {
-        Some(ptr) if len > 0 => {
-            // SAFETY: the caller guarantees that the memory is readable and unchanged as long as the owner lives (see
-            // `# Safety`), and the buffer holds the owner.
-            unsafe { Buffer::from_custom_allocation(ptr, len, owner.clone()) }
-        }
-        _ => Buffer::default(),
-    }
-}
-
 impl From<Buffer> for DeviceBuffer {
     /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(buffer: Buffer) -> Self {
@@ -184,11 +169,8 @@ impl From<Buffer> for DeviceBuffer {
 
 impl fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBuffer")
-            .field("device", &self.device().id())
-            .field("address", &self.address())
-            .field("len", &self.len)
-            .finish()
+        let (bytes, at, device) = (self.len, self.address(), self.device());
+        write!(f, "DeviceBuffer({bytes} bytes at {at:?} on {device})")
     }
 }
 

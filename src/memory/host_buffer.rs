@@ -20,13 +20,13 @@ use crate::error::Result;
 ///
 /// ```
 /// use arrow_array::Int64Array;
-/// use arrow_buffer::{ScalarBuffer, ToByteSlice};
+/// use arrow_buffer::{Buffer, ScalarBuffer, ToByteSlice};
 /// use arrow_device::Devices;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
 /// let mut host = device.host_buffer(3 * size_of::<i64>())?;
 /// host.copy_from_slice([1i64, 2, 3].to_byte_slice());
-/// let column = Int64Array::new(ScalarBuffer::from(host.into_buffer()), None);
+/// let column = Int64Array::new(ScalarBuffer::from(Buffer::from(host)), None);
 /// let on_device = device.upload_array(&column)?;
 /// # let _ = on_device;
 /// # Ok(())
@@ -64,12 +64,14 @@ impl HostBuffer {
     pub fn as_device_ptr(&self) -> DevicePtr {
         DevicePtr::new(self.block.ptr.as_ptr().cast())
     }
+}
 
-    /// Returns the memory as an arrow buffer, without a copy.
-    pub fn into_buffer(self) -> Buffer {
-        let (ptr, len) = (self.block.ptr, self.len);
+impl From<HostBuffer> for Buffer {
+    /// Makes an arrow buffer of the bytes without a copy. The memory goes back to its pool once the last reference to it is dropped.
+    fn from(host: HostBuffer) -> Self {
+        let (ptr, len) = (host.block.ptr, host.len);
         // SAFETY: the block is valid and initialised for `len` bytes as long as the host buffer lives, which the buffer holds.
-        unsafe { Buffer::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(self))) }
+        unsafe { Self::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(host))) }
     }
 }
 
@@ -116,7 +118,7 @@ impl Device {
     pub fn host_buffer(&self, len: usize) -> Result<HostBuffer> {
         let capacity = Pool::<Block>::rounded(len.max(1));
         let capacity = capacity.ok_or_else(|| out_of_memory(self.id(), len))?;
-        let idle = self.host_pool().and_then(|pool| pool.take(capacity));
+        let idle = self.host_pool().and_then(|pool| pool.take_block(capacity));
         Ok(HostBuffer {
             block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
             len,

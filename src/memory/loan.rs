@@ -91,11 +91,7 @@ impl<T> Drop for Loan<'_, T> {
 
 impl<T> fmt::Debug for Loan<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loan")
-            .field("address", &self.address)
-            .field("bit_offset", &self.bit_offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        write!(f, "Loan({} from {:?})", self.len, self.address)
     }
 }
 

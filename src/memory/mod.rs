@@ -7,7 +7,7 @@ mod loan;
 mod owner;
 
 pub use buffer::DeviceBuffer;
-pub(crate) use buffer::{Reading, buffer_over};
+pub(crate) use buffer::Reading;
 pub use buffer_mut::DeviceBufferMut;
 pub use loan::Loan;
 pub(crate) use loan::{check_queue, queue_for};

@@ -35,7 +35,10 @@ pub(super) unsafe trait InCapsule: Sized + Send + 'static {
     const NAME: &'static CStr;
 
     /// A struct as one that was released or moved out.
-    fn empty() -> Self;
+    fn empty() -> Self {
+        // SAFETY: a C struct that is released has zeros.
+        unsafe { std::mem::zeroed() }
+    }
 }
 
 macro_rules! in_capsules {
@@ -43,10 +46,6 @@ macro_rules! in_capsules {
         // SAFETY: the specification gives the C struct this name.
         unsafe impl InCapsule for $struct {
             const NAME: &'static CStr = $name;
-
-            fn empty() -> Self {
-                Self::empty()
-            }
         }
     )*};
 }

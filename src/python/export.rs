@@ -12,6 +12,7 @@ use super::capsule::{CapsuleSchema, look, pack};
 
 use super::stream::{Detached, HostStream};
 use crate::abi::FFI_ArrowDeviceArrayStream;
+use crate::abi::c_data::CArray;
 use crate::data::DeviceArray;
 use crate::device::Devices;
 use crate::error::Error;
@@ -86,8 +87,8 @@ pub fn host_array_to_python<'py>(
         }));
     }
     let options = ExportOptions::new(SyncPolicy::Wait);
-    let (schema, mut array) = (data.schema()?, detached(|| data.export_array(&options))?);
-    let array = array.take_array().into_arrow();
+    let (schema, array) = (data.schema()?, detached(|| data.export_array(&options))?);
+    let array = CArray::from(array).into_arrow();
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
@@ -218,12 +219,7 @@ fn contents(data_type: &DataType) -> (&'static str, Vec<&FieldRef>) {
         Boolean => "boolean",
         Utf8 | LargeUtf8 | Utf8View => "text",
         Binary | LargeBinary | BinaryView | FixedSizeBinary(_) => "bytes",
-        Date32 | Date64 => "date",
-        Time32(_) | Time64(_) => "time",
-        Timestamp(_, None) => "local timestamp",
-        Timestamp(_, Some(_)) => "timestamp",
-        Duration(_) => "duration",
-        Interval(_) => "interval",
+        t if t.is_temporal() => "time",
         _ => "number",
     };
     (kind, Vec::new())

@@ -58,7 +58,7 @@ where
     };
     let field = look(&schema, |schema: &FFI_ArrowSchema| import_field(schema))??;
     let array = if holds::<FFI_ArrowArray>(&array) {
-        FFI_ArrowDeviceArray::on_cpu(CArray::from_arrow(unpack(&array)?))
+        FFI_ArrowDeviceArray::from(CArray::from_arrow(unpack(&array)?))
     } else {
         unpack(&array)?
     };

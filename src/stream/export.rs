@@ -217,10 +217,10 @@ unsafe extern "C-unwind" fn get_schema<S: CStream>(
 }
 
 unsafe extern "C-unwind" fn get_next<S: CStream>(stream: *mut S, out: *mut S::Array) -> c_int {
-    let empty = S::array(FFI_ArrowDeviceArray::empty());
+    let empty = FFI_ArrowDeviceArray::empty().into();
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
     // for writes and holds nothing to release.
-    unsafe { answer(stream, out, empty, |this| this.next().map(S::array)) }
+    unsafe { answer(stream, out, empty, |this| this.next().map(S::Array::from)) }
 }
 
 unsafe extern "C-unwind" fn get_last_error<S: CStream>(stream: *mut S) -> *const c_char {

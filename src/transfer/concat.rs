@@ -53,10 +53,7 @@ impl DeviceArray {
             let (got, declared) = (array.data_type(), first.data_type());
             if got != declared {
                 let (path, rows) = (format!("concat on {device}: array"), format!("array {i}"));
-                let fit = Fit {
-                    rows: &rows,
-                    declared: "array 0",
-                };
+                let fit = Fit(&rows, "array 0");
                 fit.types(&path, array.view(), [got, declared], true)?;
             }
         }
@@ -109,10 +106,7 @@ impl DeviceRecordBatch {
                 let (got, declared) = (&view.node.data_type, field.data_type());
                 if got != declared {
                     let path = format!("concat on {device}: column '{}'", field.name());
-                    let fit = Fit {
-                        rows: &format!("batch {i}"),
-                        declared: "the schema",
-                    };
+                    let fit = Fit(&format!("batch {i}"), "the schema");
                     fit.types(&path, view, [got, declared], true)?;
                 }
             }

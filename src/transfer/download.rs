@@ -248,10 +248,7 @@ impl Download<RecordBatch> {
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         let mut this = Self::lazy(batch, queues);
         if !this.is_in_place() {
-            this.drive(|event, queued| match queued {
-                true => Ok(false),
-                false => event.wait().map(|()| true),
-            })?;
+            this.drive(|event, queued| Ok(!queued && event.wait().map(|()| true)?))?;
         }
         Ok(this)
     }

@@ -34,19 +34,6 @@ impl DeviceArray {
     pub(crate) async fn to_exported(&self, counts: bool, polls: bool) -> Result<Self> {
         let walk = |numbers: &Numbers| self.plan_export(counts, numbers);
         let plan = resolve(&mut Numbers::default(), &[self], None, polls, walk).await?;
-        self.made(plan)
-    }
-
-    /// Plans what is new in the array that is exported.
-    fn plan_export(&self, counts: bool, numbers: &Numbers) -> Result<Plan> {
-        let arrays = [self];
-        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-        let root = planner.exported(self.node(), counts)?;
-        Ok(planner.end(root))
-    }
-
-    /// The array that is exported.
-    fn made(&self, plan: Plan) -> Result<Self> {
         let device = self.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
@@ -55,6 +42,14 @@ impl DeviceArray {
             false => execute(plan, &[self], &device.default_queue())?,
         };
         Ok(self.like(device.clone(), node))
+    }
+
+    /// Plans what is new in the array that is exported.
+    fn plan_export(&self, counts: bool, numbers: &Numbers) -> Result<Plan> {
+        let arrays = [self];
+        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
+        let root = planner.exported(self.node(), counts)?;
+        Ok(planner.end(root))
     }
 }
 

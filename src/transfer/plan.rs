@@ -249,7 +249,7 @@ impl<'a> Planner<'a> {
         self.plan.has_buffers = true;
         let mut buffer = NodeBuffer::absent();
         (buffer.base, buffer.offset) = (DevicePtr::new(std::ptr::dangling_mut()), offset);
-        buffer.set_bytes(bytes);
+        buffer.bytes.set(bytes);
         buffer
     }
 

@@ -179,7 +179,7 @@ fn column(device: &Device, values: usize) -> ArrayRef {
     let mut host = device.host_buffer(values * 8).unwrap();
     let ascending: Vec<_> = (0..values as i64).collect();
     host.copy_from_slice(ascending.to_byte_slice());
-    Arc::new(Int64Array::new(host.into_buffer().into(), None))
+    Arc::new(Int64Array::new(Buffer::from(host).into(), None))
 }
 
 /// What the documentation of host buffers says of uploads: copies, and bytes that the host packs.
@@ -221,7 +221,7 @@ fn what_is_copied_from_where_it_is() {
 fn arrays_over_host_buffers_cannot_be_changed_in_place() {
     let mut host = Devices::cpu().host_buffer(24).unwrap();
     host.copy_from_slice([1i64, 2, 3].to_byte_slice());
-    let buffer = host.into_buffer();
+    let buffer = Buffer::from(host);
     let address = buffer.as_ptr();
     let buffer = buffer.into_mutable().unwrap_err();
     let array = Int64Array::new(buffer.into(), None);

@@ -404,10 +404,10 @@ fn a_validity_keeps_its_memory() {
         let bits = column.validity_on(&queue).unwrap().unwrap();
         let (from, bit, to) = (bits.address(), bits.bit_offset(), out.address());
         launch(&queue, move |m: &mut SimMemory<'_>| {
-            let ([bits], out) = m.in_out::<u8, u64, 1>([(from, 12)], (to, 1))?;
+            let bits = m.slice::<u8>(from, 12)?;
             let set = |i: &usize| bits[(bit + i) / 8] >> ((bit + i) % 8) & 1 == 1;
-            out[0] = (0..40).filter(set).count() as u64;
-            Ok(())
+            let set = (0..40).filter(set).count() as u64;
+            m.write(to, &[set])
         })
         .unwrap();
     }

@@ -350,7 +350,11 @@ fn produce(
                 data: ptr::with_exposed_provenance_mut(data),
                 device,
                 ndim: 1,
-                dtype: DLDataType::new(DLDataType::INT, 64),
+                dtype: DLDataType {
+                    code: DLDataType::INT,
+                    bits: 64,
+                    lanes: 1,
+                },
                 shape: ptr::null_mut(),
                 strides: ptr::null_mut(),
                 byte_offset: 0,

@@ -226,14 +226,6 @@ unsafe impl Vendor for Cuda {
     type Before = ();
     type Given = Kept<Arc<CudaStream>>;
 
-    fn library(&self) -> &'static Driver {
-        self.driver
-    }
-
-    fn ordinal(&self) -> c_int {
-        self.ordinal
-    }
-
     fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.
         unsafe { self.driver.functions.push_context(self.raw) }

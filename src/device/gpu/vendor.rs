@@ -51,7 +51,7 @@ pub(crate) enum PointerKind {
 pub(crate) type Found = (PointerKind, Option<Range<usize>>);
 
 /// A vendor's library, which stays loaded.
-pub(crate) trait Library: 'static {
+pub(crate) trait Library: Send + Sync + 'static {
     const VENDOR: &'static str;
     /// What a user can do about streams and memory of another context.
     const ADVICE: &'static str;
@@ -92,9 +92,6 @@ pub(crate) unsafe trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// What keeps a stream that was given.
     type Given: Send + Sync + 'static;
 
-    fn library(&self) -> &'static Self::Library;
-    /// Returns the device's number in the library.
-    fn ordinal(&self) -> c_int;
     /// Makes the device current on this thread.
     fn enter(&self) -> Answer<Self::Before>;
     /// Makes current again what was before.

@@ -120,14 +120,6 @@ unsafe impl Vendor for Rocm {
     type Before = (c_int, Code);
     type Given = Box<dyn Any + Send + Sync>;
 
-    fn library(&self) -> &'static Hip {
-        self.hip
-    }
-
-    fn ordinal(&self) -> c_int {
-        self.ordinal
-    }
-
     fn enter(&self) -> Answer<(c_int, Code)> {
         let last_error = self.hip.last_error();
         let before = self.set_current();

@@ -42,12 +42,12 @@ impl SimBacking {
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
     pub(super) bytes: usize,
-    owner: Owner,
+    pub(super) owner: Owner,
 }
 
-enum Owner {
-    /// What was allocated, of which `start` is the first multiple of [`UNIT`].
-    Here(NonNull<u8>, Layout),
+pub(super) enum Owner {
+    /// What was allocated.
+    Here(Layout),
     Program(Arc<dyn Any + Send + Sync>),
 }
 
@@ -57,33 +57,21 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates `bytes` bytes, which are filled or zero. Returns `None` if there are not as many, or none are asked for.
-    pub(super) fn new(bytes: usize, fill: bool) -> Option<Self> {
+    /// Allocates `bytes` bytes, which are filled. Returns `None` if there are not as many, or none are asked for.
+    pub(super) fn new(bytes: usize) -> Option<Self> {
         if bytes == 0 {
             return None;
         }
-        // Zeros of no alignment come from the system as they are used; aligned ones are written at once.
-        let layout = Layout::from_size_align(bytes.checked_add(UNIT)?, 1).ok()?;
-        // SAFETY: the layout is not empty, and has room for the bytes after the first multiple of `UNIT`.
-        let (base, start) = unsafe {
-            let base = match fill {
-                true => std::alloc::alloc(layout),
-                false => std::alloc::alloc_zeroed(layout),
-            };
-            let base = NonNull::new(base)?;
-            let start = base.add(base.align_offset(UNIT));
-            (base, start)
-        };
-        let memory = Self {
+        let layout = Layout::from_size_align(bytes, UNIT).ok()?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { std::alloc::alloc(layout) })?;
+        // SAFETY: it was just allocated.
+        unsafe { start.write_bytes(FRESH, bytes) };
+        Some(Self {
             start,
             bytes,
-            owner: Owner::Here(base, layout),
-        };
-        if fill {
-            // SAFETY: it was just allocated.
-            unsafe { memory.fill() };
-        }
-        Some(memory)
+            owner: Owner::Here(layout),
+        })
     }
 
     /// `bytes` bytes of a program's memory, or `None` if it has fewer or is not aligned.
@@ -95,30 +83,13 @@ impl Memory {
             owner: Owner::Program(backing.owner),
         })
     }
-
-    /// Fills fresh memory.
-    ///
-    /// # Safety
-    /// The memory is writable, and nothing else uses it.
-    pub(super) unsafe fn fill(&self) {
-        // SAFETY: the caller guarantees so many writable bytes that nothing else uses (see `# Safety`).
-        unsafe { self.start.write_bytes(FRESH, self.bytes) };
-    }
-
-    /// What owns memory of a program's.
-    pub(super) fn program(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
-        match &self.owner {
-            Owner::Here(..) => None,
-            Owner::Program(owner) => Some(owner),
-        }
-    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Owner::Here(base, layout) = self.owner {
+        if let Owner::Here(layout) = self.owner {
             // SAFETY: allocated in `new` with this layout.
-            unsafe { std::alloc::dealloc(base.as_ptr(), layout) };
+            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
         }
     }
 }

@@ -109,7 +109,14 @@ fn members() {
     let tensor = column.export_dlpack(&plain()).unwrap();
     assert_eq!(tensor.shape(), [5]);
     assert_eq!(tensor.address().address(), address + 6);
-    assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::INT, 16));
+    assert_eq!(
+        tensor.data_type(),
+        DLDataType {
+            code: DLDataType::INT,
+            bits: 16,
+            lanes: 1
+        }
+    );
     let versioned = Held::<DLManagedTensorVersioned>::new(tensor);
     assert_eq!(versioned.version, DLPackVersion { major: 1, minor: 3 });
     // Read-only, and not a copy.
@@ -119,7 +126,14 @@ fn members() {
         // The slice's own address: not everybody looks at `byte_offset`.
         assert_eq!((tensor.data.addr(), tensor.byte_offset), (address + 6, 0));
         assert_eq!((tensor.device, tensor.ndim), (CPU, 1));
-        assert_eq!(tensor.dtype, DLDataType::new(DLDataType::INT, 16));
+        assert_eq!(
+            tensor.dtype,
+            DLDataType {
+                code: DLDataType::INT,
+                bits: 16,
+                lanes: 1
+            }
+        );
     }
     assert_eq!(
         (versioned.shape(), versioned.strides()),
@@ -190,7 +204,14 @@ fn booleans_of_a_byte() {
             }),
         ] {
             let tensor = tensor.unwrap();
-            assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::BOOL, 8));
+            assert_eq!(
+                tensor.data_type(),
+                DLDataType {
+                    code: DLDataType::BOOL,
+                    bits: 8,
+                    lanes: 1
+                }
+            );
             let raw = tensor.into_versioned();
             let queue = Devices::cpu().default_queue();
             // SAFETY: the tensor was just made, and nothing writes to its memory.
@@ -210,7 +231,14 @@ fn booleans_of_a_byte() {
     let bytes = up(&Int8Array::from(vec![1]))
         .export_dlpack(&plain())
         .unwrap();
-    assert_eq!(bytes.data_type(), DLDataType::new(DLDataType::INT, 8));
+    assert_eq!(
+        bytes.data_type(),
+        DLDataType {
+            code: DLDataType::INT,
+            bits: 8,
+            lanes: 1
+        }
+    );
 }
 
 #[test]
@@ -268,7 +296,14 @@ fn nulls() {
     // The mask is buffer 0 of a column that starts there.
     let packed = some.compact().unwrap();
     let bits = packed.buffer(0).unwrap().slice(0, 2).unwrap();
-    let mask = bits.export_dlpack(DLDataType::new(DLDataType::UINT, 8), &plain());
+    let mask = bits.export_dlpack(
+        DLDataType {
+            code: DLDataType::UINT,
+            bits: 8,
+            lanes: 1,
+        },
+        &plain(),
+    );
     let bytes = Held::<DLManagedTensorVersioned>::new(mask.unwrap()).bytes();
     for i in 0..some.len() {
         let is_valid = bytes[i / 8] >> (i % 8) & 1 == 1;

@@ -53,7 +53,11 @@ fn a_copy_on_the_device() {
     sim.assert_done();
 }
 
-const INT64: DLDataType = DLDataType::new(DLDataType::INT, 64);
+const INT64: DLDataType = DLDataType {
+    code: DLDataType::INT,
+    bits: 64,
+    lanes: 1,
+};
 
 fn longs(n: i64) -> Int64Array {
     Int64Array::from_iter_values((0..n).map(|i| i * 3 - 7))
