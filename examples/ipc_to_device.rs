@@ -30,7 +30,7 @@ pub(crate) fn read_file(
     file.rewind()?;
     let mut host = device.host_buffer(usize::try_from(bytes).map_err(refused)?)?;
     file.read_exact(&mut host)?;
-    let file = host.into_buffer();
+    let file = Buffer::from(host);
 
     let no_footer = || refused("the file has no footer");
     let (rest, trailer) = file.split_last_chunk().ok_or_else(no_footer)?;

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two C structs, which any library in this process can consume. Here the program consumes them itself.
     let (array, schema) = on_device.export(SyncPolicy::Event)?;
     // SAFETY: `import` requires live structs that follow the specification and hold valid data. `export` just made them.
-    let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+    let again = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 
     let back = again.to_host()?;
     assert_eq!(back, batch);

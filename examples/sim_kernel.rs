@@ -49,7 +49,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let result = DeviceRecordBatch::try_new(Arc::new(schema), &[price, doubled, total])?;
     let (array, schema) = result.export(SyncPolicy::Event)?;
     // SAFETY: `export` made both structs, and nothing else uses them.
-    let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+    let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 
     let back: RecordBatch = imported.to_host()?; // waits for the kernels and the copy
     let expected = record_batch!(
@@ -68,12 +68,9 @@ pub(crate) fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray>
     let input = column.values_on::<f64>(queue)?; // the queue waits until the column is ready
     let (from, to, rows) = (input.address(), doubled.address(), input.len());
     let kernel = move |memory: &mut SimMemory<'_>| {
-        let ([input], output) = memory.in_out::<f64, f64, 1>([(from, rows)], (to, rows))?;
-        output
-            .iter_mut()
-            .zip(input)
-            .for_each(|(output, input)| *output = input * 2.0);
-        Ok(())
+        let values = memory.slice::<f64>(from, rows)?.iter();
+        let doubled: Vec<f64> = values.map(|value| value * 2.0).collect();
+        memory.write(to, &doubled)
     };
     // SAFETY: the kernel writes only `doubled`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;
@@ -85,7 +82,7 @@ pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result
     let rows = a.len();
     assert_eq!(b.len(), rows);
     let products = DeviceBufferMut::for_values::<f64>(queue, rows)?;
-    let valid = DeviceBufferMut::for_bitmap(queue, rows)?;
+    let valid = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
     let (x, y) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
     let bitmaps = [a.validity_on(queue)?, b.validity_on(queue)?];
     let bits = bitmaps
@@ -97,15 +94,23 @@ pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result
         valid.address(),
     );
     let kernel = move |memory: &mut SimMemory<'_>| {
-        let ([x, y], out) = memory.in_out::<f64, f64, 2>(from.map(|x| (x, rows)), (to, rows))?;
-        (0..rows).for_each(|row| out[row] = x[row] * y[row]);
+        let (x, y) = (
+            memory.slice::<f64>(from[0], rows)?,
+            memory.slice::<f64>(from[1], rows)?,
+        );
+        let products: Vec<f64> = x.iter().zip(y).map(|(x, y)| x * y).collect();
+        memory.write(to, &products)?;
         let both = &memory.bits(bits[0], rows)? & &memory.bits(bits[1], rows)?;
         memory.write(bits_to, &both.sliced()[..rows.div_ceil(8)])
     };
     // SAFETY: the kernel writes only `products` and `valid`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;
-    let valid = Validity::new(valid.freeze()?, 0, rows)?;
-    DeviceArray::from_values(DataType::Float64, rows, products.freeze()?, Some(valid))
+    DeviceArray::from_values(
+        DataType::Float64,
+        rows,
+        products.freeze()?,
+        Some(Validity::new(valid.freeze()?, 0, rows)?),
+    )
 }
 
 /// Returns the values of `column` above `limit`, in their order. A null is not above it. Waits for the kernel, since the
@@ -129,7 +134,7 @@ pub(crate) fn above(column: &DeviceArray, limit: f64, queue: &Queue) -> Result<D
     };
     // SAFETY: the kernel writes only `kept` and `count`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;
-    let count = count.freeze()?.to_host_on(queue)?; // waits for the kernel
+    let count = count.freeze()?.to_host()?; // waits for the kernel
     let count = count.typed_data::<u64>()[0] as usize;
     kept.truncate(8 * count); // bytes
     kept.shrink_to_fit()?;

@@ -1,6 +1,7 @@
 //! [`Error`], the error type of this crate.
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use arrow_schema::ArrowError;
@@ -195,6 +196,12 @@ impl From<ArrowError> for Error {
             },
             e => Self::Arrow(Arc::new(e)),
         }
+    }
+}
+
+impl From<Infallible> for Error {
+    fn from(e: Infallible) -> Self {
+        match e {}
     }
 }
 

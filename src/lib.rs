@@ -59,7 +59,7 @@
 //!     // Two C structs, which any consumer in this process can take over. Here this program does.
 //!     let (array, schema) = on_device.export(SyncPolicy::Event)?;
 //!     // SAFETY: `export` made both structs, and nothing else uses them.
-//!     let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//!     let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 //!
 //!     assert_eq!(imported.to_host()?, batch); // waits for the copy back
 //!     Ok(())
@@ -162,7 +162,7 @@ mod stream;
 mod transfer;
 
 #[cfg(feature = "async")]
-pub use stream::async_stream;
+pub use stream::async_stream::{self, upload_stream};
 
 pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 pub use data::{DeviceArray, DeviceRecordBatch, Validity};
@@ -170,23 +170,12 @@ pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostBuffer, Loan};
-#[cfg(feature = "async")]
-pub use stream::upload_stream;
 pub use stream::{
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
     HostRecordBatchReader, export_reader, upload_reader, upload_reader_ahead,
 };
 pub use transfer::Download;
 
-/// The programs of the README and of the guide, which are tested as they stand.
 #[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../README.md")]
-    mod readme {}
-    #[doc = include_str!("../docs/guide/async.md")]
-    mod asynchronous {}
-    #[doc = include_str!("../docs/guide/backends.md")]
-    mod backends {}
-    #[doc = include_str!("../docs/guide/streams.md")]
-    mod streams {}
-}
+#[path = "tests/pages.rs"]
+mod pages;

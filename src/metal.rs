@@ -21,7 +21,7 @@
 //!
 //! Devices::global().register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
 //! // SAFETY: both structs come from `export`, and the memory is host memory.
-//! let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//! let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 //! assert_eq!(imported.to_host()?, batch); // copies nothing
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

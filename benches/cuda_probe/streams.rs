@@ -5,6 +5,7 @@ use std::thread::scope;
 use std::time::Instant;
 
 use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_buffer::Buffer;
 use arrow_device::cuda::cudarc::driver::result::stream::{self, StreamKind};
 use arrow_device::{DeviceRecordBatch, Download, Queue, upload_reader_ahead};
 
@@ -58,7 +59,7 @@ fn both_ways(probe: &Probe) -> Res<()> {
     let (each, count) = (probe.bytes(16 << 20, 64 << 10), probe.bytes(16, 4));
     let mut host = probe.device.host_buffer(each * count)?;
     fill(&mut host, 11);
-    let source = host.into_buffer();
+    let source = Buffer::from(host);
     let part = |i| source.slice_with_length(i * each, each);
     let batches = (0..count)
         .map(|i| over(&part(i), 1))

@@ -16,14 +16,17 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
     up.wait()?;
     let devices = Devices::new();
     devices.add(probe.device.clone())?;
-    let options = ImportOptions::default().with_devices(devices);
+    let options = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     // Its own export is not timed.
     let import = || -> Res<(Instant, DeviceRecordBatch)> {
         let (array, schema) = up.export(SyncPolicy::Event)?;
         let start = Instant::now();
         // SAFETY: both structs come from one export of this crate.
         Ok((start, unsafe {
-            DeviceRecordBatch::import_with(array, &schema, &options)
+            DeviceRecordBatch::import(array, &schema, &options)
         }?))
     };
     let before = probe.device.stats();

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
 use arrow_device::cuda::cudarc::driver::result;
 use arrow_device::{DeviceRecordBatch, Devices};
 
@@ -142,7 +143,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
 
     let mut host = probe.device.host_buffer(all)?;
     fill(&mut host, 6);
-    let locked = host.into_buffer();
+    let locked = Buffer::from(host);
     let batch = over(&locked, 8)?;
     describe(probe, "8 columns of 64 MiB in page-locked memory", &batch)?;
     let ways = vec![

@@ -1,11 +1,12 @@
 //! The main job's parts on the simulated device: what the crate does, and what the simulation adds.
 
 use std::hint::black_box;
+use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::device::sim::{SimBacking, SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch};
 
 use crate::batches::Result;
@@ -13,13 +14,22 @@ use crate::batches::Result;
 /// Runs and times what is measured.
 pub(crate) type Time = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 
+/// Zeros, which come from the system as they are used.
+fn zeros(bytes: usize) -> Option<SimBacking> {
+    let mut memory = vec![0u8; bytes.checked_add(64)?];
+    let start = memory.as_mut_ptr();
+    let start = NonNull::new(start.wrapping_add(start.align_offset(64)))?;
+    // SAFETY: the vector has as many bytes from there on, and is not used otherwise.
+    Some(unsafe { SimBacking::new(start, bytes, Arc::new(memory)) })
+}
+
 /// A device that runs nothing until it is waited for and fills no memory: an upload to it is the crate's part alone.
 fn held() -> Result<(&'static Device, &'static SimDevice)> {
     static HELD: OnceLock<(Device, Arc<SimDevice>)> = OnceLock::new();
     if HELD.get().is_none() {
         let config = SimConfig {
             mode: SimMode::Deferred,
-            fill: false,
+            memory: Some(zeros),
             ..SimConfig::default()
         };
         let sim = SimDevice::new(config)?;

@@ -225,7 +225,7 @@ pub unsafe extern "C" fn arrow_device_copy(
         let device = Devices::open(unsafe { text(device, "device") }?)?;
         // SAFETY: the caller guarantees that the structs keep to the interface. `checked` requires
         // nothing of the values.
-        let batch = unsafe { DeviceRecordBatch::import_with(array, schema.as_ref(), &checked()) }?;
+        let batch = unsafe { DeviceRecordBatch::import(array, schema.as_ref(), &checked()) }?;
         let (array, schema) = batch.to_device(&device)?.export(SyncPolicy::Event)?;
         // SAFETY: the caller guarantees that both, which are not null, are valid for writes. They
         // are empty since the writes above.
@@ -238,7 +238,10 @@ pub unsafe extern "C" fn arrow_device_copy(
 }
 
 fn checked() -> ImportOptions {
-    ImportOptions::default().with_validation(Validation::Full)
+    ImportOptions {
+        validation: Validation::Full,
+        ..Default::default()
+    }
 }
 
 fn check<T>(pointer: *mut T, name: &str) -> Result<*mut T, Failure> {

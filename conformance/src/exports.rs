@@ -41,7 +41,7 @@ pub(super) fn types(subject: &Subject) -> Verdict {
         let (exported, schema) = cut.export(*sync).unwrap_or_else(|e| panic!("{what}: {e}"));
         drop((up, cut));
         // SAFETY: both come from `export`, and the array is not released.
-        let again = unsafe { DeviceArray::import_with(exported, &schema, &options) };
+        let again = unsafe { DeviceArray::import(exported, &schema, &options) };
         let back = again.and_then(|again| again.to_host());
         let back = back.unwrap_or_else(|e| panic!("{what}: {e}"));
         let expected = array.slice(1, ROWS - 3);
@@ -60,7 +60,10 @@ pub(super) fn is_refused(device: &Device) -> bool {
 pub(super) fn options(device: &Device) -> ImportOptions {
     let devices = Devices::new();
     devices.add(device.clone()).expect("add");
-    ImportOptions::default().with_devices(devices)
+    ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    }
 }
 
 /// Exports an array while its upload is held up, and imports it again.
@@ -120,7 +123,7 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
     }
     while_opening(hold, || {
         // SAFETY: both come from `export`, and the array is not released.
-        let again = unsafe { DeviceArray::import_with(exported, &schema, &options) };
+        let again = unsafe { DeviceArray::import(exported, &schema, &options) };
         let again = again.expect("import");
         let back = again.to_host().expect("to_host");
         assert!(*back == array, "other values came back");

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::{Int64Array, RecordBatch, StringArray};
+use arrow_buffer::Buffer;
 use arrow_device::device::engine::{Engine, Health, Memories, Runtime};
 use arrow_device::device::{
     Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation, device_error,
@@ -158,11 +159,11 @@ fn use_everything(device: &Device) -> Result<()> {
     let other = DeviceBufferMut::allocate(&two, 50)?;
     let buffer = buffer.freeze()?;
     drop((other, two));
-    assert!(buffer.to_host_on(&one)?.iter().all(|byte| *byte == 0x5A));
+    assert!(buffer.to_host()?.iter().all(|byte| *byte == 0x5A));
 
     let mut host = device.host_buffer(70_000)?;
     host.fill(7);
-    let column = Int64Array::new(host.into_buffer().slice_with_length(0, 69_992).into(), None);
+    let column = Int64Array::new(Buffer::from(host).slice_with_length(0, 69_992).into(), None);
     let sevens = RecordBatch::try_from_iter([("sevens", Arc::new(column) as _)])?;
     assert_eq!(device.upload(&sevens)?.to_host()?, sevens);
 

@@ -217,7 +217,7 @@ fn import(up: &Arc<DeviceArray>, event: EventPtr) -> DeviceArray {
     // SAFETY: array and schema describe the values; the event lives until its `Foreign` is dropped.
     let imported = unsafe {
         let array = FFI_ArrowDeviceArray::new(array, id.device_type, id.id, event.as_ptr());
-        DeviceArray::import_with(array, &schema, &options(device))
+        DeviceArray::import(array, &schema, &options(device))
     };
     imported.expect("import")
 }

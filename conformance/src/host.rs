@@ -64,7 +64,7 @@ pub(super) fn buffer(subject: &Subject) -> Verdict {
         assert_eq!(host.as_device_ptr().address() % 64, 0);
         host.copy_from_slice(&data);
         let address = host.as_ptr();
-        let buffer: Buffer = host.into_buffer();
+        let buffer = Buffer::from(host);
         assert_bytes(&data, &buffer, "frozen into a buffer");
         assert!(bytes == 0 || buffer.as_ptr() == address, "copied");
         let cut = buffer.slice(bytes / 2);

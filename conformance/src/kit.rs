@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::watch::note;
 use super::{Hold, Subject, Verdict};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
-use arrow_device::{Device, HostBuffer, Queue, SyncEvent};
+use arrow_device::{Device, Devices, HostBuffer, Queue, SyncEvent};
 
 /// Bytes of a large allocation of odd size.
 pub(super) const LARGE: usize = if cfg!(miri) {
@@ -93,7 +93,9 @@ impl Host {
 
     /// Ordinary memory with this content.
     pub(super) fn heap(content: &[u8]) -> Self {
-        let mut host = HostBuffer::new(content.len()).expect("HostBuffer::new");
+        let mut host = Devices::cpu()
+            .host_buffer(content.len())
+            .expect("host_buffer");
         host.copy_from_slice(content);
         Self(Some(host), content.len())
     }

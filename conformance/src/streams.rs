@@ -48,7 +48,10 @@ pub(super) fn types(subject: &Subject) -> Verdict {
         let reader = open(stream, &options);
         assert_eq!(reader.device_type(), device.id().device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT).expect("export");
-        let checked = options.clone().with_validation(Validation::Full);
+        let checked = ImportOptions {
+            validation: Validation::Full,
+            ..options.clone()
+        };
         let mut host = open(stream, &checked).into_host_reader();
         assert_eq!(host.schema(), all.schema());
         for (i, sent) in batches.iter().enumerate() {
@@ -76,7 +79,13 @@ pub(super) fn no_copies(subject: &Subject) -> Verdict {
     let cut = up.slice(3, 9).expect("slice");
     let batches = vec![Ok(up.clone()), Ok(cut), Ok(up)];
     let batches = DeviceRecordBatches::new(batches, batch.schema(), device.id().device_type);
-    let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT.with_unknown_null_counts());
+    let stream = FFI_ArrowDeviceArrayStream::new(
+        batches,
+        ExportOptions {
+            counts_nulls: false,
+            ..EVENT
+        },
+    );
     let reader = open(stream.expect("export"), &options(device));
     let all: Vec<_> = reader.map(|batch| batch.expect("a batch")).collect();
     let cost = device.stats().since(&before);

@@ -127,7 +127,7 @@ impl Stream for Moved {
         let next = ready!(reserved(|| this.batches.poll_next(cx)));
         // Only a copy has a share.
         if let (Some(Ok(batch)), Some(_)) = (&next, &this.batches.returned)
-            && let Ok(Some(event)) = batch.as_struct().ready_event()
+            && let Ok(Some(event)) = batch.as_struct().ready_event(None)
         {
             let bytes = batch.get_array_memory_size();
             this.under_way.push_back((event, bytes));

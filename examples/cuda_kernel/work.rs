@@ -102,7 +102,7 @@ pub(crate) fn product(
     let rows = a.len();
     assert_eq!(b.len(), rows);
     let mut products = DeviceBufferMut::for_values::<f64>(queue, rows)?;
-    let mut valid = DeviceBufferMut::for_bitmap(queue, rows)?;
+    let mut valid = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
     let (x, y) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
     let (x_valid, y_valid) = (a.validity_on(queue)?, b.validity_on(queue)?);
     let [x_bits, y_bits] = [&x_valid, &y_valid].map(bitmap);
@@ -167,7 +167,7 @@ pub(crate) fn above(
     // SAFETY: these are the parameters of `above_f64`, which stays within `rows` and writes the values that were counted.
     unsafe { launch.launch(each_tile) }?;
 
-    let count = places.freeze()?.slice(8 * tiles, 8)?.to_host_on(queue)?; // waits for the kernels
+    let count = places.freeze()?.slice(8 * tiles, 8)?.to_host()?; // waits for the kernels
     let count = count.typed_data::<u64>()[0] as usize;
     kept.truncate(8 * count); // bytes
     kept.shrink_to_fit()?;
@@ -210,14 +210,17 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
 
     // Two C structs for any consumer in this process, with one event for both columns. An exact null count would wait for
     // the kernel, which may still be running.
-    let options = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
+    let options = ExportOptions {
+        counts_nulls: false,
+        ..ExportOptions::new(SyncPolicy::Event)
+    };
     let array = result.export_array(&options)?;
     let schema = FFI_ArrowSchema::try_from(&*result.schema())?;
     let has_event = !array.sync_event().is_null();
     // A consumer sees only the structs. Here it is this crate.
     // SAFETY: `import` requires live structs that follow the specification and hold valid data. The array was just exported,
     // and the schema is that of the same batch.
-    let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+    let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
     // The download starts after the event, and this thread waits for it.
     let back = imported.to_host()?;
 

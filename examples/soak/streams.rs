@@ -222,7 +222,10 @@ impl<'a> Worker<'a> {
         devices.add(device.clone())?;
         let (n, stream) = self.export(&device, None)?;
         sim.faults().fail_nth(None, 1 + self.below(20 * n));
-        let options = ImportOptions::default().with_devices(devices);
+        let options = ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        };
         let mut i = 0;
         let read = || -> Result<()> {
             for batch in open(stream, options)?.into_host_reader() {

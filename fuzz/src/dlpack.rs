@@ -171,10 +171,16 @@ fn array_out<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     };
     let mut options = DlpackOptions::new(stream);
     if flags & 4 != 0 {
-        options = options.with_nulls_ignored();
+        options = DlpackOptions {
+            nulls_ignored: true,
+            ..options
+        };
     }
     if flags & 8 != 0 {
-        options = options.with_release(ReleasePolicy::Ordered);
+        options = DlpackOptions {
+            release: ReleasePolicy::Ordered,
+            ..options
+        };
     }
     let column = device.export_dlpack(&options);
     let raw = DLDataType {

@@ -65,7 +65,7 @@ fn manners(world: &World, array: &DeviceArray, host: &ArrayRef) {
     assert_eq!(nulls, nulls_of(host), "counted nulls of {array:?}");
     array.wait().expect("its events complete");
     assert!(array.is_ready().expect("waited for"));
-    assert!(array.ready_event().expect("waited for").is_none());
+    assert!(array.ready_event(None).expect("waited for").is_none());
 }
 
 /// As the C interface has it: all rows of the null type are null.

@@ -253,7 +253,10 @@ fn exported(
     let options = export_options(input);
     let unknown = input.bool();
     let options = match unknown {
-        true => options.with_unknown_null_counts(),
+        true => ExportOptions {
+            counts_nulls: false,
+            ..options
+        },
         false => options,
     };
     let array = device.export_array(&options).expect("valid");
@@ -279,7 +282,10 @@ fn exported(
 fn export_options(input: &mut Input<'_>) -> ExportOptions {
     let sync = [SyncPolicy::Event, SyncPolicy::Wait][input.choice(2)];
     let release = [ReleasePolicy::Ordered, ReleasePolicy::Synchronize][input.choice(2)];
-    ExportOptions::new(sync).with_release(release)
+    ExportOptions {
+        release,
+        ..ExportOptions::new(sync)
+    }
 }
 
 /// What was done, its result, and the rows that it should have.
@@ -294,7 +300,7 @@ fn concat(held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Made> {
     let cut_rows = rows.slice(offset, length);
     let made = if input.bool() {
         let ((up, _), (cut, _)) = (batch_of(device, rows), batch_of(&cut, &cut_rows));
-        let whole = match DeviceRecordBatch::concat(&up.schema(), &[up, cut]) {
+        let whole = match DeviceRecordBatch::concat(&up.schema(), &[up, cut], None) {
             Ok(whole) => whole.column(1).expect("there are two"),
             Err(e) => return too_many(&e),
         };
@@ -360,7 +366,7 @@ fn batch(
             let (array, schema) = up.export(SyncPolicy::Event).expect("valid");
             let options = place_of(world, up.as_struct()).validating(Validation::Full);
             // SAFETY: our own export.
-            unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.expect("our own")
+            unsafe { DeviceRecordBatch::import(array, &schema, &options) }.expect("our own")
         }
         _ => DeviceRecordBatch::try_from(up.as_struct().clone()).expect("a batch's struct"),
     };

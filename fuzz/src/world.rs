@@ -34,7 +34,10 @@ impl World {
             sim(SimMode::Deferred, false),
             sim(SimMode::Async, true),
         ];
-        let options = ImportOptions::default().with_devices(devices);
+        let options = ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        };
         let place = |(device, sim)| Place {
             device,
             sim,
@@ -118,7 +121,10 @@ impl std::ops::Deref for Entered {
 
 impl Place {
     pub(crate) fn validating(&self, validation: Validation) -> ImportOptions {
-        self.options.clone().with_validation(validation)
+        ImportOptions {
+            validation,
+            ..self.options.clone()
+        }
     }
 
     pub(crate) fn is_cpu(&self) -> bool {

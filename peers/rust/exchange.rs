@@ -20,7 +20,10 @@ use crate::{spelling, support};
 pub(crate) fn checked() -> ImportOptions {
     // What peers export as Metal's is host memory.
     Devices::global().register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
-    ImportOptions::default().with_validation(Validation::Full)
+    ImportOptions {
+        validation: Validation::Full,
+        ..Default::default()
+    }
 }
 
 /// On devices of the tests' own one that nothing else uses, so that work elsewhere comes after its own by events only.
@@ -214,7 +217,7 @@ unsafe fn import(
         )
     };
     // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
-    Ok(unsafe { DeviceArray::import_with(array, &schema, &checked()) }?)
+    Ok(unsafe { DeviceArray::import(array, &schema, &checked()) }?)
 }
 
 /// Compares an array with rows `offset..` of a case, `rows` of them unless that is negative.
@@ -261,7 +264,7 @@ pub(crate) unsafe extern "C" fn peers_check_batch(
             )
         };
         // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
-        let batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &checked()) }?;
+        let batch = unsafe { DeviceRecordBatch::import(array, &schema, &checked()) }?;
         // SAFETY: the caller guarantees that `list` has `n` numbers (see `# Safety`).
         let expected = unsafe { Columns::listed(list, n) }?.value(variant)?;
         let (expected, actual) = (

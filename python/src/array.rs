@@ -113,7 +113,7 @@ impl Array {
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
         let options = export_options(self.0.device().is_host_readable());
-        array_to_python(py, &self.0, &options, requested_schema, kwargs)
+        array_to_python(py, self.0.clone(), &options, requested_schema, kwargs)
     }
 
     /// Raises:
@@ -124,7 +124,7 @@ impl Array {
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-        host_array_to_python(py, &self.0, requested_schema)
+        host_array_to_python(py, self.0.clone(), requested_schema)
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {

@@ -169,7 +169,7 @@ impl RecordBatch {
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
         let options = export_options(self.0.device().is_host_readable());
-        array_to_python(py, &self.0, &options, requested_schema, kwargs)
+        array_to_python(py, self.0.clone(), &options, requested_schema, kwargs)
     }
 
     /// Raises:
@@ -180,11 +180,11 @@ impl RecordBatch {
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-        host_array_to_python(py, &self.0, requested_schema)
+        host_array_to_python(py, self.0.clone(), requested_schema)
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        schema_to_python(py, &self.0)
+        schema_to_python(py, self.0.schema_ref().as_ref())
     }
 
     fn __repr__(&self) -> String {
@@ -226,7 +226,7 @@ impl RecordBatch {
                 (Some(only), true) => Ok(only),
                 (Some(last), false) => {
                     batches.push(last);
-                    DeviceRecordBatch::concat(&schema, &batches)
+                    DeviceRecordBatch::concat(&schema, &batches, None)
                 }
             }
         };

@@ -170,7 +170,7 @@ impl Job {
         drop(on_device);
         // SAFETY: `import` requires live structs that follow the specification and hold valid data.
         // `export` just made both from an uploaded batch.
-        let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+        let again = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
         self.device.synchronize()?;
         let up = start.elapsed();
         let start = Instant::now();

@@ -139,7 +139,7 @@ impl Next<'_> {
         // SAFETY: the caller guarantees the values, or checks them first. The null count was checked against the rows above; where it is
         // not trusted, it is not known.
         let array = unsafe {
-            DeviceArray::from_parts_on(
+            DeviceArray::from_parts(
                 self.of.device,
                 data_type.clone(),
                 all,

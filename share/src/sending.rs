@@ -83,7 +83,7 @@ impl Known {
                 false => region.keep_others_from_writing()?,
             }
         }
-        let event = batch.as_struct().ready_event()?;
+        let event = batch.as_struct().ready_event(None)?;
         let manifest = |described: &Described| {
             let region = described.region.as_ref();
             Manifest {

@@ -90,19 +90,10 @@ const _: () = {
 
 impl CArray {
     /// Returns a released struct, all of whose members are zero.
+    #[cfg(any(test, feature = "pyo3"))]
     pub(crate) const fn empty() -> Self {
-        Self {
-            length: 0,
-            null_count: 0,
-            offset: 0,
-            n_buffers: 0,
-            n_children: 0,
-            buffers: ptr::null_mut(),
-            children: ptr::null_mut(),
-            dictionary: ptr::null_mut(),
-            release: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 
     /// Returns whether `release` is null.
@@ -154,17 +145,8 @@ impl ForeignSchema {
     /// Returns a released schema, all of whose members are zero: memory for a producer to write a
     /// schema to.
     pub(crate) const fn empty() -> Self {
-        Self {
-            format: ptr::null(),
-            name: ptr::null(),
-            metadata: ptr::null(),
-            flags: 0,
-            n_children: 0,
-            children: ptr::null_mut(),
-            dictionary: ptr::null_mut(),
-            release: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 
     /// Moves the schema out of `source` and leaves a released one there.

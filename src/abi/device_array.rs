@@ -1,7 +1,6 @@
 //! `ArrowDeviceArray`.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use arrow_data::ffi::FFI_ArrowArray;
 
@@ -78,28 +77,11 @@ impl FFI_ArrowDeviceArray {
         }
     }
 
-    /// An array of the CPU that is ready.
-    #[cfg(any(test, feature = "pyo3"))]
-    pub(crate) const fn on_cpu(array: CArray) -> Self {
-        Self {
-            array,
-            device_id: -1,
-            device_type: ArrowDeviceType::CPU,
-            sync_event: ptr::null_mut(),
-            reserved: [0; 3],
-        }
-    }
-
     /// Returns a released struct, all of whose members are zero, the device type included: memory
     /// for a producer to write an array to.
     pub const fn empty() -> Self {
-        Self {
-            array: CArray::empty(),
-            device_id: 0,
-            device_type: ArrowDeviceType::new(0),
-            sync_event: ptr::null_mut(),
-            reserved: [0; 3],
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 
     /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device,
@@ -124,12 +106,23 @@ impl FFI_ArrowDeviceArray {
     pub const fn sync_event(&self) -> *mut c_void {
         self.sync_event
     }
+}
 
-    /// Moves the embedded array out and leaves a released one. The event, if any, lives until the
-    /// returned array is released.
-    #[cfg(any(test, feature = "pyo3"))]
-    pub(crate) const fn take_array(&mut self) -> CArray {
-        std::mem::replace(&mut self.array, CArray::empty())
+#[cfg(any(test, feature = "pyo3"))]
+impl From<CArray> for FFI_ArrowDeviceArray {
+    /// An array of the CPU that is ready.
+    fn from(array: CArray) -> Self {
+        let mut this = Self::empty();
+        (this.device_type, this.device_id, this.array) = (ArrowDeviceType::CPU, -1, array);
+        this
+    }
+}
+
+#[cfg(any(test, feature = "pyo3"))]
+impl From<FFI_ArrowDeviceArray> for CArray {
+    /// Moves the embedded array out. The event, if any, lives until the result is released.
+    fn from(mut array: FFI_ArrowDeviceArray) -> Self {
+        std::mem::replace(&mut array.array, Self::empty())
     }
 }
 

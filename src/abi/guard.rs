@@ -117,16 +117,14 @@ pub(super) use released_once;
 /// Returns the error for a caught payload. Never panics and never drops a payload of unknown type,
 /// whose destructor could panic.
 fn panicked(operation: &'static str, payload: Box<dyn Any + Send>) -> Error {
-    let message = match payload.downcast::<&'static str>() {
-        Ok(text) => Cow::Borrowed(*text),
-        Err(payload) => match payload.downcast::<String>() {
-            Ok(text) => Cow::Owned(*text),
-            Err(payload) => {
-                std::mem::forget(payload);
-                Cow::Borrowed("a panic without a text")
-            }
-        },
-    };
+    let text = payload.downcast_ref::<&'static str>();
+    let text = text.map(|text| Cow::Borrowed(*text));
+    let text = text.or_else(|| Some(payload.downcast_ref::<String>()?.clone().into()));
+    let message = text.unwrap_or_else(|| {
+        // Its drop may panic, too.
+        std::mem::forget(payload);
+        Cow::Borrowed("a panic without a text")
+    });
     Error::Panic { operation, message }
 }
 

@@ -2,7 +2,6 @@
 //! `ArrowAsyncTask` and `ArrowAsyncProducer` of the producer, and `ArrowAsyncDeviceStreamHandler` of the consumer.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -46,28 +45,20 @@ pub(crate) struct Callbacks<S, A> {
 impl<S, A> Callbacks<S, A> {
     /// Those of a released stream: all members are zero.
     pub(crate) const fn empty() -> Self {
-        Self {
-            get_schema: None,
-            get_next: None,
-            get_last_error: None,
-            release: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
 /// A C struct for streams: `ArrowDeviceArrayStream`, or `ArrowArrayStream`, whose arrays are on the CPU.
 pub(crate) trait CStream: Sized + Send + 'static {
     const NAME: &'static str;
-    /// The C struct of its arrays.
-    type Array;
+    /// The C struct of its arrays. An array of a reader, whose device type is the stream's, becomes one, and one of the stream is of its
+    /// device.
+    type Array: From<FFI_ArrowDeviceArray> + Into<FFI_ArrowDeviceArray>;
     fn new(device_type: ArrowDeviceType, callbacks: Callbacks<Self, Self::Array>) -> Self;
     fn device_type(&self) -> ArrowDeviceType;
     fn callbacks(&self) -> &Callbacks<Self, Self::Array>;
-    /// An array of a reader as one of this stream, whose device type it has.
-    fn array(array: FFI_ArrowDeviceArray) -> Self::Array;
-    /// An array of this stream as one with its device.
-    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray;
 }
 
 impl CStream for FFI_ArrowDeviceArrayStream {
@@ -88,14 +79,6 @@ impl CStream for FFI_ArrowDeviceArrayStream {
     fn callbacks(&self) -> &Callbacks<Self, Self::Array> {
         &self.callbacks
     }
-
-    fn array(array: FFI_ArrowDeviceArray) -> Self::Array {
-        array
-    }
-
-    fn device_array(array: Self::Array) -> FFI_ArrowDeviceArray {
-        array
-    }
 }
 
 // SAFETY: the C stream interface requires callbacks that do not depend on the calling thread, as
@@ -107,10 +90,8 @@ impl FFI_ArrowDeviceArrayStream {
     /// Returns a released stream, all of whose members are zero: memory for a producer to write a
     /// stream to.
     pub const fn empty() -> Self {
-        Self {
-            device_type: ArrowDeviceType::new(0),
-            callbacks: Callbacks::empty(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
@@ -170,10 +151,8 @@ impl FFI_ArrowAsyncTask {
     /// Returns a struct without a task: all members are zero.
     #[cfg(feature = "async")]
     pub(crate) const fn empty() -> Self {
-        Self {
-            extract_data: None,
-            private_data: ptr::null_mut(),
-        }
+        // SAFETY: null pointers, no callback and zeros are values of all members.
+        unsafe { std::mem::zeroed() }
     }
 }
 
@@ -240,7 +219,7 @@ mod tests {
             device_type: ArrowDeviceType::new(99),
             callbacks: Callbacks {
                 release: Some(release),
-                private_data: ptr::from_ref(calls).cast_mut().cast(),
+                private_data: std::ptr::from_ref(calls).cast_mut().cast(),
                 ..Callbacks::empty()
             },
         }

@@ -364,7 +364,7 @@ fn argument(address: &DevicePtr) -> &CUdeviceptr {
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Loan<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b Loan<'_, T>) -> &mut Self {
-        self.arg(argument(arg.address_ref()))
+        self.arg(argument(&arg.address))
     }
 }
 
@@ -373,6 +373,6 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Loan<'_, T>> for LaunchArgs<'a> {
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut DeviceBufferMut> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b mut DeviceBufferMut) -> &mut Self {
-        self.arg(argument(arg.address_ref()))
+        self.arg(argument(&arg.base))
     }
 }

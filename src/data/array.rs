@@ -9,7 +9,7 @@ use crate::data::layout::{Nesting, child_field};
 use crate::data::node::{Node, View, owners};
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Result, bail};
-use crate::memory::{DeviceBuffer, Owner};
+use crate::memory::{DeviceBuffer, Owner, queue_for};
 
 /// An Arrow array of any type in the memory of a device. Immutable; clones and slices share the memory.
 ///
@@ -174,18 +174,16 @@ impl DeviceArray {
     }
 
     /// Returns an event after which the array's memory may be read, for example for
-    /// [`notify`](SyncEvent::notify), or `None` if it may be read now. Several events become one: the default
-    /// queue waits for them. Does not block.
+    /// [`notify`](SyncEvent::notify), or `None` if it may be read now. Several events become one: `queue`, or the device's default
+    /// queue, waits for them. Does not block.
     ///
     /// # Errors
-    /// Returns the errors that the device reports.
-    pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
-        self.ready_event_on(None)
-    }
-
-    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device; without one on its
-    /// default queue.
-    pub(crate) fn ready_event_on(&self, queue: Option<&Queue>) -> Result<Option<SyncEvent>> {
+    /// Returns the errors that the device reports, and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a queue of another
+    /// device.
+    pub fn ready_event<'a>(
+        &self,
+        queue: impl Into<Option<&'a Queue>>,
+    ) -> Result<Option<SyncEvent>> {
         let pending = self.pending()?;
         let Some(first) = pending.first() else {
             return Ok(None);
@@ -195,7 +193,7 @@ impl DeviceArray {
         if first.own_event().is_some() && pending.iter().all(|owner| event(owner) == event(first)) {
             return Ok(first.own_event().cloned());
         }
-        let queue = queue.map_or_else(|| self.device().default_queue(), Queue::clone);
+        let queue = queue_for(queue.into(), self.device())?;
         pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
         queue.record()
     }

@@ -106,28 +106,6 @@ impl DeviceRecordBatch {
         &self.schema
     }
 
-    /// Returns the same rows with another schema, which they must fit: names, their order and types are the same, except for the names
-    /// of lists' items and maps' entries, and no column may have nulls that the schema does not allow. Metadata may differ, except two
-    /// different extension types. Nothing is copied or read. The streams of this crate do the same with the batches that they pass on.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use arrow_array::record_batch;
-    /// use arrow_device::Devices;
-    /// let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
-    /// let metadata = [("source".to_owned(), "sensor".to_owned())].into();
-    /// let schema = batch.schema().as_ref().clone().with_metadata(metadata);
-    /// let batch = batch.with_schema(Arc::new(schema))?;
-    /// assert_eq!(batch.to_host()?.schema_ref().metadata()["source"], "sensor");
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] with the column and the way out if they do not fit.
-    pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
-        self.fitted(&schema)
-    }
-
     /// Returns the schema, the columns and the number of rows. Nothing is copied; each column keeps only its own memory
     /// alive, as from [`column`](Self::column).
     pub fn into_parts(self) -> (SchemaRef, Vec<DeviceArray>, usize) {

@@ -106,54 +106,9 @@ impl DeviceArray {
 
     /// Makes an array of any type from its buffers and children, at offset 0.
     ///
-    /// The buffers are in the order of the C data interface; those of a view type are the bitmap, the views and
-    /// all data buffers. A validity bitmap starts at bit 0 of its buffer. A buffer without bytes may be `None`. A
-    /// dictionary's values are its child.
-    ///
-    /// `nulls` is the number of null rows in the array's validity bitmap, or `None` if it is not known. It is only
-    /// checked against the number of rows: exports state it, and arrow-rs relies on it.
-    ///
-    /// # Safety
-    /// - The values must be valid for the type once the buffers are ready: offsets ascend and stay inside the
-    ///   values, text is UTF-8, and keys, type ids, views and run ends refer to values that exist. Sizes that
-    ///   follow from the type are checked.
-    /// - `nulls`, if it is given, is the number of unset bits among the first `length` bits of the bitmap.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if counts, lengths, types or devices do not fit together.
-    pub unsafe fn from_parts(
-        data_type: DataType,
-        length: usize,
-        nulls: Option<usize>,
-        buffers: &[Option<DeviceBuffer>],
-        children: &[DeviceArray],
-    ) -> Result<Self> {
-        let operation = "DeviceArray::from_parts";
-        check_type(&data_type)?;
-        let bitmaps = usize::from(Layout::of(&data_type).has_validity());
-        let Some((bitmap, others)) = buffers.split_at_checked(bitmaps) else {
-            bail!("{operation}: the first buffer of {data_type} is its bitmap, which may be None");
-        };
-        let bitmap = bitmap.iter().flatten().next();
-        let most = if bitmap.is_some() { length } else { 0 };
-        if let Some(nulls) = nulls.filter(|nulls| *nulls > most) {
-            bail!(
-                "{operation}: {nulls} nulls in {length} rows of {data_type}, of which {most} can be"
-            );
-        }
-        let validity = bitmap.map(|bitmap| Validity::new(bitmap.clone(), 0, length));
-        let validity = validity.transpose()?.map(|of| Validity { nulls, ..of });
-        // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
-        unsafe {
-            Self::assemble(
-                operation, None, data_type, length, validity, others, children,
-            )
-        }
-    }
-
-    /// As [`from_parts`](Self::from_parts), on a device that is given, so that no part is needed (for an array of type null, say), and
-    /// with a validity bitmap that may start at any bit. `others` are the buffers after the bitmap. For whoever receives arrays
-    /// as descriptions of memory; [`validated`](Self::validated) checks the values afterwards.
+    /// `others` are the buffers after the validity bitmap, in the order of the C data interface; those of a view type are the views and
+    /// all data buffers. A buffer without bytes may be `None`. A dictionary's values are its child. For whoever
+    /// receives arrays as descriptions of memory, [`validated`](Self::validated) checks the values afterwards.
     ///
     /// ```
     /// use arrow_buffer::Buffer;
@@ -162,17 +117,19 @@ impl DeviceArray {
     /// let parts = [Buffer::from_vec(vec![0i32, 2, 9]), Buffer::from(b"text")];
     /// let parts = parts.map(|part| Some(part.into()));
     /// // SAFETY: the values are checked before anything else is done with the array.
-    /// let array = unsafe { DeviceArray::from_parts_on(&Devices::cpu(), DataType::Utf8, 2, None, &parts, &[]) }?;
+    /// let array = unsafe { DeviceArray::from_parts(&Devices::cpu(), DataType::Utf8, 2, None, &parts, &[]) }?;
     /// assert!(array.validated().is_err()); // the second text ends at byte 9 of 4
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///
     /// # Safety
-    /// As [`from_parts`](Self::from_parts). Until the values have been checked, nothing that reads them may be called.
+    /// The values must be valid for the type once the buffers are ready: offsets ascend and stay inside the
+    /// values, text is UTF-8, and keys, type ids, views and run ends refer to values that exist. Sizes that
+    /// follow from the type are checked. Until the values have been checked, nothing that reads them may be called.
     ///
     /// # Errors
-    /// As [`from_parts`](Self::from_parts).
-    pub unsafe fn from_parts_on(
+    /// Returns [`Error::InvalidArgument`] if counts, lengths, types or devices do not fit together.
+    pub unsafe fn from_parts(
         device: &Device,
         data_type: DataType,
         length: usize,
@@ -181,8 +138,8 @@ impl DeviceArray {
         children: &[DeviceArray],
     ) -> Result<Self> {
         check_type(&data_type)?;
-        let (operation, on) = ("DeviceArray::from_parts_on", Some(device));
-        // SAFETY: the caller guarantees the values and the null count (see `# Safety`).
+        let (operation, on) = ("DeviceArray::from_parts", Some(device));
+        // SAFETY: the caller guarantees the values (see `# Safety`), and who made the validity the null count.
         unsafe { Self::assemble(operation, on, data_type, length, validity, others, children) }
     }
 
@@ -233,8 +190,11 @@ impl DeviceArray {
         if validity.is_some() && !layout.has_validity() {
             return wrong("the type has no validity bitmap".into());
         }
-        if let Some(validity) = validity.filter(|validity| validity.len != rows) {
-            return wrong(format!("the validity bitmap has {} rows", validity.len));
+        let unfit = |of: &&Validity| of.len != rows || of.nulls.is_some_and(|nulls| nulls > rows);
+        if let Some(Validity { len, nulls, .. }) = validity.filter(unfit) {
+            return wrong(format!(
+                "the validity bitmap has {len} rows, {nulls:?} nulls"
+            ));
         }
         for (i, buffer) in others.iter().enumerate() {
             let needed = kinds.get(i).filter(|_| rows > 0);

@@ -17,33 +17,45 @@ use crate::data::node::{Node, View};
 use crate::error::{Result, bail};
 
 impl DeviceRecordBatch {
-    /// Returns the rows with the schema of their stream, or another one that they fit. Nothing is copied or read.
+    /// Returns the same rows with another schema, which they must fit: names, their order and types are the same, except for the names
+    /// of lists' items and maps' entries, and no column may have nulls that the schema does not allow. Metadata may differ, except two
+    /// different extension types. Nothing is copied or read. The streams of this crate do the same with the batches that they pass on.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use arrow_array::record_batch;
+    /// use arrow_device::Devices;
+    /// let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
+    /// let metadata = [("source".to_owned(), "sensor".to_owned())].into();
+    /// let schema = batch.schema().as_ref().clone().with_metadata(metadata);
+    /// let batch = batch.with_schema(Arc::new(schema))?;
+    /// assert_eq!(batch.to_host()?.schema_ref().metadata()["source"], "sensor");
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] with the column if they do not fit.
-    pub(crate) fn fitted(self, schema: &SchemaRef) -> Result<Self> {
-        if Arc::ptr_eq(self.schema_ref(), schema) {
+    /// Returns [`Error::InvalidArgument`] with the column and the way out if they do not fit.
+    pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
+        if Arc::ptr_eq(self.schema_ref(), &schema) {
             return Ok(self);
         }
         let array = self.as_struct();
         if self.schema_ref().fields() == schema.fields() {
-            return Ok(Self::from_struct(schema.clone(), array.clone()));
+            return Ok(Self::from_struct(schema, array.clone()));
         }
-        let fit = Fit {
-            rows: &format!("the batch on {}", self.device()),
-            declared: "the declared schema",
-        };
-        let (rows, got, declared) = (fit.rows, self.num_columns(), schema.fields().len());
+        let rows = &format!("the batch on {}", self.device());
+        let (got, declared) = (self.num_columns(), schema.fields().len());
         if got != declared {
             bail!(
                 "{rows} has {got} columns, the declared schema {declared}: select those of the schema"
             );
         }
         let root = DataType::Struct(schema.fields().clone());
+        let fit = Fit(rows, "the declared schema");
         fit.types("", array.view(), [array.data_type(), &root], true)?;
         let node = Arc::new(array.node().retyped(&root));
         let array = DeviceArray::from_node(self.device().clone(), node);
-        Ok(Self::from_struct(schema.clone(), array))
+        Ok(Self::from_struct(schema, array))
     }
 }
 
@@ -63,11 +75,8 @@ impl Node {
     }
 }
 
-/// A comparison of types, with the words for what does not fit.
-pub(crate) struct Fit<'a> {
-    pub(crate) rows: &'a str,
-    pub(crate) declared: &'a str,
-}
+/// A comparison of types, with the words for the rows, and for what they have to fit.
+pub(crate) struct Fit<'a>(pub(crate) &'a str, pub(crate) &'a str);
 
 impl Fit<'_> {
     /// Refuses rows of the first type, unless they fit the second. Their path is empty for the root of a batch. `names` says whether the
@@ -137,7 +146,7 @@ impl Fit<'_> {
     }
 
     fn refuse(&self, path: &str, is: String, declared: String, way_out: &str) -> Result<()> {
-        let (rows, of) = (self.rows, self.declared);
+        let Self(rows, of) = self;
         bail!("{path} {is} in {rows}, but {declared} in {of}: {way_out}")
     }
 }

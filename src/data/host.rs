@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -20,7 +21,7 @@ use crate::data::layout::{Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result, bail};
-use crate::memory::{HostBuffer, Memory, Owner, Ready, buffer_over};
+use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
     /// Makes an array on the CPU device of the data of an arrow-rs array, whose children have the rows that it refers to. Copies nothing.
@@ -244,23 +245,23 @@ fn buffer(
         return Ok(Buffer::default());
     }
     let buffer = &view.node.buffers[i];
-    let Some(owner) = &buffer.owner else {
+    let address = buffer.address().offset(range.start);
+    let ptr = NonNull::new(address.as_ptr().cast::<u8>());
+    let Some((owner, ptr)) = buffer.owner.as_ref().zip(ptr) else {
         let path = format!("{}.buffers[{i}]", path(&[array], view.node));
         let what = format!("is null, {bytes} bytes are needed");
         return Err(Error::invalid(path, what));
     };
-    let address = buffer.address().offset(range.start);
     // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `range.end`
     // bytes: where the type determines its size, import and constructors checked it; elsewhere `bytes` is its size as
-    // its producer states it (contract of the import). The owner keeps the memory alive.
-    let buffer = unsafe { buffer_over(owner, address, bytes) };
+    // its producer states it (contract of the import). The buffer holds the owner, which keeps the memory alive and unchanged.
+    let buffer = unsafe { Buffer::from_custom_allocation(ptr, bytes, owner.clone()) };
     if address.address() % align == 0 {
         return Ok(buffer);
     }
-    let counters = array.device().counters();
-    Counters::add(&counters.host_copied_bytes, bytes);
-    Counters::add(&counters.host_allocations, 1);
-    let mut host = HostBuffer::new(bytes)?;
+    let device = array.device();
+    Counters::add(&device.counters().host_copied_bytes, bytes);
+    let mut host = device.host_buffer(bytes)?;
     host.copy_from_slice(&buffer);
-    Ok(host.into_buffer())
+    Ok(Buffer::from(host))
 }

@@ -47,7 +47,7 @@ pub(crate) struct NodeBuffer {
     pub(crate) offset: usize,
     /// `None` if there is no memory.
     pub(crate) owner: Option<Arc<Owner>>,
-    bytes: Count,
+    pub(crate) bytes: Count,
 }
 
 /// A number that may be unknown: then it is -1.
@@ -189,10 +189,6 @@ impl NodeBuffer {
         let owner = self.owner.clone()?;
         Some(DeviceBuffer::from_parts(owner, base, offset, bytes))
     }
-
-    pub(crate) fn set_bytes(&self, bytes: usize) {
-        self.bytes.set(bytes);
-    }
 }
 
 impl From<Option<&DeviceBuffer>> for NodeBuffer {
@@ -201,7 +197,7 @@ impl From<Option<&DeviceBuffer>> for NodeBuffer {
             return Self::absent();
         };
         let bytes = Some(buffer.len());
-        Self::new(buffer.owner(), buffer.base(), buffer.offset(), bytes)
+        Self::new(&buffer.owner, buffer.base, buffer.offset, bytes)
     }
 }
 
@@ -291,13 +287,6 @@ impl<'a> View<'a> {
             Some(n) if n == node.length => Some(self.length),
             Some(n) if self.is_all() => Some(n),
             _ => None,
-        }
-    }
-
-    /// Keeps the number of nulls that were counted in the bitmap of these rows, if they are all of the node.
-    pub(crate) fn set_null_count(self, nulls: usize) {
-        if self.is_all() {
-            self.node.nulls.set(nulls);
         }
     }
 

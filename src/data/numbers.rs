@@ -4,12 +4,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use arrow_buffer::bit_chunk_iterator::UnalignedBitChunk;
+
 use crate::data::array::{DeviceArray, path};
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, View, owners};
-#[cfg(feature = "async")]
-use crate::device::completion;
-use crate::device::{AddressClass, CopyKind, CopyOp, Device, DevicePtr, Queue, SyncEvent, lock};
+use crate::device::{
+    AddressClass, CopyKind, CopyOp, Device, DevicePtr, Queue, SyncEvent, completion, lock, now,
+};
 use crate::error::{Error, Result};
 use crate::memory::{HostBuffer, Owner, Reading};
 
@@ -21,12 +23,13 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        resolve(&mut Numbers::default(), &[self], None, |numbers| {
+        let walk = |numbers: &Numbers| {
             for node in self.node().all() {
                 numbers.null_count(View::whole(node));
             }
             Ok(())
-        })?;
+        };
+        now(resolve(&mut Numbers::default(), &[self], None, false, walk))?;
         Ok(self.null_count().unwrap_or(0))
     }
 
@@ -39,52 +42,41 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
-        resolve(&mut Numbers::default(), &[self], None, |numbers| {
-            numbers.all_sizes(self)
-        })
+        let walk = |numbers: &Numbers| numbers.all_sizes(self);
+        now(resolve(&mut Numbers::default(), &[self], None, false, walk))
     }
 
     /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
     /// `queue` with one host wait, and kept.
     pub(super) fn data_bytes_on(&self, queue: &Queue) -> Result<usize> {
-        resolve(&mut Numbers::default(), &[self], Some(queue), |numbers| {
-            numbers.sizes(&[self], self.node())
-        })?;
+        let (mut numbers, on) = (Numbers::default(), Some(queue));
+        let walk = |numbers: &Numbers| numbers.sizes(&[self], self.node());
+        now(resolve(&mut numbers, &[self], on, false, walk))?;
         Ok(self.node().buffers[2].bytes().unwrap_or(0))
     }
 }
 
 /// Repeats a walk over arrays of one device until it lacks nothing, and returns its result. What it lacks is read on `queue`, or on the
-/// device's default queue, with one list of copies and one host wait for each walk but the last.
-pub(crate) fn resolve<T>(
+/// device's default queue, with one list of copies for each walk but the last. If it `polls`, the task waits for each; otherwise this
+/// blocks its thread, with one host wait each, and is ready at once.
+pub(crate) async fn resolve<T>(
     numbers: &mut Numbers,
     arrays: &[&DeviceArray],
     queue: Option<&Queue>,
+    polls: bool,
     walk: impl Fn(&Numbers) -> Result<T>,
 ) -> Result<T> {
     loop {
         if let Some(result) = numbers.walk(&walk)? {
             return Ok(result);
         }
-        numbers.start(arrays, queue)?;
-    }
-}
-
-/// As [`resolve`], on the default queue. A poll never blocks.
-#[cfg(feature = "async")]
-pub(crate) async fn resolve_async<T>(
-    array: &DeviceArray,
-    walk: impl Fn(&Numbers) -> Result<T>,
-) -> Result<T> {
-    let mut numbers = Numbers::default();
-    loop {
-        if let Some(result) = numbers.walk(&walk)? {
-            return Ok(result);
+        if polls && numbers.reads_in_place(arrays[0].device()) {
+            for array in arrays {
+                completion(array.ready_event(queue)?).await?;
+            }
         }
-        if numbers.reads_in_place(array.device()) {
-            completion(array.ready_event()?).await?;
-        }
-        completion(numbers.start(&[array], None)?).await?;
+        let event = numbers.start(arrays, queue)?;
+        completion(event.filter(|_| polls)).await?;
     }
 }
 
@@ -156,14 +148,17 @@ impl Numbers {
     pub(crate) fn null_count(&self, view: View<'_>) -> Option<usize> {
         view.null_count().or_else(|| {
             let nulls = self.count(view)?;
-            view.set_null_count(nulls);
+            if view.is_all() {
+                view.node.nulls.set(nulls);
+            }
             Some(nulls)
         })
     }
 
     fn count(&self, view: View<'_>) -> Option<usize> {
         let (bits, first) = (self.bitmap(view)?, view.validity_offset % 8);
-        Some(view.length - count_bits(bits, first, view.length))
+        let set = UnalignedBitChunk::new(bits, first, view.length).count_ones();
+        Some(view.length - set)
     }
 
     /// Keeps the sizes of a node's buffers that are stored in device memory, and returns whether they are known: otherwise they must be
@@ -176,7 +171,7 @@ impl Numbers {
         let (address, width, data) = match (node.layout.buffers(), &node.buffers[..]) {
             ([_, BufferKind::Offsets { width }, BufferKind::Bytes], [_, offsets, data @ ..]) => {
                 if data[0].bytes().is_none() && (offsets.is_null() || node.length == 0) {
-                    data[0].set_bytes(0);
+                    data[0].bytes.set(0);
                 }
                 let width = usize::from(*width);
                 let last = (node.offset + node.length) * width;
@@ -197,7 +192,9 @@ impl Numbers {
         for (i, (buffer, stored)) in data.iter().zip(stored.chunks(width)).enumerate() {
             let path = || format!("{}.buffers[{}]", path(arrays, node), 2 + i);
             let bytes = int(stored, width);
-            buffer.set_bytes(check_size(device, buffer.address(), bytes, path)?);
+            buffer
+                .bytes
+                .set(check_size(device, buffer.address(), bytes, path)?);
         }
         Ok(true)
     }
@@ -335,11 +332,6 @@ pub(crate) fn check_size(
         },
     };
     Err(Error::invalid(path(), fault))
-}
-
-/// Returns how many of the `bits` bits from bit `first` are set.
-pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
-    arrow_buffer::bit_chunk_iterator::UnalignedBitChunk::new(bytes, first, bits).count_ones()
 }
 
 /// Returns the signed integer of `width` bytes, in this machine's order of bytes, at the start of `bytes`.

@@ -516,14 +516,3 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<Cow<'static, str>>) -> 
         reason: reason.into(),
     }
 }
-
-/// Only unsafe code can make a backend read through an event pointer.
-///
-/// ```compile_fail,E0133
-/// use arrow_device::device::{Backend, EventPtr};
-/// fn check(device: &dyn Backend, event: EventPtr) -> bool {
-///     device.check_event(event).is_ok()
-/// }
-/// ```
-#[cfg(doctest)]
-struct UnsafeEvents;

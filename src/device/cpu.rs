@@ -40,14 +40,9 @@ impl HostBackend {
         Self(Arc::new(HostQueue { id, page }))
     }
 
-    /// Whether memory of this type is the host's own.
-    pub(crate) fn allocates(&self) -> bool {
-        self.0.page.is_some()
-    }
-
-    /// The number of bytes of which each buffer fills a multiple.
-    pub(crate) fn alignment(&self) -> usize {
-        self.0.page.unwrap_or(ALIGNMENT)
+    /// The number of bytes of which each buffer fills a multiple, if memory of this type is the host's own.
+    pub(crate) fn page(&self) -> Option<usize> {
+        self.0.page
     }
 }
 

@@ -105,16 +105,12 @@ fn reason(e: &Error) -> String {
     }
 }
 
-#[cfg(feature = "sim")]
 fn new_simulated(id: DeviceId) -> Result<Device> {
-    use crate::device::sim::{SimConfig, SimDevice};
-    Device::new(SimDevice::numbered(SimConfig::default(), id)?)
-}
-
-#[cfg(not(feature = "sim"))]
-fn new_simulated(device: DeviceId) -> Result<Device> {
+    #[cfg(feature = "sim")]
+    return Device::new(super::sim::SimDevice::numbered(Default::default(), id)?);
+    #[cfg(not(feature = "sim"))]
     Err(absent(
-        device,
+        id,
         "the simulated device needs the feature `sim` and Linux",
     ))
 }

@@ -1,13 +1,14 @@
 //! [`SyncEvent`]: a point in the work of a queue.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use crate::device::backend::EventPtr;
 use crate::device::{Counters, Device, lock};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
 /// are the same event.
@@ -198,8 +199,8 @@ impl Device {
 /// A borrowed event, of this crate or of a foreign producer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventRef<'a> {
-    device: &'a Device,
-    ptr: EventPtr,
+    pub(crate) device: &'a Device,
+    pub(crate) ptr: EventPtr,
     seen: &'a Seen,
 }
 
@@ -210,14 +211,6 @@ impl<'a> EventRef<'a> {
     /// `ptr` points to an event of `device`'s type that lives for `'a`.
     pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr, seen: &'a Seen) -> Self {
         Self { device, ptr, seen }
-    }
-
-    pub(crate) fn device(&self) -> &'a Device {
-        self.device
-    }
-
-    pub(crate) fn ptr(&self) -> EventPtr {
-        self.ptr
     }
 
     /// Whether it was seen complete. In a child of the process the device says that it cannot be used.
@@ -250,8 +243,15 @@ impl<'a> EventRef<'a> {
     }
 }
 
+/// Does what a task does too, for a caller that blocks its thread: work that does not poll is ready at once.
+pub(crate) fn now<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(done) => done,
+        Poll::Pending => Err(Error::argument("work that blocks its thread was pending")),
+    }
+}
+
 /// Waits for an event, if there is one.
-#[cfg(feature = "async")]
 pub(crate) async fn completion(event: Option<SyncEvent>) -> Result<()> {
     match event {
         Some(event) => std::future::poll_fn(|cx| event.poll(cx)).await,

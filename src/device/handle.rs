@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
-use crate::device::host_pool::HostPool;
+use crate::device::host_pool::{HostPool, IDLE_LIMIT};
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
@@ -55,17 +55,10 @@ struct Inner {
 // consistent whenever a lock is free (`lock`), and the rest are counters.
 impl std::panic::RefUnwindSafe for Inner {}
 
-impl Inner {
-    /// The pool of host buffers; `None` in a child of the process, where it may be locked for ever.
-    fn host_pool(&self) -> Option<&HostPool> {
-        self.process.is_this().then_some(&self.host_pool)
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(pool) = self.host_pool() {
-            pool.clear(&*self.backend);
+        if self.process.is_this() {
+            self.host_pool.clear(&*self.backend);
         }
     }
 }
@@ -83,7 +76,7 @@ impl Device {
             counters: Counters::default(),
             process: Process::this(),
             releases: Worker::new(RELEASES),
-            host_pool: HostPool::default(),
+            host_pool: HostPool::new(IDLE_LIMIT),
             drop_error: Mutex::new(None),
             unsettled: Mutex::default(),
             packing_threads: AtomicUsize::new(0),
@@ -112,23 +105,22 @@ impl Device {
     pub(crate) fn is_host_memory(&self) -> bool {
         let of_a_program =
             || self.id() == DeviceId::CPU && self.is_host_readable() && self.is_synchronous();
-        self.host().is_some() || of_a_program()
+        self.page().is_some() || of_a_program()
     }
 
     /// Returns whether all memory of the host is the device's: the CPU, but not a program's own device of that type, whose memory is
     /// special (shared with other processes, say), so that an upload copies.
     pub(crate) fn has_all_host_memory(&self) -> bool {
-        self.id() == DeviceId::CPU && self.host().is_some()
+        self.id() == DeviceId::CPU && self.page().is_some()
     }
 
     /// Returns the number of bytes of which each buffer of an array on this device fills a multiple.
     pub(crate) fn alignment(&self) -> usize {
-        self.host().map_or(ALIGNMENT, HostBackend::alignment)
+        self.page().unwrap_or(ALIGNMENT)
     }
 
-    fn host(&self) -> Option<&HostBackend> {
-        let host = self.0.backend.downcast_ref::<HostBackend>();
-        host.filter(|host| host.allocates())
+    fn page(&self) -> Option<usize> {
+        self.0.backend.downcast_ref::<HostBackend>()?.page()
     }
 
     /// Returns whether work has completed when the call that queues it returns, as on the CPU.
@@ -279,7 +271,7 @@ impl Device {
     }
 
     pub(crate) fn host_pool(&self) -> Option<&HostPool> {
-        self.0.host_pool()
+        (!self.is_forked()).then_some(&self.0.host_pool)
     }
 
     /// Returns a reference that does not keep the device alive: for a table of devices that hands out the same one again.

@@ -10,21 +10,18 @@ use crate::device::engine::pool::{Block as Idle, Pool};
 use crate::error::{Error, Result};
 
 /// The default limit, in bytes, of the idle blocks of a pool.
-const IDLE_LIMIT: usize = 1 << 30;
+pub(crate) const IDLE_LIMIT: usize = 1 << 30;
 /// Blocks belong to no queue: no work uses what is idle.
 const NO_QUEUE: u64 = 0;
-/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be
-/// reused more often.
-const GRAIN: usize = 64 << 10;
 
 /// Initialised host memory, aligned to 64 bytes. It has no drop: its holder frees it.
 #[derive(Debug)]
 pub(crate) struct Block {
-    ptr: NonNull<u8>,
+    pub(crate) ptr: NonNull<u8>,
     /// Bytes.
     capacity: usize,
     /// Whether it is from [`Backend::allocate_host`], and not from the global allocator.
-    is_locked: bool,
+    pub(crate) is_locked: bool,
 }
 
 // SAFETY: the block is plain memory that only its holder accesses, and any thread may free it.
@@ -32,22 +29,16 @@ unsafe impl Send for Block {}
 // SAFETY: a shared reference only allows reading the address and capacity.
 unsafe impl Sync for Block {}
 
-/// Returns the capacity, in bytes, of a block for `bytes` bytes; never 0.
-pub(crate) fn round(bytes: usize) -> Option<usize> {
-    let grain = if bytes >= GRAIN { GRAIN } else { ALIGNMENT };
-    bytes.max(1).checked_next_multiple_of(grain)
-}
-
 fn layout(capacity: usize) -> Option<Layout> {
     Layout::from_size_align(capacity, ALIGNMENT).ok()
 }
 
 impl Block {
-    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which come from [`round`]. Returns
+    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which are not 0. Returns
     /// `None` if there is not enough memory.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
-        // SAFETY: the size is not 0, because `round` never returns 0.
+        // SAFETY: the size is not 0, as the caller guarantees.
         let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self {
             ptr,
@@ -73,14 +64,6 @@ impl Block {
             capacity,
             is_locked: true,
         }))
-    }
-
-    pub(crate) fn is_locked(&self) -> bool {
-        self.is_locked
-    }
-
-    pub(crate) fn ptr(&self) -> NonNull<u8> {
-        self.ptr
     }
 
     /// Returns a copy of the block, for a holder that is being dropped.
@@ -111,36 +94,30 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
 }
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
-/// longest are freed.
-pub(crate) struct HostPool(Pool<Block>);
-
-impl Default for HostPool {
-    fn default() -> Self {
-        Self(Pool::new(IDLE_LIMIT))
-    }
-}
+/// Memory that copies may use again. It has no drop: its holder clears it.
+pub(crate) type HostPool = Pool<Block>;
 
 impl HostPool {
     /// Returns an idle block of at least `capacity` bytes, and at most twice that. Of the smallest such blocks it is the one that was
     /// used last, whose memory may still be cached.
-    pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
-        Some(self.0.take(NO_QUEUE, capacity, |_| true)?.after)
+    pub(crate) fn take_block(&self, capacity: usize) -> Option<Block> {
+        Some(self.take(NO_QUEUE, capacity, |_| true)?.after)
     }
 
     /// Keeps a block for reuse, and frees blocks beyond the limit. `backend` is the one that allocated them.
     pub(crate) fn give_back(&self, block: Block, backend: &dyn Backend) {
-        self.0.give(Idle {
+        self.give(Idle {
             base: DevicePtr::NULL,
             bytes: block.capacity,
             queue: NO_QUEUE,
             after: block,
         });
-        free(self.0.take_done(false, |_| true), backend);
+        free(self.take_done(false, |_| true), backend);
     }
 
     /// Frees all idle blocks.
     pub(crate) fn clear(&self, backend: &dyn Backend) {
-        free(self.0.take_done(true, |_| true), backend);
+        free(self.take_done(true, |_| true), backend);
     }
 }
 
@@ -163,13 +140,13 @@ mod tests {
     /// Gives new blocks back to the pool.
     fn fill(pool: &HostPool, capacities: &[usize]) {
         for kib in capacities {
-            let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
+            let block = Block::ordinary(Pool::<Block>::rounded(kib * KIB).unwrap()).unwrap();
             pool.give_back(block, &HostBackend::new(DeviceId::CPU));
         }
     }
 
     fn take(pool: &HostPool, kib: usize) -> Option<usize> {
-        let block = pool.take(kib * KIB)?;
+        let block = pool.take_block(kib * KIB)?;
         let capacity = block.capacity;
         block.free(None);
         Some(capacity / KIB)
@@ -177,13 +154,13 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_when_there_is_too_much() {
-        let pool = HostPool(Pool::new(512 * KIB));
+        let pool = Pool::new(512 * KIB);
         fill(&pool, &[128, 256, 128, 192]);
         assert_eq!([take(&pool, 256), take(&pool, 128)], [None, Some(128)]);
         assert_eq!([take(&pool, 128), take(&pool, 128)], [Some(192), None]);
         // What was used last is freed last.
         fill(&pool, &[128, 64]);
-        let kept = pool.take(128 * KIB).unwrap();
+        let kept = pool.take_block(128 * KIB).unwrap();
         pool.give_back(kept, &HostBackend::new(DeviceId::CPU));
         fill(&pool, &[384]);
         assert_eq!([take(&pool, 64), take(&pool, 384)], [Some(128), Some(384)]);
@@ -191,17 +168,17 @@ mod tests {
 
     #[test]
     fn the_smallest_that_fits_serves() {
-        let pool = HostPool::default();
+        let pool = Pool::new(IDLE_LIMIT);
         fill(&pool, &[512, 256, 128]);
         assert_eq!(take(&pool, 192), Some(256));
         assert_eq!(take(&pool, 192), None, "more than twice as large");
         // The last one of equals.
-        let [a, b] = [0; 2].map(|_| Block::ordinary(round(KIB).unwrap()).unwrap());
+        let [a, b] = [0; 2].map(|_| Block::ordinary(Pool::<Block>::rounded(KIB).unwrap()).unwrap());
         let last = b.ptr;
         for block in [a, b] {
             pool.give_back(block, &HostBackend::new(DeviceId::CPU));
         }
-        let taken = pool.take(KIB).unwrap();
+        let taken = pool.take_block(KIB).unwrap();
         assert_eq!(taken.ptr, last);
         taken.free(None);
         pool.clear(&HostBackend::new(DeviceId::CPU));

@@ -49,9 +49,7 @@ pub use backend::{
 pub(crate) use cpu::{ALIGNMENT, HostBackend};
 pub(crate) use engine::{FORKED, Process};
 pub use event::SyncEvent;
-#[cfg(feature = "async")]
-pub(crate) use event::completion;
-pub(crate) use event::{EventRef, Seen};
+pub(crate) use event::{EventRef, Seen, completion, now};
 pub(crate) use handle::host_memory;
 pub use handle::{Device, WeakDevice};
 pub use queue::Queue;

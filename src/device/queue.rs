@@ -42,9 +42,7 @@ impl Eq for Queue {}
 impl Device {
     /// Returns the queue that is used when no other is named.
     pub fn default_queue(&self) -> Queue {
-        let device = self.clone();
-        let raw = self.raw_default_queue();
-        Queue { device, raw }
+        Queue::new(self.clone(), self.raw_default_queue())
     }
 
     /// Creates a queue.
@@ -119,22 +117,17 @@ impl Queue {
     }
 
     pub(crate) fn wait_ref(&self, event: EventRef<'_>) -> Result<()> {
-        if !self.waits_for(&event) {
+        let (own, other) = (&self.device, event.device);
+        if other != own && !own.backend().relation(other.backend()).waits {
             return event.wait();
         }
         // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose
         // events this one accepts.
-        if !unsafe { self.raw.wait(event.ptr()) }? {
+        if !unsafe { self.raw.wait(event.ptr) }? {
             return event.wait();
         }
         Counters::add(&self.device.counters().queue_waits, 1);
         Ok(())
-    }
-
-    /// Returns whether the queue can wait for an event. If not, the host does.
-    pub(crate) fn waits_for(&self, event: &EventRef<'_>) -> bool {
-        let (own, other) = (&self.device, event.device());
-        other == own || own.backend().relation(other.backend()).waits
     }
 
     /// As [`wait`](Self::wait), but does nothing if the event has completed.

@@ -195,10 +195,7 @@ impl FromStr for DeviceId {
             .find(|t| t.short_name() == Some(name))
             .or((name == "ext-dev").then_some(ArrowDeviceType::EXT_DEV))
             .ok_or_else(|| {
-                let known: Vec<_> = ArrowDeviceType::ALL
-                    .iter()
-                    .filter_map(|t| t.short_name())
-                    .collect();
+                let known = ArrowDeviceType::ALL.map(|t| t.short_name().unwrap_or_default());
                 Error::argument(format!(
                     "unknown device '{s}': use one of {}, followed by ':' and a number if needed",
                     known.join(", ")
@@ -225,22 +222,23 @@ fn of_this_id(found: Device, id: DeviceId, by: &str) -> Result<Device> {
 }
 
 fn no_backend(device: DeviceId) -> Error {
-    let reason = match device.device_type {
-        ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
-            match cfg!(feature = "cuda") {
-                true => "CUDA is not registered with this set of devices; see cuda::register",
-                false => "arrow-device was built without CUDA; enable its feature `cuda`",
-            }
+    use ArrowDeviceType as T;
+    let of_vendor = |name: &str, feature: &str, is_on: bool| match is_on {
+        true => {
+            format!("{name} is not registered with this set of devices; see {feature}::register")
         }
-        ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => match cfg!(feature = "rocm") {
-            true => "ROCm is not registered with this set of devices; see rocm::register",
-            false => "arrow-device was built without ROCm; enable its feature `rocm`",
-        },
-        ArrowDeviceType::METAL => {
+        false => format!("arrow-device was built without {name}; enable its feature `{feature}`"),
+    };
+    let cuda = || of_vendor("CUDA", "cuda", cfg!(feature = "cuda"));
+    let rocm = || of_vendor("ROCm", "rocm", cfg!(feature = "rocm"));
+    let reason = match device.device_type {
+        T::CUDA | T::CUDA_HOST | T::CUDA_MANAGED => return absent(device, cuda()),
+        T::ROCM | T::ROCM_HOST => return absent(device, rocm()),
+        T::METAL => {
             "no backend is registered for Metal; memory that the host shares with it can be used \
              without one, see the module `metal`"
         }
-        ArrowDeviceType::EXT_DEV => {
+        T::EXT_DEV => {
             "no extension device with this id is registered; simulated devices are added with \
              Devices::add"
         }

@@ -140,15 +140,6 @@ impl DLDataType {
     /// Booleans, of a byte each.
     pub const BOOL: u8 = 6;
 
-    /// The type of elements of one number of `bits` bits.
-    pub const fn new(code: u8, bits: u8) -> Self {
-        Self {
-            code,
-            bits,
-            lanes: 1,
-        }
-    }
-
     /// Bytes of an element, or `None` if that is not a whole number.
     pub(super) fn bytes(self) -> Option<usize> {
         let bits = usize::from(self.bits) * usize::from(self.lanes);
@@ -231,13 +222,17 @@ pub(super) fn element(data_type: &DataType, field: Option<&Field>) -> Option<DLD
         _ => return None,
     };
     let bits = 8 * data_type.primitive_width()?;
-    Some(DLDataType::new(code, bits as u8))
+    Some(DLDataType {
+        code,
+        bits: bits as u8,
+        lanes: 1,
+    })
 }
 
 /// The Arrow type of a tensor's elements, as the field of a list's items, or `None` if there is none.
 pub(super) fn field(of: DLDataType) -> Option<Field> {
     use DataType as T;
-    if of == DLDataType::new(DLDataType::BOOL, 8) {
+    if (of.code, of.bits, of.lanes) == (DLDataType::BOOL, 8, 1) {
         let metadata = HashMap::from([
             (EXTENSION_TYPE_NAME_KEY.into(), BOOL8.into()),
             (EXTENSION_TYPE_METADATA_KEY.into(), String::new()),

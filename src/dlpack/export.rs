@@ -20,20 +20,32 @@ use crate::memory::DeviceBuffer;
 /// ```
 /// use arrow_device::ReleasePolicy;
 /// use arrow_device::dlpack::{DlpackOptions, DlpackStream};
-/// let options = DlpackOptions::new(DlpackStream::NONE).with_release(ReleasePolicy::Ordered);
+/// let options = DlpackOptions { release: ReleasePolicy::Ordered, ..DlpackOptions::new(DlpackStream::NONE) };
 /// # let _ = options;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DlpackOptions<'a> {
-    stream: DlpackStream<'a>,
-    nulls_ignored: bool,
-    copy: bool,
-    release: ReleasePolicy,
+    /// Where the consumer uses the tensor.
+    pub stream: DlpackStream<'a>,
+    /// Whether values are exported even if some are null. The values of nulls are arbitrary. Unknown null counts are then not computed.
+    /// The validity bitmap, buffer 0 of a [compacted](DeviceArray::compact) column, is exported with [`DeviceBuffer::export_dlpack`].
+    pub nulls_ignored: bool,
+    /// Whether a copy of a column's values is exported, on the same device, which the consumer may write to. See
+    /// [`compact`](DeviceArray::compact).
+    pub copy: bool,
+    /// When the memory may be freed after the deleter was called.
+    ///
+    /// DLPack does not require a consumer's work to be done when it calls the deleter. Libraries call it when their own
+    /// object dies, with kernels still queued on streams that the producer does not know; the stream that was named may be
+    /// destroyed by then. So with [`ReleasePolicy::Synchronize`] a thread of the device waits for all work of the device before it frees the
+    /// memory; the deleter itself returns at once. [`ReleasePolicy::Ordered`] avoids that wait for a consumer that waits for its
+    /// work, or orders it before this crate's.
+    pub release: ReleasePolicy,
 }
 
 impl<'a> DlpackOptions<'a> {
     /// Options for a consumer that uses the tensor on `stream`. Columns with nulls are refused, and the memory is freed after
-    /// [all work of the device](Self::with_release).
+    /// [all work of the device](Self::release).
     pub const fn new(stream: DlpackStream<'a>) -> Self {
         Self {
             stream,
@@ -42,36 +54,6 @@ impl<'a> DlpackOptions<'a> {
             release: ReleasePolicy::Synchronize,
         }
     }
-
-    /// Exports values even if some are null. The values of nulls are arbitrary. Unknown null counts are then not computed.
-    /// The validity bitmap, buffer 0 of a [compacted](DeviceArray::compact) column, is exported with
-    /// [`DeviceBuffer::export_dlpack`].
-    #[must_use]
-    pub const fn with_nulls_ignored(mut self) -> Self {
-        self.nulls_ignored = true;
-        self
-    }
-
-    /// Exports a copy of a column's values, on the same device, which the consumer may write to. See
-    /// [`compact`](DeviceArray::compact).
-    #[must_use]
-    pub const fn with_copy(mut self) -> Self {
-        self.copy = true;
-        self
-    }
-
-    /// Sets when the memory may be freed after the deleter was called: [`ReleasePolicy::Synchronize`] by default.
-    ///
-    /// DLPack does not require a consumer's work to be done when it calls the deleter. Libraries call it when their own
-    /// object dies, with kernels still queued on streams that the producer does not know; the stream that was named may be
-    /// destroyed by then. So by default a thread of the device waits for all work of the device before it frees the memory;
-    /// the deleter itself returns at once. [`ReleasePolicy::Ordered`] avoids that wait for a consumer that waits for its
-    /// work, or orders it before this crate's.
-    #[must_use]
-    pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
-        self.release = release;
-        self
-    }
 }
 
 /// A column or buffer exported as a tensor, before it is given to a consumer as a C struct. The stream that the options
@@ -79,7 +61,7 @@ impl<'a> DlpackOptions<'a> {
 ///
 /// The tensor keeps the memory alive, independently of the array. So do the structs that the methods return, until their
 /// deleter is called. The deleter may be called on any thread, does not wait or unwind, and frees the memory as the
-/// [options](DlpackOptions::with_release) say.
+/// [options](DlpackOptions::release) say.
 #[derive(Debug)]
 #[must_use]
 pub struct DlpackTensor {
@@ -110,7 +92,7 @@ impl DlpackTensor {
         self.dtype
     }
 
-    /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DlpackOptions::with_copy).
+    /// Returns the struct of DLPack 1.0 and later, marked read-only unless the tensor is a [copy](DlpackOptions::copy).
     ///
     /// The consumer must call its deleter once; otherwise the memory is never freed.
     #[must_use = "the memory is freed by the struct's deleter only"]
@@ -196,7 +178,7 @@ pub(crate) unsafe extern "C-unwind" fn delete<T>(tensor: *mut T) {
     // its only deletion.
     let block = unsafe { Box::from_raw(tensor.cast::<Block<T>>()) };
     if let Some(buffer) = block.buffer {
-        let owner = buffer.owner().clone();
+        let owner = buffer.owner.clone();
         // So that the owner may be the last one.
         drop(buffer);
         // Never unwinds.
@@ -223,7 +205,7 @@ fn export(
         release: options.release,
         is_copy,
     };
-    let owner = tensor.buffer.as_ref().map(|buffer| &**buffer.owner());
+    let owner = tensor.buffer.as_ref().map(|buffer| &*buffer.owner);
     // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
     unsafe { options.stream.wait(device, owner) }?;
     Ok(tensor)
@@ -260,9 +242,9 @@ impl DeviceArray {
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] for other types, for a column with nulls unless
-    /// [they are ignored](DlpackOptions::with_nulls_ignored), and for a stream that the device cannot have;
+    /// [they are ignored](DlpackOptions::nulls_ignored), and for a stream that the device cannot have;
     /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of
-    /// addresses; and errors of the device, also those of the [copy](DlpackOptions::with_copy). An unknown null count is computed, which reads the
+    /// addresses; and errors of the device, also those of the [copy](DlpackOptions::copy). An unknown null count is computed, which reads the
     /// validity bitmap back.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         // The column and, for lists of one size, its descendants down to the values. The C data interface counts rows in 64
@@ -304,7 +286,7 @@ fn refuse_nulls(array: &DeviceArray) -> Result<()> {
         0 => Ok(()),
         nulls => bail!(
             "{nulls} of {} values of {} are null, which DLPack cannot express; export the values with \
-             DlpackOptions::with_nulls_ignored and the validity bitmap with DeviceBuffer::export_dlpack",
+             DlpackOptions::nulls_ignored and the validity bitmap with DeviceBuffer::export_dlpack",
             array.len(),
             array.data_type()
         ),
@@ -319,7 +301,7 @@ impl DeviceBuffer {
     /// # use arrow_device::DeviceBuffer;
     /// use arrow_device::dlpack::{DLDataType, DlpackOptions, DlpackStream};
     /// let buffer = DeviceBuffer::from(Buffer::from_vec(vec![0u16; 5]));
-    /// let bfloat16 = DLDataType::new(DLDataType::BFLOAT, 16);
+    /// let bfloat16 = DLDataType { code: DLDataType::BFLOAT, bits: 16, lanes: 1 };
     /// let tensor = buffer.export_dlpack(bfloat16, &DlpackOptions::new(DlpackStream::NONE))?;
     /// assert_eq!(tensor.shape(), [5]);
     /// # Ok::<(), arrow_device::Error>(())

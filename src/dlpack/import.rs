@@ -27,7 +27,8 @@ impl DeviceArray {
     /// memory is gone, or after an error.
     ///
     /// DLPack's booleans are bytes and become the extension type `arrow.bool8` of `Int8`. Complex numbers, bfloat16 and vectors
-    /// have no Arrow type. The strides must be those of compact rows.
+    /// have no Arrow type. The strides must be those of compact rows. Both of DLPack's structs are taken: that of 1.0 and later
+    /// ([`DLManagedTensorVersioned`]), and that before ([`DLManagedTensor`]).
     ///
     /// # Safety
     /// - `tensor` is null, or points to a struct that keeps to DLPack and that nothing else uses. Its pointers are valid for
@@ -40,25 +41,7 @@ impl DeviceArray {
     /// 1, of another device than the queue's, not compact, or of a type that Arrow does not have; [`Error::NotSupported`] for
     /// a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of addresses; and errors of the
     /// device.
-    pub unsafe fn import_dlpack(
-        tensor: *mut DLManagedTensorVersioned,
-        queue: &Queue,
-    ) -> Result<Self> {
-        // SAFETY: the contract of `import` is this function's.
-        unsafe { import(tensor, queue, |tensor| tensor) }
-    }
-
-    /// Imports a tensor like [`import_dlpack`](Self::import_dlpack), from the struct of DLPack before 1.0.
-    ///
-    /// # Safety
-    /// The same as for [`import_dlpack`](Self::import_dlpack).
-    ///
-    /// # Errors
-    /// Returns the same errors as [`import_dlpack`](Self::import_dlpack).
-    pub unsafe fn import_dlpack_unversioned(
-        tensor: *mut DLManagedTensor,
-        queue: &Queue,
-    ) -> Result<Self> {
+    pub unsafe fn import_dlpack<T: Form + 'static>(tensor: *mut T, queue: &Queue) -> Result<Self> {
         // SAFETY: the contract of `import` is this function's.
         unsafe { import(tensor, queue, |tensor| tensor) }
     }
@@ -89,42 +72,37 @@ impl<T> Drop for Foreign<T> {
 /// The struct that both of DLPack's have in common.
 const TENSOR: Path<'static> = Path::Root("dl_tensor");
 
-/// One of DLPack's two structs.
-pub(crate) trait Form: Sized {
+/// One of DLPack's two structs, [`DLManagedTensorVersioned`] or [`DLManagedTensor`]. Nobody else can name it, and so implement it.
+pub trait Form: Sized {
+    /// The struct's name.
     const NAME: &'static str;
+    /// Where the tensor is in it.
+    const TENSOR: usize;
 
     /// Returns the version, which the older struct does not state, and the deleter.
     ///
     /// # Safety
     /// `this` points to a struct of any version: all have these members at these places.
     unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>);
-
-    fn tensor(this: *const Self) -> *const DLTensor;
 }
 
 impl Form for DLManagedTensorVersioned {
     const NAME: &'static str = "DLManagedTensorVersioned";
+    const TENSOR: usize = offset_of!(Self, dl_tensor);
 
     unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>) {
         // SAFETY: the caller guarantees a struct with these members.
         unsafe { ((*this).version, (*this).deleter) }
     }
-
-    fn tensor(this: *const Self) -> *const DLTensor {
-        this.wrapping_byte_add(offset_of!(Self, dl_tensor)).cast()
-    }
 }
 
 impl Form for DLManagedTensor {
     const NAME: &'static str = "DLManagedTensor";
+    const TENSOR: usize = offset_of!(Self, dl_tensor);
 
     unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>) {
         // SAFETY: the caller guarantees a struct with this member.
         (DLPackVersion::CURRENT, unsafe { (*this).deleter })
-    }
-
-    fn tensor(this: *const Self) -> *const DLTensor {
-        this.cast()
     }
 }
 
@@ -153,7 +131,13 @@ pub(crate) unsafe fn import<T: Form, K: Send + Sync + 'static>(
         return Err(Error::invalid("version", message));
     }
     // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
-    unsafe { import_tensor(T::tensor(tensor).read(), queue, kept) }
+    unsafe {
+        import_tensor(
+            tensor.byte_add(T::TENSOR).cast::<DLTensor>().read(),
+            queue,
+            kept,
+        )
+    }
 }
 
 /// # Safety

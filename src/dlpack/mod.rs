@@ -27,21 +27,21 @@
 //! | | export | import |
 //! | --- | --- | --- |
 //! | values | [`DeviceArray::export_dlpack`](crate::DeviceArray::export_dlpack) | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
-//! | a copy that the consumer may write to | [`DlpackOptions::with_copy`] | |
+//! | a copy that the consumer may write to | [`DlpackOptions::copy`] | |
 //! | any buffer, validity bitmaps too | [`DeviceBuffer::export_dlpack`](crate::DeviceBuffer::export_dlpack) | |
-//! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack_unversioned`](crate::DeviceArray::import_dlpack_unversioned) |
+//! | structs before 1.0 | [`DlpackTensor::into_unversioned`] | [`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack) |
 //! | order | [`DlpackStream`]: the consumer's stream waits for the data | [`Queue::dlpack_stream`](crate::Queue::dlpack_stream): the producer makes the queue's stream wait |
 //! | device | `DLDevice::try_from(id)` | `DeviceId::from(device)` |
 //!
 //! # What DLPack cannot express
 //!
-//! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::with_nulls_ignored).
+//! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::nulls_ignored).
 //! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Only the extension type `arrow.bool8` has DLPack's booleans, and
 //!   both are exchanged for each other. A buffer of bits is exported as bytes.
 //! - **Read-only memory**, before version 1.0. Exporting such a struct is `unsafe`: the caller guarantees that the consumer
 //!   does not write.
 //! - **When a consumer's work ends.** The memory is freed after all work of the device, unless the consumer is known to
-//!   [order its work](DlpackOptions::with_release).
+//!   [order its work](DlpackOptions::release).
 //! - **Which GPU** page-locked and managed memory belongs to: DLPack names device 0 for all of it. Here the default stream
 //!   is that of the context that the device was opened with, and the deleter waits for that context's work. A consumer that
 //!   uses such memory of another GPU than the first, or memory of a device in a context of its own, must order its work

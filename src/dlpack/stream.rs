@@ -102,7 +102,7 @@ impl DlpackStream<'_> {
             return Ok(());
         };
         let backend = device.backend();
-        let accepts = event.device() == device || backend.relation(event.device().backend()).waits;
+        let accepts = event.device == device || backend.relation(event.device.backend()).waits;
         let Some(stream) = stream.filter(|_| accepts) else {
             return owner.wait_host();
         };

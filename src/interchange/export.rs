@@ -14,9 +14,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::node::owners;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::ExportSync;
-#[cfg(feature = "async")]
-use crate::device::completion;
+use crate::device::{ExportSync, completion, now};
 use crate::error::Result;
 use crate::interchange::c_array::{self, Event};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
@@ -45,7 +43,7 @@ impl DeviceArray {
     /// let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2, 3]))?;
     /// let (c_array, c_schema) = array.export(SyncPolicy::Event)?;
     /// // SAFETY: both come from `export`.
-    /// let again = unsafe { DeviceArray::import(c_array, &c_schema) }?;
+    /// let again = unsafe { DeviceArray::import(c_array, &c_schema, None) }?;
     /// assert_eq!(again.len(), 3);
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
@@ -64,11 +62,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        self.device().check_export()?;
-        match self.export_reads(options.counts_nulls) {
-            true => export_resolved(&self.to_exported(options.counts_nulls)?, options),
-            false => export_resolved(self, options),
-        }
+        now(export(self, options, false))
     }
 
     /// Exports the array's field, or a field without a name.
@@ -101,22 +95,23 @@ impl DeviceRecordBatch {
     }
 }
 
-/// As [`DeviceRecordBatch::export_array`]. A poll never blocks: the task waits for the memory ([`SyncPolicy::Wait`]), and for
-/// validity bitmaps that must be read.
-#[cfg(feature = "async")]
-pub(crate) async fn export_async(
-    batch: DeviceRecordBatch,
-    options: ExportOptions,
+/// Exports an array. If it `polls`, a poll never blocks: the task waits for the memory ([`SyncPolicy::Wait`]), and for
+/// validity bitmaps that must be read. Otherwise this blocks its thread, and is ready at once.
+pub(crate) async fn export(
+    array: &DeviceArray,
+    options: &ExportOptions,
+    polls: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let mut array = batch.as_struct().clone();
     array.device().check_export()?;
-    if array.export_reads(options.counts_nulls) {
-        array = array.to_exported_async(options.counts_nulls).await?;
+    let exported = match array.export_reads(options.counts_nulls) {
+        true => Some(array.to_exported(options.counts_nulls, polls).await?),
+        false => None,
+    };
+    let array = exported.as_ref().unwrap_or(array);
+    if polls && export_sync(array, options.sync) == ExportSync::Wait {
+        completion(array.ready_event(None)?).await?;
     }
-    if export_sync(&array, options.sync) == ExportSync::Wait {
-        completion(array.ready_event()?).await?;
-    }
-    export_resolved(&array, &options)
+    export_resolved(array, options)
 }
 
 /// Exports an array whose bitmaps need not be read any more.
@@ -154,7 +149,7 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
     let Some(first) = guarded.first() else {
         return Ok(None);
     };
-    let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
+    let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device == device);
     match export_sync(array, sync) {
         ExportSync::Wait => {
             array.wait()?;
@@ -190,5 +185,5 @@ fn event_for(array: &DeviceArray, sync: SyncPolicy) -> Result<Option<Event>> {
 /// The address of the event of an owner.
 fn address(owner: &Owner) -> *mut c_void {
     let event = owner.ready();
-    event.map_or(ptr::null_mut(), |event| event.ptr().as_ptr())
+    event.map_or(ptr::null_mut(), |event| event.ptr.as_ptr())
 }

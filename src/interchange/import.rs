@@ -12,27 +12,21 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::check_type;
-#[cfg(feature = "async")]
-use crate::data::numbers::resolve_async;
 use crate::data::numbers::{Numbers, resolve};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-#[cfg(feature = "async")]
-use crate::device::completion;
-use crate::device::{DeviceId, EventPtr, Seen};
+use crate::device::{DeviceId, Devices, EventPtr, Seen, completion, now};
 use crate::error::{Error, Result};
 use crate::interchange::Path;
 use crate::interchange::foreign::{Importer, first_address};
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate;
-#[cfg(feature = "async")]
-use crate::interchange::validate::validate_async;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
     /// Imports a foreign array of any type. Nothing is copied, no buffer is read, and nothing
     /// waits. Null counts that the producer does not state, and sizes that are stored in device
-    /// memory, stay unknown until they are needed.
+    /// memory, stay unknown until they are needed. `None` stands for the default options.
     ///
     /// # Safety
     /// - `array` and `schema` comply with the C device data interface: pointers that are not null
@@ -49,25 +43,15 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`] with the path of the faulty field, [`Error::Released`] for a
     /// released array, and [`Error::DeviceNotAvailable`] if there is no backend for the device. The
     /// array is released then.
-    pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same
-        // contract.
-        unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
-    }
-
-    /// As [`import`](Self::import), with options.
-    ///
-    /// # Safety
-    /// As [`import`](Self::import).
-    pub unsafe fn import_with(
+    pub unsafe fn import<'a>(
         array: FFI_ArrowDeviceArray,
         schema: &FFI_ArrowSchema,
-        options: &ImportOptions,
+        options: impl Into<Option<&'a ImportOptions>>,
     ) -> Result<Self> {
         let field = Arc::new(import_field(schema)?);
         // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own
         // schema.
-        unsafe { Self::import_as(array, field, options) }
+        unsafe { Self::import_as(array, field, &options.into().cloned().unwrap_or_default()) }
     }
 
     /// As [`import`](Self::import), for a type that is known.
@@ -80,10 +64,11 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         // SAFETY: the caller keeps to the contract of `import`.
-        let mut array = unsafe { import(array, field.data_type(), options) }?;
-        if options.validation == Validation::Full {
-            array = check(&array, Validation::Full)?.unwrap_or(array);
-        }
+        let array = unsafe { import(array, field.data_type(), options) }?;
+        let array = match options.validation {
+            Validation::Full => array.validated()?,
+            Validation::Structure => array,
+        };
         array.with_field(field)
     }
 
@@ -98,7 +83,7 @@ impl DeviceArray {
     /// let parts = [Buffer::from_vec(vec![0i32, 1, 2]), Buffer::from(b"a\xff")].map(|part| Some(part.into()));
     /// let bits = Validity::new(Buffer::from([0b01]).into(), 0, 2)?; // the second text is null
     /// // SAFETY: the values are checked before anything else is done with the array.
-    /// let array = unsafe { DeviceArray::from_parts_on(&Devices::cpu(), DataType::Utf8, 2, Some(bits), &parts, &[]) }?;
+    /// let array = unsafe { DeviceArray::from_parts(&Devices::cpu(), DataType::Utf8, 2, Some(bits), &parts, &[]) }?;
     /// assert!(array.validated()?.to_host()?.is_null(1));
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
@@ -106,7 +91,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns [`Error::InvalidInput`] with the path of what is wrong, and the errors that the device reports.
     pub fn validated(&self) -> Result<Self> {
-        Ok(check(self, Validation::Full)?.unwrap_or_else(|| self.clone()))
+        now(checked(self.clone(), Validation::Full, false))
     }
 }
 
@@ -121,25 +106,15 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::import`]. Also returns [`Error::InvalidInput`] for any type but a struct,
     /// and for a struct that has nulls. If the producer does not state the struct's null count, its
     /// validity bitmap is read, which waits.
-    pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same
-        // contract.
-        unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
-    }
-
-    /// As [`import`](Self::import), with options.
-    ///
-    /// # Safety
-    /// As [`DeviceArray::import`].
-    pub unsafe fn import_with(
+    pub unsafe fn import<'a>(
         array: FFI_ArrowDeviceArray,
         schema: &FFI_ArrowSchema,
-        options: &ImportOptions,
+        options: impl Into<Option<&'a ImportOptions>>,
     ) -> Result<Self> {
         let schema = import_schema(schema)?;
         // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own
         // schema.
-        unsafe { Self::import_as(array, schema, options) }
+        unsafe { Self::import_as(array, schema, &options.into().cloned().unwrap_or_default()) }
     }
 
     /// As [`import`](Self::import), for a schema that is known. Takes at most four heap
@@ -156,9 +131,7 @@ impl DeviceRecordBatch {
         let root = DataType::Struct(schema.fields().clone());
         // SAFETY: the caller keeps to the contract of `DeviceArray::import`.
         let array = unsafe { import(array, &root, options) }?;
-        let array = check(&array, options.validation)?.unwrap_or(array);
-        check_no_nulls(&array)?;
-        Ok(Self::from_struct(schema, array))
+        now(batch(array, schema, options.validation, false))
     }
 }
 
@@ -175,43 +148,43 @@ pub(crate) unsafe fn import_async(
     let root = DataType::Struct(schema.fields().clone());
     // SAFETY: the caller keeps to the contract of `import`.
     let array = unsafe { import(array, &root, options) }?;
-    let (validation, full) = (options.validation, options.validation == Validation::Full);
-    Ok(async move {
-        if full {
-            completion(array.ready_event()?).await?;
+    Ok(batch(array, schema, options.validation, true))
+}
+
+/// Makes a batch of an imported struct, once it is [`checked`].
+async fn batch(
+    array: DeviceArray,
+    schema: SchemaRef,
+    validation: Validation,
+    polls: bool,
+) -> Result<DeviceRecordBatch> {
+    let array = checked(array, validation, polls).await?;
+    check_no_nulls(&array)?;
+    Ok(DeviceRecordBatch::from_struct(schema, array))
+}
+
+/// Checks what can be checked only by reading the array's memory, and waits for it: as a task if this `polls`, else by blocking
+/// its thread. Nulls are counted: all, to check the counts that are stated, or those of the root if its count is not stated. In the
+/// former case, the sizes that the check of the values needs are read along with them. Returns the array, or what to use instead, as
+/// [`validate`] does.
+async fn checked(array: DeviceArray, validation: Validation, polls: bool) -> Result<DeviceArray> {
+    let full = validation == Validation::Full;
+    if polls && full {
+        completion(array.ready_event(None)?).await?;
+    }
+    let count = |numbers: &Numbers| match full {
+        true => numbers.check(&array),
+        false => {
+            numbers.null_count(array.view());
+            Ok(())
         }
-        resolve_async(&array, |numbers| count(numbers, &array, validation)).await?;
-        check_no_nulls(&array)?;
-        let mended = match full {
-            true => validate_async(&array).await?,
-            false => None,
-        };
-        Ok(DeviceRecordBatch::from_struct(
-            schema,
-            mended.unwrap_or(array),
-        ))
-    })
-}
-
-/// Checks what can be checked only by reading the array's memory. Waits for it. Returns what to use instead, as [`validate`] does.
-fn check(array: &DeviceArray, validation: Validation) -> Result<Option<DeviceArray>> {
-    let walk = |numbers: &Numbers| count(numbers, array, validation);
-    resolve(&mut Numbers::default(), &[array], None, walk)?;
-    match validation {
-        Validation::Full => validate(array),
-        Validation::Structure => Ok(None),
-    }
-}
-
-/// Counts the nulls that an import of a batch has to count: all, to check the counts that
-/// are stated, or those of the root if its count is not stated. In the former case, the sizes that
-/// the check of the values needs are read along with them.
-fn count(numbers: &Numbers, array: &DeviceArray, validation: Validation) -> Result<()> {
-    match validation {
-        Validation::Full => numbers.check(array)?,
-        Validation::Structure => _ = numbers.null_count(array.view()),
-    }
-    Ok(())
+    };
+    resolve(&mut Numbers::default(), &[&array], None, polls, count).await?;
+    let mended = match full {
+        true => validate(&array, polls).await?,
+        false => None,
+    };
+    Ok(mended.unwrap_or(array))
 }
 
 /// Checks a foreign array against its type, and imports it.
@@ -231,7 +204,7 @@ unsafe fn import(
     let event = EventPtr::new(array.sync_event);
     // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
     let address = || unsafe { first_address(&array.array, data_type) };
-    let devices = options.devices();
+    let devices = options.devices.as_ref().unwrap_or(Devices::global());
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
     let device = unsafe { devices.get_for_import(id, event, address) }?;

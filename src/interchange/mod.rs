@@ -9,7 +9,7 @@ pub(crate) mod schema;
 pub(crate) mod validate;
 
 #[cfg(feature = "async")]
-pub(crate) use export::export_async;
+pub(crate) use export::export;
 #[cfg(feature = "async")]
 pub(crate) use import::import_async;
 pub use options::{ExportOptions, ImportOptions, ReleasePolicy, SyncPolicy, Validation};

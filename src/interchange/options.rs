@@ -30,35 +30,15 @@ pub enum Validation {
 /// How an import is done.
 ///
 /// ```
-/// use arrow_device::{Devices, ImportOptions, Validation};
-/// let options = ImportOptions::default()
-///     .with_devices(Devices::new())
-///     .with_validation(Validation::Full);
+/// use arrow_device::{ImportOptions, Validation};
+/// let options = ImportOptions { validation: Validation::Full, ..Default::default() };
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
-    devices: Option<Devices>,
-    pub(crate) validation: Validation,
-}
-
-impl ImportOptions {
-    /// Sets where the array's device is looked up. The default is [`Devices::global`].
-    #[must_use]
-    pub fn with_devices(mut self, devices: Devices) -> Self {
-        self.devices = Some(devices);
-        self
-    }
-
-    /// Sets how much is checked. The default is [`Validation::Structure`].
-    #[must_use]
-    pub fn with_validation(mut self, validation: Validation) -> Self {
-        self.validation = validation;
-        self
-    }
-
-    pub(super) fn devices(&self) -> &Devices {
-        self.devices.as_ref().unwrap_or(Devices::global())
-    }
+    /// Where the array's device is looked up; `None` stands for [`Devices::global`].
+    pub devices: Option<Devices>,
+    /// How much is checked.
+    pub validation: Validation,
 }
 
 /// What an export does with the events that guard the memory.
@@ -105,38 +85,26 @@ impl ReleasePolicy {
 ///
 /// ```
 /// use arrow_device::{ExportOptions, SyncPolicy};
-/// let options = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
+/// let options = ExportOptions { counts_nulls: false, ..ExportOptions::new(SyncPolicy::Event) };
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    pub(super) sync: SyncPolicy,
-    /// Whether all null counts are stated.
-    pub(super) counts_nulls: bool,
-    pub(super) release: ReleasePolicy,
+    /// What is done with the events that guard the memory.
+    pub sync: SyncPolicy,
+    /// Whether null counts that are not known are counted: the validity bitmaps are copied to the host together, with one host wait.
+    /// Otherwise they are stated as -1, which some consumers (cuDF) take for "no nulls".
+    pub counts_nulls: bool,
+    /// What may be concluded from the consumer's release.
+    pub release: ReleasePolicy,
 }
 
 impl ExportOptions {
-    /// Makes options with this policy for events and [`ReleasePolicy::Ordered`]. Null counts that are not known are counted: the
-    /// validity bitmaps are copied to the host together, with one host wait.
+    /// Makes options with this policy for events, which count nulls, and [`ReleasePolicy::Ordered`].
     pub const fn new(sync: SyncPolicy) -> Self {
         Self {
             sync,
             counts_nulls: true,
             release: ReleasePolicy::Ordered,
         }
-    }
-
-    /// States null counts that are not known as -1, instead of counting them. Some consumers (cuDF) take -1 for "no nulls".
-    #[must_use]
-    pub const fn with_unknown_null_counts(mut self) -> Self {
-        self.counts_nulls = false;
-        self
-    }
-
-    /// Sets what may be concluded from the consumer's release.
-    #[must_use]
-    pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
-        self.release = release;
-        self
     }
 }

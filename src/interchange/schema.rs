@@ -52,11 +52,7 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
 /// # Errors
 /// As [`import_field`]; also if the root is not a struct.
 pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
-    as_schema(import_field(schema)?)
-}
-
-/// The schema that a struct's field describes.
-pub(crate) fn as_schema(root: Field) -> Result<SchemaRef> {
+    let root = import_field(schema)?;
     let DataType::Struct(fields) = root.data_type() else {
         let why = format!(
             "a batch needs a struct, not {}; import arrays of other types one by one, with DeviceArray::import",

@@ -35,26 +35,23 @@ use crate::interchange::Path;
 use crate::transfer::{Download, Scope};
 
 /// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
-/// may be invalid; where the host cannot read it, those are copied to the host first.
+/// may be invalid, as a task if this `polls`; where the host cannot read it, those are copied to the host first.
 ///
 /// Returns a copy to use instead if the array is on the CPU, and only texts under nulls are no UTF-8: there zeros are.
 ///
 /// # Errors
 /// As [`check`]; those that the device reports.
-pub(super) fn validate(array: &DeviceArray) -> Result<Option<DeviceArray>> {
-    match doubtful(array) {
-        Some(left) => mended(array, &unwrap(&download(left).wait()?)?),
-        None => Ok(None),
-    }
-}
-
-/// As [`validate`]. A poll never blocks.
-#[cfg(feature = "async")]
-pub(super) async fn validate_async(array: &DeviceArray) -> Result<Option<DeviceArray>> {
+pub(super) async fn validate(array: &DeviceArray, polls: bool) -> Result<Option<DeviceArray>> {
     let Some(left) = doubtful(array) else {
         return Ok(None);
     };
-    mended(array, &unwrap(&Box::new(download(left)).await?)?)
+    let queue = array.device().default_queue();
+    let download = Download::of_scope(left, Scope::Reachable, queue);
+    let left = match polls {
+        true => Box::new(download).await?,
+        false => download.wait()?,
+    };
+    mended(array, &unwrap(&left)?)
 }
 
 /// Checks what was left to check of an array, and else a copy of the array without texts under nulls.
@@ -147,12 +144,6 @@ fn bad_texts<O: ArrowNativeType>(data: &ArrayData, nulls: &NullBuffer) -> Vec<Ra
             Some(text).filter(is_bad)
         });
     texts.collect()
-}
-
-/// Copies all that safe calls can reach from an array, each buffer at most once.
-fn download(array: DeviceArray) -> Download<DeviceArray> {
-    let queue = array.device().default_queue();
-    Download::of_scope(array, Scope::Reachable, queue)
 }
 
 /// Returns what of an imported array may be invalid: `None` if no value can be, of numbers and bits, say. Such columns of a struct
@@ -294,15 +285,13 @@ fn forbidden_nulls(data: &ArrayData, i: usize, child: &ArrayData) -> Option<Stri
         }
         _ => return None,
     };
-    if field.is_nullable() || child.null_count() == 0 {
-        return None;
-    }
+    let nulls = child.nulls().filter(|_| !field.is_nullable())?;
     let (first, rows) = match times {
         Some(times) => (data.offset() * times, data.len() * times),
         None => (0, child.len()),
     };
     let is_wrong =
-        |j| child.is_null(first + j) && times.is_none_or(|times| !data.is_null(j / times));
+        |j| nulls.is_null(first + j) && times.is_none_or(|times| !data.is_null(j / times));
     let wrong = (0..rows).any(is_wrong);
     wrong.then(|| format!("field {:?} is not nullable, but has nulls", field.name()))
 }

@@ -41,10 +41,10 @@ use crate::memory::{HostBuffer, Loan, Memory, Owner, Ready, check_queue};
 /// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
-    owner: Arc<Owner>,
-    base: DevicePtr,
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) base: DevicePtr,
     /// Bytes from `base`.
-    offset: usize,
+    pub(crate) offset: usize,
     /// Bytes.
     len: usize,
 }
@@ -151,34 +151,6 @@ impl DeviceBuffer {
         let lender = (self.device(), Some(&self.owner));
         Loan::new(lender, queue, self.address(), self.len)
     }
-
-    pub(crate) fn owner(&self) -> &Arc<Owner> {
-        &self.owner
-    }
-
-    pub(crate) fn base(&self) -> DevicePtr {
-        self.base
-    }
-
-    /// Returns the offset from the base in bytes.
-    pub(crate) fn offset(&self) -> usize {
-        self.offset
-    }
-}
-
-/// Returns a [`Buffer`] over memory that `owner` keeps alive.
-///
-/// # Safety
-/// The host may read `len` bytes at `address`, which do not change as long as `owner` lives.
-pub(crate) unsafe fn buffer_over(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
-    match std::ptr::NonNull::new(address.as_ptr().cast::<u8>()) {
-        Some(ptr) if len > 0 => {
-            // SAFETY: the caller guarantees that the memory is readable and unchanged as long as the owner lives (see
-            // `# Safety`), and the buffer holds the owner.
-            unsafe { Buffer::from_custom_allocation(ptr, len, owner.clone()) }
-        }
-        _ => Buffer::default(),
-    }
 }
 
 impl From<Buffer> for DeviceBuffer {
@@ -197,11 +169,8 @@ impl From<Buffer> for DeviceBuffer {
 
 impl fmt::Debug for DeviceBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBuffer")
-            .field("device", &self.device().id())
-            .field("address", &self.address())
-            .field("len", &self.len)
-            .finish()
+        let (bytes, at, device) = (self.len, self.address(), self.device());
+        write!(f, "DeviceBuffer({bytes} bytes at {at:?} on {device})")
     }
 }
 

@@ -27,8 +27,9 @@ use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
 /// ```
 #[derive(Debug)]
 pub struct DeviceBufferMut {
-    queue: Queue,
-    base: DevicePtr,
+    /// The queue in whose order the memory was allocated.
+    pub(crate) queue: Queue,
+    pub(crate) base: DevicePtr,
     /// Bytes in use.
     len: usize,
     /// Bytes allocated: a multiple of 64, at least `len`. With 0 there is no allocation.
@@ -59,25 +60,12 @@ impl DeviceBufferMut {
         })
     }
 
-    /// As [`allocate`](Self::allocate), for this number of values of an arrow type.
+    /// As [`allocate`](Self::allocate), for this number of values of an arrow type. A bitmap has `rows.div_ceil(8)` bytes.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn for_values<T: ArrowNativeType>(queue: &Queue, elements: usize) -> Result<Self> {
         Self::allocate(queue, elements.saturating_mul(size_of::<T>()))
-    }
-
-    /// As [`allocate`](Self::allocate), for one bit for each row: a validity bitmap, or the values of a boolean array.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
-    pub fn for_bitmap(queue: &Queue, rows: usize) -> Result<Self> {
-        Self::allocate(queue, rows.div_ceil(8))
-    }
-
-    /// The queue in whose order the memory was allocated.
-    pub(crate) fn queue(&self) -> &Queue {
-        &self.queue
     }
 
     /// Returns the length in bytes, without the padding.
@@ -176,13 +164,6 @@ impl DeviceBufferMut {
                 bytes,
             },
         }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl DeviceBufferMut {
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.base
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use arrow_buffer::Buffer;
 
-use crate::device::host_pool::{Block, out_of_memory, round};
-use crate::device::{Counters, Device, DeviceId, DevicePtr};
+use crate::device::engine::pool::Pool;
+use crate::device::host_pool::{Block, out_of_memory};
+use crate::device::{Counters, Device, DevicePtr};
 use crate::error::Result;
 
 /// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] without a copy.
@@ -19,13 +20,13 @@ use crate::error::Result;
 ///
 /// ```
 /// use arrow_array::Int64Array;
-/// use arrow_buffer::{ScalarBuffer, ToByteSlice};
+/// use arrow_buffer::{Buffer, ScalarBuffer, ToByteSlice};
 /// use arrow_device::Devices;
 /// # fn main() -> arrow_device::Result<()> {
 /// let device = Devices::simulated()?;
 /// let mut host = device.host_buffer(3 * size_of::<i64>())?;
 /// host.copy_from_slice([1i64, 2, 3].to_byte_slice());
-/// let column = Int64Array::new(ScalarBuffer::from(host.into_buffer()), None);
+/// let column = Int64Array::new(ScalarBuffer::from(Buffer::from(host)), None);
 /// let on_device = device.upload_array(&column)?;
 /// # let _ = on_device;
 /// # Ok(())
@@ -51,42 +52,26 @@ use crate::error::Result;
 /// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of about 1 MiB, not 1000.
 #[derive(Debug)]
 pub struct HostBuffer {
-    block: Block,
+    pub(crate) block: Block,
     /// Bytes in use; the block may be larger.
     len: usize,
     /// The device to whose pool the block returns.
-    device: Option<Device>,
+    device: Device,
 }
 
 impl HostBuffer {
-    /// Allocates `len` bytes of ordinary memory, all zero.
-    ///
-    /// # Errors
-    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn new(len: usize) -> Result<Self> {
-        let block = round(len).and_then(Block::ordinary);
-        Ok(Self {
-            block: block.ok_or_else(|| out_of_memory(DeviceId::CPU, len))?,
-            len,
-            device: None,
-        })
-    }
-
-    /// Whether the device reads the memory itself, rather than a copy of it that the host makes.
-    pub(crate) fn is_locked(&self) -> bool {
-        self.block.is_locked()
-    }
-
     /// Returns the address of the first byte, for copies.
     pub fn as_device_ptr(&self) -> DevicePtr {
-        DevicePtr::new(self.block.ptr().as_ptr().cast())
+        DevicePtr::new(self.block.ptr.as_ptr().cast())
     }
+}
 
-    /// Returns the memory as an arrow buffer, without a copy.
-    pub fn into_buffer(self) -> Buffer {
-        let (ptr, len) = (self.block.ptr(), self.len);
+impl From<HostBuffer> for Buffer {
+    /// Makes an arrow buffer of the bytes without a copy. The memory goes back to its pool once the last reference to it is dropped.
+    fn from(host: HostBuffer) -> Self {
+        let (ptr, len) = (host.block.ptr, host.len);
         // SAFETY: the block is valid and initialised for `len` bytes as long as the host buffer lives, which the buffer holds.
-        unsafe { Buffer::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(self))) }
+        unsafe { Self::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(host))) }
     }
 }
 
@@ -96,7 +81,7 @@ impl Deref for HostBuffer {
     fn deref(&self) -> &[u8] {
         // SAFETY: the block has at least `len` initialised bytes, and no copy writes to it while a reference exists: transfers
         // hold the host buffer until their copies have completed.
-        unsafe { std::slice::from_raw_parts(self.block.ptr().as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.block.ptr.as_ptr(), self.len) }
     }
 }
 
@@ -104,7 +89,7 @@ impl DerefMut for HostBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the block has at least `len` initialised bytes, no copy uses it while a reference exists (see `deref`), and
         // `&mut self` makes the reference the only one.
-        unsafe { std::slice::from_raw_parts_mut(self.block.ptr().as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.block.ptr.as_ptr(), self.len) }
     }
 }
 
@@ -117,10 +102,9 @@ impl AsRef<[u8]> for HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         let block = self.block.take();
-        let pool = self.device.as_ref().and_then(Device::host_pool);
-        match (&self.device, pool) {
-            (Some(device), Some(pool)) => pool.give_back(block, device.backend()),
-            _ => block.free(None),
+        match self.device.host_pool() {
+            Some(pool) => pool.give_back(block, self.device.backend()),
+            None => block.free(None),
         }
     }
 }
@@ -132,12 +116,13 @@ impl Device {
     /// # Errors
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn host_buffer(&self, len: usize) -> Result<HostBuffer> {
-        let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
-        let idle = self.host_pool().and_then(|pool| pool.take(capacity));
+        let capacity = Pool::<Block>::rounded(len.max(1));
+        let capacity = capacity.ok_or_else(|| out_of_memory(self.id(), len))?;
+        let idle = self.host_pool().and_then(|pool| pool.take_block(capacity));
         Ok(HostBuffer {
             block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
             len,
-            device: Some(self.clone()),
+            device: self.clone(),
         })
     }
 

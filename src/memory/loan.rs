@@ -32,7 +32,7 @@ use crate::memory::Owner;
 pub struct Loan<'a, T = u8> {
     owner: Option<&'a Arc<Owner>>,
     queue: Queue,
-    address: DevicePtr,
+    pub(crate) address: DevicePtr,
     /// Of a bitmap; the loan of anything else starts at its address.
     pub(crate) bit_offset: usize,
     len: usize,
@@ -79,11 +79,6 @@ impl<'a, T> Loan<'a, T> {
     pub fn bit_offset(&self) -> usize {
         self.bit_offset
     }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.address
-    }
 }
 
 impl<T> Drop for Loan<'_, T> {
@@ -96,11 +91,7 @@ impl<T> Drop for Loan<'_, T> {
 
 impl<T> fmt::Debug for Loan<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loan")
-            .field("address", &self.address)
-            .field("bit_offset", &self.bit_offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        write!(f, "Loan({} from {:?})", self.len, self.address)
     }
 }
 
@@ -109,4 +100,13 @@ pub(crate) fn check_queue(queue: &Queue, device: &Device) -> Result<()> {
         of if of == device => Ok(()),
         of => bail!("a queue of {of} for memory of {device}"),
     }
+}
+
+/// Returns the queue of a call, or the device's default queue.
+pub(crate) fn queue_for(queue: Option<&Queue>, device: &Device) -> Result<Queue> {
+    let Some(queue) = queue else {
+        return Ok(device.default_queue());
+    };
+    check_queue(queue, device)?;
+    Ok(queue.clone())
 }

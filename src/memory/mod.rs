@@ -7,10 +7,10 @@ mod loan;
 mod owner;
 
 pub use buffer::DeviceBuffer;
-pub(crate) use buffer::{Reading, buffer_over};
+pub(crate) use buffer::Reading;
 pub use buffer_mut::DeviceBufferMut;
 pub use loan::Loan;
-pub(crate) use loan::check_queue;
+pub(crate) use loan::{check_queue, queue_for};
 pub(crate) use owner::{Memory, Owner, Ready};
 
 pub use host_buffer::HostBuffer;

@@ -5,7 +5,6 @@
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -18,28 +17,14 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods};
 use super::stream::HostStream;
 use super::wrong_type;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
-use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::data::DeviceArray;
 use crate::error::Result;
-use crate::interchange::ImportOptions;
-use crate::interchange::schema::{as_schema, export_field, export_schema};
+use crate::interchange::schema::{export_field, export_schema};
 
-/// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`] or a [`DeviceRecordBatch`].
+/// What a schema capsule describes: a [`Field`], a [`Schema`], or the type of a [`DeviceArray`].
 /// Nobody else can name it, and so implement it.
 pub trait CapsuleSchema {
     fn schema(&self) -> Result<FFI_ArrowSchema>;
-}
-
-/// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`]. Nobody else can name it, either.
-pub trait CapsuleArray: CapsuleSchema + Sized + Send + Sync {
-    /// The array itself, of structs for a batch.
-    fn as_array(&self) -> &DeviceArray;
-    /// # Safety
-    /// The same as for [`DeviceArray::import_as`].
-    unsafe fn import(
-        array: FFI_ArrowDeviceArray,
-        field: Field,
-        options: &ImportOptions,
-    ) -> Result<Self>;
 }
 
 /// A struct of the C interfaces that capsules carry.
@@ -50,7 +35,10 @@ pub(super) unsafe trait InCapsule: Sized + Send + 'static {
     const NAME: &'static CStr;
 
     /// A struct as one that was released or moved out.
-    fn empty() -> Self;
+    fn empty() -> Self {
+        // SAFETY: a C struct that is released has zeros.
+        unsafe { std::mem::zeroed() }
+    }
 }
 
 macro_rules! in_capsules {
@@ -58,10 +46,6 @@ macro_rules! in_capsules {
         // SAFETY: the specification gives the C struct this name.
         unsafe impl InCapsule for $struct {
             const NAME: &'static CStr = $name;
-
-            fn empty() -> Self {
-                Self::empty()
-            }
         }
     )*};
 }
@@ -144,41 +128,5 @@ impl CapsuleSchema for Schema {
 impl CapsuleSchema for DeviceArray {
     fn schema(&self) -> Result<FFI_ArrowSchema> {
         self.export_type()
-    }
-}
-
-impl CapsuleSchema for DeviceRecordBatch {
-    fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_schema(self.schema_ref())
-    }
-}
-
-impl CapsuleArray for DeviceArray {
-    fn as_array(&self) -> &DeviceArray {
-        self
-    }
-
-    unsafe fn import(
-        array: FFI_ArrowDeviceArray,
-        field: Field,
-        options: &ImportOptions,
-    ) -> Result<Self> {
-        // SAFETY: the caller guarantees that the array may be imported with these options.
-        unsafe { Self::import_as(array, Arc::new(field), options) }
-    }
-}
-
-impl CapsuleArray for DeviceRecordBatch {
-    fn as_array(&self) -> &DeviceArray {
-        self.as_struct()
-    }
-
-    unsafe fn import(
-        array: FFI_ArrowDeviceArray,
-        field: Field,
-        options: &ImportOptions,
-    ) -> Result<Self> {
-        // SAFETY: the caller guarantees that the array may be imported with these options.
-        unsafe { Self::import_as(array, as_schema(field)?, options) }
     }
 }

@@ -8,10 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::attached::detached;
-use super::capsule::{CapsuleArray, CapsuleSchema, look, pack};
+use super::capsule::{CapsuleSchema, look, pack};
 
 use super::stream::{Detached, HostStream};
 use crate::abi::FFI_ArrowDeviceArrayStream;
+use crate::abi::c_data::CArray;
+use crate::data::DeviceArray;
 use crate::device::Devices;
 use crate::error::Error;
 use crate::interchange::schema::import_field;
@@ -51,16 +53,14 @@ pub fn schema_to_python<'py>(
 /// None, and the errors of [`DeviceArray::export`](crate::DeviceArray::export).
 pub fn array_to_python<'py>(
     py: Python<'py>,
-    data: &impl CapsuleArray,
+    data: impl Into<DeviceArray>,
     options: &ExportOptions,
     requested_schema: Option<&Bound<'py, PyAny>>,
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-    check_request(data.as_array().data_type(), requested_schema, keywords)?;
-    let (schema, array) = (
-        data.schema()?,
-        detached(|| data.as_array().export_array(options))?,
-    );
+    let data = data.into();
+    check_request(data.data_type(), requested_schema, keywords)?;
+    let (schema, array) = (data.schema()?, detached(|| data.export_array(options))?);
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
@@ -73,11 +73,12 @@ pub fn array_to_python<'py>(
 /// [`array_to_python`].
 pub fn host_array_to_python<'py>(
     py: Python<'py>,
-    data: &impl CapsuleArray,
+    data: impl Into<DeviceArray>,
     requested_schema: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-    let device = data.as_array().device();
-    check_request(data.as_array().data_type(), requested_schema, None)?;
+    let data = data.into();
+    let device = data.device();
+    check_request(data.data_type(), requested_schema, None)?;
     if !device.is_host_readable() {
         return Err(PyErr::from(Error::NotSupported {
             device: device.id(),
@@ -86,11 +87,8 @@ pub fn host_array_to_python<'py>(
         }));
     }
     let options = ExportOptions::new(SyncPolicy::Wait);
-    let (schema, mut array) = (
-        data.schema()?,
-        detached(|| data.as_array().export_array(&options))?,
-    );
-    let array = array.take_array().into_arrow();
+    let (schema, array) = (data.schema()?, detached(|| data.export_array(&options))?);
+    let array = CArray::from(array).into_arrow();
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
@@ -221,12 +219,7 @@ fn contents(data_type: &DataType) -> (&'static str, Vec<&FieldRef>) {
         Boolean => "boolean",
         Utf8 | LargeUtf8 | Utf8View => "text",
         Binary | LargeBinary | BinaryView | FixedSizeBinary(_) => "bytes",
-        Date32 | Date64 => "date",
-        Time32(_) | Time64(_) => "time",
-        Timestamp(_, None) => "local timestamp",
-        Timestamp(_, Some(_)) => "timestamp",
-        Duration(_) => "duration",
-        Interval(_) => "interval",
+        t if t.is_temporal() => "time",
         _ => "number",
     };
     (kind, Vec::new())

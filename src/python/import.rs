@@ -1,5 +1,7 @@
 //! Imports from capsules, and from objects that have the methods.
 
+use std::sync::Arc;
+
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_schema::SchemaRef;
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -8,12 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
 use super::attached::detached;
-use super::capsule::{CapsuleArray, InCapsule, holds, look, unpack};
+use super::capsule::{InCapsule, holds, look, unpack};
 
 use super::stream::{HostStream, Reader, released_attached};
 use super::wrong_type;
 use crate::abi::c_data::CArray;
 use crate::abi::{CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::data::DeviceArray;
+use crate::error::Error;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::{ImportOptions, Validation};
 use crate::stream::DeviceRecordBatchReader;
@@ -43,7 +47,10 @@ const STREAM: [&str; 2] = ["__arrow_c_device_stream__", "__arrow_c_stream__"];
 /// Raises `TypeError` for any other object, `ValueError` for capsules that have another name or were used before and for
 /// invalid data, `NotImplementedError` for a device that is not available, and the errors of the method. The array is then
 /// released, except with a wrong name or an invalid schema, which leave it in its capsule.
-pub fn array_from_python<T: CapsuleArray>(object: &Bound<'_, PyAny>) -> PyResult<T> {
+pub fn array_from_python<T: TryFrom<DeviceArray>>(object: &Bound<'_, PyAny>) -> PyResult<T>
+where
+    Error: From<T::Error>,
+{
     let is_pair = object.is_instance_of::<PyTuple>();
     let other = (STREAM, "a stream, not a single array or batch");
     let answer = answer(object, is_pair, ARRAY, other)?;
@@ -52,13 +59,14 @@ pub fn array_from_python<T: CapsuleArray>(object: &Bound<'_, PyAny>) -> PyResult
     };
     let field = look(&schema, |schema: &FFI_ArrowSchema| import_field(schema))??;
     let array = if holds::<FFI_ArrowArray>(&array) {
-        FFI_ArrowDeviceArray::on_cpu(CArray::from_arrow(unpack(&array)?))
+        FFI_ArrowDeviceArray::from(CArray::from_arrow(unpack(&array)?))
     } else {
         unpack(&array)?
     };
-    let array = released_attached(array);
+    let (array, field) = (released_attached(array), Arc::new(field));
     // SAFETY: the protocol requires the capsules to hold structs that keep to the interface, and values are checked.
-    Ok(detached(|| unsafe { T::import(array, field, &checked()) })?)
+    let array = detached(|| unsafe { DeviceArray::import_as(array, field, &checked()) })?;
+    Ok(T::try_from(array).map_err(Error::from)?)
 }
 
 /// Imports a stream of record batches. One of arrays of another type, such as a column of pyarrow's (`ChunkedArray`), raises `ValueError`:
@@ -126,7 +134,10 @@ fn reader<S: CStream + InCapsule>(
 }
 
 fn checked() -> ImportOptions {
-    ImportOptions::default().with_validation(Validation::Full)
+    ImportOptions {
+        validation: Validation::Full,
+        ..Default::default()
+    }
 }
 
 /// Calls the first of the methods that the object has. Returns the object itself if it is already such a result. If it has

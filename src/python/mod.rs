@@ -25,7 +25,7 @@
 //!         kwargs: Option<&Bound<'py, PyDict>>,
 //!     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
 //!         let options = ExportOptions::new(SyncPolicy::Event);
-//!         array_to_python(py, &self.0, &options, requested_schema, kwargs)
+//!         array_to_python(py, self.0.clone(), &options, requested_schema, kwargs)
 //!     }
 //! }
 //! ```

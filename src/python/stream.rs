@@ -48,7 +48,7 @@ impl<S: CStream> Reader<S> {
     ///
     /// # Safety
     /// The stream keeps to its interface, and its arrays meet the safety requirements of
-    /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
+    /// [`DeviceArray::import`](crate::DeviceArray::import) with these options.
     pub(super) unsafe fn new(stream: S, options: ImportOptions) -> Result<Self> {
         let mut batches = DropAttached::new(Batches::new(stream, options, released_attached));
         detached(|| batches.open())?;
@@ -124,12 +124,6 @@ pub(super) struct HostStream(Callbacks<Self, CArray>);
 // SAFETY: the C stream interface allows calls from any thread, one at a time.
 unsafe impl Send for HostStream {}
 
-impl HostStream {
-    pub(super) const fn empty() -> Self {
-        Self(Callbacks::empty())
-    }
-}
-
 impl Drop for HostStream {
     fn drop(&mut self) {
         let this = ptr::from_mut(self);
@@ -157,13 +151,5 @@ impl CStream for HostStream {
 
     fn callbacks(&self) -> &Callbacks<Self, CArray> {
         &self.0
-    }
-
-    fn array(mut array: FFI_ArrowDeviceArray) -> CArray {
-        array.take_array()
-    }
-
-    fn device_array(array: CArray) -> FFI_ArrowDeviceArray {
-        FFI_ArrowDeviceArray::on_cpu(array)
     }
 }

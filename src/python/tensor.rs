@@ -85,10 +85,9 @@ pub unsafe fn tensor_to_python<'py>(
     let stream = unsafe { DlpackStream::from_number(stream) };
     // SAFETY: the stream is only checked here.
     unsafe { stream.wait(column.device(), None) }?;
-    let options = DlpackOptions::new(stream);
-    let options = match copy {
-        Some(true) => options.with_copy(),
-        _ => options,
+    let options = DlpackOptions {
+        copy: copy == Some(true),
+        ..DlpackOptions::new(stream)
     };
     let tensor = detached(|| column.export_dlpack(&options)).map_err(refused)?;
     // SAFETY: the tensors were just made. The caller guarantees that a consumer that asks for the unversioned struct does not

@@ -1,19 +1,11 @@
 //! [`ahead`]: a thread that takes items before they are asked for.
 
-#[cfg(feature = "async")]
-use std::pin::Pin;
-#[cfg(feature = "async")]
-use std::sync::mpsc::TryRecvError;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
-#[cfg(feature = "async")]
-use std::task::{Context, Poll};
 use std::thread;
 
 use arrow_schema::ArrowError;
-#[cfg(feature = "async")]
-use futures_core::Stream;
 
 use crate::abi::guard;
 use crate::device::{FORKED, Process, lock};
@@ -68,11 +60,11 @@ pub(super) fn ahead<T: Send + 'static>(
 /// thread does not exist, each item is an error.
 #[derive(Debug)]
 pub(super) struct Ahead<T> {
-    items: Receiver<Result<T>>,
-    process: Process,
+    pub(super) items: Receiver<Result<T>>,
+    pub(super) process: Process,
     /// The waker of the task that waits for an item.
     #[cfg_attr(not(feature = "async"), expect(dead_code, reason = "nothing polls"))]
-    task: Arc<Mutex<Option<Waker>>>,
+    pub(super) task: Arc<Mutex<Option<Waker>>>,
 }
 
 impl<T> Iterator for Ahead<T> {
@@ -83,28 +75,5 @@ impl<T> Iterator for Ahead<T> {
             true => self.items.recv().ok(),
             false => Some(Err(Error::argument(FORKED))),
         }
-    }
-}
-
-#[cfg(feature = "async")]
-impl<T> Stream for Ahead<T> {
-    type Item = Result<T>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = || match self.items.try_recv() {
-            _ if !self.process.is_this() => Poll::Ready(Some(Err(Error::argument(FORKED)))),
-            Ok(item) => Poll::Ready(Some(item)),
-            Err(TryRecvError::Disconnected) => Poll::Ready(None),
-            Err(TryRecvError::Empty) => Poll::Pending,
-        };
-        let first = next();
-        if first.is_ready() {
-            return first;
-        }
-        let new = cx.waker().clone();
-        let old = lock(&self.task).replace(new);
-        drop(old);
-        // An item may have come before the waker was registered.
-        next()
     }
 }

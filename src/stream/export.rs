@@ -78,7 +78,7 @@ pub(crate) fn export<S: CStream>(
     let (declared, fit) = (reader.device_type(), schema.clone());
     // All batches of a stream are on one type of device. Their device ids may differ.
     let arrays = reader.map(move |batch| {
-        let array = batch?.fitted(&fit)?.export_array(&options)?;
+        let array = batch?.with_schema(fit.clone())?.export_array(&options)?;
         if array.device_type() == declared {
             return Ok(array);
         }
@@ -217,10 +217,10 @@ unsafe extern "C-unwind" fn get_schema<S: CStream>(
 }
 
 unsafe extern "C-unwind" fn get_next<S: CStream>(stream: *mut S, out: *mut S::Array) -> c_int {
-    let empty = S::array(FFI_ArrowDeviceArray::empty());
+    let empty = FFI_ArrowDeviceArray::empty().into();
     // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and an `out` that is valid
     // for writes and holds nothing to release.
-    unsafe { answer(stream, out, empty, |this| this.next().map(S::array)) }
+    unsafe { answer(stream, out, empty, |this| this.next().map(S::Array::from)) }
 }
 
 unsafe extern "C-unwind" fn get_last_error<S: CStream>(stream: *mut S) -> *const c_char {

@@ -1,17 +1,9 @@
 //! Device streams read as host streams.
 
 use std::collections::VecDeque;
-#[cfg(feature = "async")]
-use std::pin::Pin;
-#[cfg(feature = "async")]
-use std::task::{Context, Poll};
 
-#[cfg(feature = "async")]
-use arrow_array::nonblocking::RecordBatchStream;
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
-#[cfg(feature = "async")]
-use futures_core::Stream;
 
 use crate::data::DeviceRecordBatch;
 use crate::device::Device;
@@ -32,22 +24,22 @@ use crate::transfer::{Download, DownloadQueues};
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
     /// `None` after its end or an error.
-    reader: Option<R>,
-    schema: SchemaRef,
+    pub(super) reader: Option<R>,
+    pub(super) schema: SchemaRef,
     /// How many downloads there are ahead of the one that the consumer reads.
     prefetch: usize,
     /// Batches that were requested and not returned, oldest first. An error is the last.
-    coming: VecDeque<Result<Coming>>,
+    pub(super) coming: VecDeque<Result<Coming>>,
     /// Queues for copies, of each device.
     queues: Vec<DownloadQueues>,
 }
 
 /// A batch on its way to the host.
 #[derive(Debug)]
-struct Coming {
-    download: Download<RecordBatch>,
+pub(super) struct Coming {
+    pub(super) download: Download<RecordBatch>,
     /// What the download has returned to a poll.
-    arrived: Option<Result<RecordBatch>>,
+    pub(super) arrived: Option<Result<RecordBatch>>,
 }
 
 impl<R> HostRecordBatchReader<R> {
@@ -81,7 +73,7 @@ impl<R> HostRecordBatchReader<R> {
     }
 
     /// The reader, if it is to be read before the oldest batch is returned.
-    fn wanted(&mut self) -> Option<&mut R> {
+    pub(super) fn wanted(&mut self) -> Option<&mut R> {
         let worth_it = match self.coming.front() {
             None => true,
             // Nothing is gained by a request for the next batch if the host reads this one in place.
@@ -107,13 +99,13 @@ impl<R> HostRecordBatchReader<R> {
     }
 
     /// Takes what the reader has returned, and starts the download.
-    fn take(
+    pub(super) fn take(
         &mut self,
         next: Option<Result<DeviceRecordBatch>>,
         start: fn(&DeviceRecordBatch, DownloadQueues) -> Result<Download<RecordBatch>>,
     ) {
         let coming = next.map(|batch| {
-            let batch = batch?.fitted(&self.schema)?;
+            let batch = batch?.with_schema(self.schema.clone())?;
             let queues = self.queues_of(batch.device())?;
             Ok(Coming {
                 download: start(&batch, queues)?,
@@ -127,7 +119,7 @@ impl<R> HostRecordBatchReader<R> {
     }
 
     /// Returns a batch that has arrived, or an error, after which there is no more.
-    fn give(&mut self, coming: Result<Coming>) -> Result<RecordBatch, ArrowError> {
+    pub(super) fn give(&mut self, coming: Result<Coming>) -> Result<RecordBatch, ArrowError> {
         let batch = coming.and_then(|c| c.arrived.unwrap_or_else(|| c.download.wait()));
         batch.map_err(|e| {
             self.reader = None;
@@ -153,52 +145,5 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatch
 impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRecordBatchReader<R> {
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for HostRecordBatchReader<S> {
-    type Item = Result<RecordBatch, ArrowError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        loop {
-            // Batches at hand start first, so that their copies overlap with the making of the next one.
-            for coming in this.coming.iter_mut().flatten() {
-                if coming.arrived.is_none() {
-                    if let Poll::Ready(batch) = Pin::new(&mut coming.download).poll(cx) {
-                        coming.arrived = Some(batch);
-                    }
-                }
-            }
-            let before = this.coming.len();
-            while let Some(reader) = this.wanted() {
-                let Poll::Ready(next) = Pin::new(reader).poll_next(cx) else {
-                    break;
-                };
-                this.take(next, |batch, queues| Ok(Download::lazy(batch, queues)));
-            }
-            if this.coming.len() == before {
-                break;
-            }
-        }
-        match this.coming.pop_front() {
-            None if this.reader.is_none() => Poll::Ready(None),
-            None => Poll::Pending,
-            Some(Ok(oldest)) if oldest.arrived.is_none() => {
-                this.coming.push_front(Ok(oldest));
-                Poll::Pending
-            }
-            Some(oldest) => Poll::Ready(Some(this.give(oldest))),
-        }
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> RecordBatchStream
-    for HostRecordBatchReader<S>
-{
-    fn schema(&self) -> &SchemaRef {
-        &self.schema
     }
 }

@@ -1,8 +1,8 @@
 //! Imports C streams: device readers over an `ArrowDeviceArrayStream`.
 
 use std::ffi::{CStr, c_int};
+use std::ptr;
 use std::sync::Arc;
-use std::{fmt, ptr};
 
 use arrow_schema::{Schema, SchemaRef};
 
@@ -21,6 +21,7 @@ use crate::stream::reader::DeviceRecordBatchReader;
 ///
 /// A stream of arrays of another type is refused: import what its `get_next` returns with
 /// [`DeviceArray::import`](crate::DeviceArray::import).
+#[derive(Debug)]
 pub struct DeviceRecordBatchStreamReader(Batches<FFI_ArrowDeviceArrayStream>);
 
 impl DeviceRecordBatchStreamReader {
@@ -48,7 +49,7 @@ impl DeviceRecordBatchStreamReader {
     ///
     /// # Safety
     /// `stream` keeps to the C device stream interface, and its arrays meet the safety requirements of
-    /// [`DeviceArray::import_with`](crate::DeviceArray::import_with) with these options.
+    /// [`DeviceArray::import`](crate::DeviceArray::import) with these options.
     ///
     /// # Errors
     /// Returns the same errors as [`from_raw`](Self::from_raw).
@@ -78,16 +79,8 @@ impl DeviceRecordBatchReader for DeviceRecordBatchStreamReader {
     }
 }
 
-impl fmt::Debug for DeviceRecordBatchStreamReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceRecordBatchStreamReader")
-            .field("schema", &self.0.schema)
-            .field("device_type", &self.0.device_type())
-            .finish_non_exhaustive()
-    }
-}
-
 /// A foreign stream of batches, until its end or an error.
+#[derive(Debug)]
 pub(crate) struct Batches<S: CStream> {
     stream: S,
     /// Empty before [`open`](Self::open).
@@ -145,7 +138,7 @@ impl<S: CStream> Batches<S> {
     /// Returns the next batch.
     ///
     /// # Safety
-    /// The stream's arrays meet the safety requirements of [`DeviceArray::import_with`](crate::DeviceArray::import_with) with the
+    /// The stream's arrays meet the safety requirements of [`DeviceArray::import`](crate::DeviceArray::import) with the
     /// options.
     pub(crate) unsafe fn next(&mut self) -> Option<Result<DeviceRecordBatch>> {
         if self.ended {
@@ -168,11 +161,11 @@ impl<S: CStream> Batches<S> {
             return Ok(None);
         };
         let this = &raw mut self.stream;
-        let mut out = S::array(FFI_ArrowDeviceArray::empty());
+        let mut out = S::Array::from(FFI_ArrowDeviceArray::empty());
         // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is empty;
         // what a failed call leaves in it is released when the array below is dropped.
         let code = guard::call_foreign("get_next", || unsafe { get_next(this, &raw mut out) });
-        let array = (self.adopt)(S::device_array(out));
+        let array = (self.adopt)(out.into());
         self.check("get_next", code?)?;
         if array.is_released() {
             return Ok(None);

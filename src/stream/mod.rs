@@ -34,6 +34,4 @@ pub use export::export_reader;
 pub use host::HostRecordBatchReader;
 pub use import::DeviceRecordBatchStreamReader;
 pub use reader::{DeviceRecordBatchReader, DeviceRecordBatches};
-#[cfg(feature = "async")]
-pub use upload::upload_stream;
 pub use upload::{upload_reader, upload_reader_ahead};

@@ -2,22 +2,12 @@
 
 #[cfg(feature = "async")]
 use std::collections::HashMap;
-#[cfg(feature = "async")]
-use std::pin::Pin;
-#[cfg(feature = "async")]
-use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
-#[cfg(feature = "async")]
-use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::error::Result;
-#[cfg(feature = "async")]
-use crate::stream::ahead::ahead;
-#[cfg(feature = "async")]
-use crate::stream::async_stream::DeviceRecordBatchStream;
 use crate::stream::host::HostRecordBatchReader;
 
 /// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
@@ -77,7 +67,7 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
         Self: Sized + Send + 'static,
     {
         let (schema, device_type) = (self.schema(), self.device_type());
-        let batches = ahead(self, batches)?;
+        let batches = super::ahead::ahead(self, batches)?;
         Ok(DeviceRecordBatches::of(batches, schema, device_type))
     }
 }
@@ -92,15 +82,52 @@ impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {
     }
 }
 
+/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
+/// be on several devices of that type. All streams of this crate end after an error.
+///
+/// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+#[cfg(feature = "async")]
+pub trait DeviceRecordBatchStream: futures_core::Stream<Item = Result<DeviceRecordBatch>> {
+    /// Returns the schema that all batches [fit](crate::DeviceRecordBatchReader#schemas).
+    fn schema(&self) -> SchemaRef;
+
+    /// Returns the type of device that all batches are on.
+    fn device_type(&self) -> ArrowDeviceType;
+
+    /// Returns key-value metadata of the whole stream, if there is any. An async device stream carries it
+    /// (`ArrowAsyncProducer.additional_metadata`).
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        None
+    }
+
+    /// Returns key-value metadata of the batch that was returned last, if there is any. An async device stream carries it with each
+    /// batch (the argument of `on_next_task`).
+    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
+        None
+    }
+
+    /// Returns the stream as arrow-rs's [`RecordBatchStream`]. Memory that the host can read is not copied; other memory
+    /// is downloaded, one batch ahead of the consumer. Polling never blocks. Metadata is dropped.
+    ///
+    /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+    fn into_host_stream(self) -> HostRecordBatchReader<std::pin::Pin<Box<Self>>>
+    where
+        Self: Sized,
+    {
+        let schema = self.schema();
+        HostRecordBatchReader::new(Box::pin(self), schema)
+    }
+}
+
 /// Makes a [`DeviceRecordBatchReader`] of any iterator of batches, and a stream of any stream of batches. It ends after an error.
 #[derive(Debug)]
 pub struct DeviceRecordBatches<B> {
     /// `None` after its end or an error.
-    batches: Option<B>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
+    pub(super) batches: Option<B>,
+    pub(super) schema: SchemaRef,
+    pub(super) device_type: ArrowDeviceType,
     #[cfg(feature = "async")]
-    metadata: Option<HashMap<String, String>>,
+    pub(super) metadata: Option<HashMap<String, String>>,
 }
 
 impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatches<I> {
@@ -127,7 +154,7 @@ impl<B> DeviceRecordBatches<B> {
     }
 
     /// Ends after an error.
-    fn ended<T>(&mut self, next: Option<Result<T>>) -> Option<Result<T>> {
+    pub(super) fn ended<T>(&mut self, next: Option<Result<T>>) -> Option<Result<T>> {
         if !matches!(next, Some(Ok(_))) {
             self.batches = None;
         }
@@ -153,52 +180,5 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
 
     fn device_type(&self) -> ArrowDeviceType {
         self.device_type
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S: Stream> DeviceRecordBatches<Pin<Box<S>>> {
-    /// Wraps a stream whose batches all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This
-    /// is not checked here, but where batches are exported ([`produce`](crate::async_stream::produce)) or staged to the host.
-    pub fn from_stream(stream: S, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
-        Self::of(Box::pin(stream), schema, device_type)
-    }
-
-    /// Sets the [metadata](DeviceRecordBatchStream::metadata) of the whole stream.
-    #[must_use]
-    pub fn with_metadata(mut self, metadata: HashMap<String, String>) -> Self {
-        self.metadata = Some(metadata);
-        self
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for DeviceRecordBatches<S> {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(batches) = &mut self.batches else {
-            return Poll::Ready(None);
-        };
-        let next = ready!(Pin::new(batches).poll_next(cx));
-        Poll::Ready(self.ended(next))
-    }
-}
-
-#[cfg(feature = "async")]
-impl<S> DeviceRecordBatchStream for DeviceRecordBatches<S>
-where
-    S: Stream<Item = Result<DeviceRecordBatch>> + Unpin,
-{
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
-    }
-
-    fn metadata(&self) -> Option<&HashMap<String, String>> {
-        self.metadata.as_ref()
     }
 }

@@ -5,15 +5,11 @@ use std::task::{Poll, ready};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::SchemaRef;
-#[cfg(feature = "async")]
-use futures_core::Stream;
 
 use crate::data::DeviceRecordBatch;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::stream::ahead::ahead;
-#[cfg(feature = "async")]
-use crate::stream::async_stream::DeviceRecordBatchStream;
 use crate::stream::reader::{DeviceRecordBatchReader, DeviceRecordBatches};
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
@@ -94,70 +90,9 @@ pub fn upload_reader_ahead<R: RecordBatchReader + Send + 'static>(
     Ok(DeviceRecordBatches::new(uploaded, schema, device_type))
 }
 
-/// Uploads the batches of a stream on `queue`, as [`upload_reader`] does. All of them must [fit](DeviceRecordBatchReader#schemas)
-/// `schema`. Errors are arrow-rs's or this crate's. Polls do not block, except to upload a single batch that needs more than 128 MiB of
-/// staging memory; while too much is being uploaded, they are pending.
-///
-/// ```
-/// # use arrow_array::RecordBatch;
-/// # use arrow_device::async_stream::DeviceRecordBatchStream;
-/// # use arrow_device::{Device, upload_stream};
-/// # use arrow_schema::SchemaRef;
-/// # use futures::Stream;
-/// fn up(
-///     batches: impl Stream<Item = Result<RecordBatch, arrow_schema::ArrowError>>,
-///     schema: SchemaRef,
-///     device: &Device,
-/// ) -> impl DeviceRecordBatchStream {
-///     upload_stream(batches, schema, device.default_queue())
-/// }
-/// ```
-#[cfg(feature = "async")]
-pub fn upload_stream<S, E>(
-    stream: S,
-    schema: SchemaRef,
-    queue: Queue,
-) -> impl DeviceRecordBatchStream + Unpin + use<S, E>
-where
-    S: Stream<Item = Result<RecordBatch, E>>,
-    E: Into<Error>,
-{
-    let device_type = queue.device().id().device_type;
-    let uploading = Uploading {
-        stream: Box::pin(stream),
-        uploads: Uploads::new(schema.clone(), queue),
-    };
-    DeviceRecordBatches::of(uploading, schema, device_type)
-}
-
-/// A stream whose batches are uploaded.
-#[cfg(feature = "async")]
-struct Uploading<S> {
-    stream: std::pin::Pin<Box<S>>,
-    uploads: Uploads,
-}
-
-#[cfg(feature = "async")]
-impl<S, E> Stream for Uploading<S>
-where
-    S: Stream<Item = Result<RecordBatch, E>>,
-    E: Into<Error>,
-{
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> Poll<Option<Self::Item>> {
-        ready!(self.uploads.make_room(|oldest| oldest.poll(cx)));
-        let next = ready!(self.stream.as_mut().poll_next(cx));
-        Poll::Ready(next.map(|batch| self.uploads.upload(&batch.map_err(E::into)?)))
-    }
-}
-
 /// Uploads under way.
 #[derive(Debug)]
-struct Uploads {
+pub(super) struct Uploads {
     queue: Queue,
     schema: SchemaRef,
     /// The event and the bytes of each upload, oldest first.
@@ -167,7 +102,7 @@ struct Uploads {
 }
 
 impl Uploads {
-    fn new(schema: SchemaRef, queue: Queue) -> Self {
+    pub(super) fn new(schema: SchemaRef, queue: Queue) -> Self {
         Self {
             queue,
             schema,
@@ -185,7 +120,10 @@ impl Uploads {
 
     /// Forgets uploads that are done, and makes `wait` wait for the oldest while there are too many. A failed upload counts as done:
     /// readers of its batch wait for the same event and get the error.
-    fn make_room(&mut self, mut wait: impl FnMut(&SyncEvent) -> Poll<Result<()>>) -> Poll<()> {
+    pub(super) fn make_room(
+        &mut self,
+        mut wait: impl FnMut(&SyncEvent) -> Poll<Result<()>>,
+    ) -> Poll<()> {
         loop {
             let too_many = self.bytes >= BYTES || self.under_way.len() >= UPLOADS;
             let Some((oldest, bytes)) = self.under_way.front() else {
@@ -206,7 +144,7 @@ impl Uploads {
     }
 
     /// Uploads a batch. Its memory is counted until the copies are done.
-    fn upload(&mut self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+    pub(super) fn upload(&mut self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
         let batch = self.queue.device().upload_on(batch, &self.queue)?;
         let owners = batch.as_struct().owners();
         if let Some(event) = owners.first().and_then(|owner| owner.own_event()) {
@@ -214,7 +152,7 @@ impl Uploads {
             self.under_way.push_back((event.clone(), bytes));
             self.bytes += bytes;
         }
-        batch.fitted(&self.schema)
+        batch.with_schema(self.schema.clone())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::data::fit::Fit;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result, bail};
-use crate::memory::check_queue;
+use crate::memory::queue_for;
 use crate::transfer::copy::copy;
 use crate::transfer::plan::Scope;
 
@@ -53,10 +53,7 @@ impl DeviceArray {
             let (got, declared) = (array.data_type(), first.data_type());
             if got != declared {
                 let (path, rows) = (format!("concat on {device}: array"), format!("array {i}"));
-                let fit = Fit {
-                    rows: &rows,
-                    declared: "array 0",
-                };
+                let fit = Fit(&rows, "array 0");
                 fit.types(&path, array.view(), [got, declared], true)?;
             }
         }
@@ -75,35 +72,30 @@ impl DeviceArray {
 }
 
 impl DeviceRecordBatch {
-    /// Copies the rows of `batches`, one batch after the other, to one fresh allocation on their device; see
-    /// [`DeviceArray::concat`]. The result has `schema`, which the types of the columns must fit, whatever they are called.
+    /// Copies the rows of `batches`, one batch after the other, to one fresh allocation on their device, on `queue` or the device's default
+    /// queue; see [`DeviceArray::concat`]. The result has `schema`, which the types of the columns must fit, whatever they are called.
     ///
     /// ```
     /// # use arrow_array::record_batch;
     /// # use arrow_device::{DeviceRecordBatch, Devices, Error};
     /// let batch = record_batch!(("id", Int64, [1, 2]), ("name", Utf8, ["a", "b"]))?;
     /// let up = Devices::cpu().upload(&batch)?;
-    /// let twice = DeviceRecordBatch::concat(&batch.schema(), &[up.clone(), up])?;
+    /// let twice = DeviceRecordBatch::concat(&batch.schema(), &[up.clone(), up], None)?;
     /// assert_eq!(twice.slice(2, 2)?.to_host()?, batch);
     /// # Ok::<(), Error>(())
     /// ```
     ///
     /// # Errors
     /// As [`DeviceArray::concat`]. Also returns [`Error::InvalidArgument`] if a batch has another number of columns than
-    /// the schema, or if a column whose field is not nullable has nulls.
-    pub fn concat(schema: &SchemaRef, batches: &[Self]) -> Result<Self> {
-        let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
-        Self::concat_on(schema, batches, &device_of(&arrays)?.default_queue())
-    }
-
-    /// As [`concat`](Self::concat), on a queue of the batches' device.
-    ///
-    /// # Errors
-    /// As [`concat`](Self::concat). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
-    pub fn concat_on(schema: &SchemaRef, batches: &[Self], queue: &Queue) -> Result<Self> {
+    /// the schema, if a column whose field is not nullable has nulls, or if the queue belongs to another device.
+    pub fn concat<'a>(
+        schema: &SchemaRef,
+        batches: &[Self],
+        queue: impl Into<Option<&'a Queue>>,
+    ) -> Result<Self> {
         let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
         let device = device_of(&arrays)?;
-        check_queue(queue, device)?;
+        let queue = &queue_for(queue.into(), device)?;
         for (i, array) in arrays.iter().enumerate() {
             let (got, declared) = (array.num_children(), schema.fields().len());
             if got != declared {
@@ -114,10 +106,7 @@ impl DeviceRecordBatch {
                 let (got, declared) = (&view.node.data_type, field.data_type());
                 if got != declared {
                     let path = format!("concat on {device}: column '{}'", field.name());
-                    let fit = Fit {
-                        rows: &format!("batch {i}"),
-                        declared: "the schema",
-                    };
+                    let fit = Fit(&format!("batch {i}"), "the schema");
                     fit.types(&path, view, [got, declared], true)?;
                 }
             }

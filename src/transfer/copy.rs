@@ -178,7 +178,7 @@ pub(super) fn keep_until<T: Send + 'static>(
 /// What a plan makes of device memory that is filled once `event` has completed.
 pub(super) fn result(plan: Plan, memory: DeviceBufferMut, event: Option<SyncEvent>) -> Arc<Node> {
     let base = memory.address();
-    let device = memory.queue().device().clone();
+    let device = memory.queue.device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device, memory.into_memory(), ready);
     plan.place(base, &Arc::new(owner))

@@ -151,7 +151,7 @@ impl<T> Download<T> {
         let (array, queue) = (&self.array, &self.queues.copies);
         let event = if self.is_in_place() {
             self.state = State::InPlace;
-            array.ready_event_on(Some(queue))?
+            array.ready_event(queue)?
         } else {
             let (of, scope) = (array.data_type(), self.scope);
             match numbers.walk(|numbers| walk(&[array], of, scope, None, numbers))? {
@@ -163,7 +163,7 @@ impl<T> Download<T> {
                 }
                 None if numbers.reads_in_place(array.device()) && !array.is_ready()? => {
                     self.state = State::Planning(numbers);
-                    array.ready_event_on(Some(queue))?
+                    array.ready_event(queue)?
                 }
                 None => {
                     let event = numbers.start(&[array], Some(&self.queues.sizes))?;
@@ -248,10 +248,7 @@ impl Download<RecordBatch> {
     pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         let mut this = Self::lazy(batch, queues);
         if !this.is_in_place() {
-            this.drive(|event, queued| match queued {
-                true => Ok(false),
-                false => event.wait().map(|()| true),
-            })?;
+            this.drive(|event, queued| Ok(!queued && event.wait().map(|()| true)?))?;
         }
         Ok(this)
     }

@@ -9,8 +9,6 @@ use arrow_buffer::BooleanBufferBuilder;
 use crate::data::DeviceArray;
 use crate::data::layout::BufferKind;
 use crate::data::node::{Node, NullCount, View};
-#[cfg(feature = "async")]
-use crate::data::numbers::resolve_async;
 use crate::data::numbers::{Numbers, resolve};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
@@ -30,32 +28,12 @@ impl DeviceArray {
         reads(self.node(), counts)
     }
 
-    /// Reads the bitmaps on the device's default queue, with one list of copies and one host wait. Bitmaps that move go to one fresh
-    /// allocation, with one list of copies. Returns an array that exports as this one would. Its bitmaps start at the bit that the
-    /// values' offset says, and the nulls in those that were read are known, to this array too.
-    pub(crate) fn to_exported(&self, counts: bool) -> Result<Self> {
+    /// Reads the bitmaps on the device's default queue, with one list of copies and one wait: the task's if this `polls`, else the host's.
+    /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as this one would. Its
+    /// bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known, to this array too.
+    pub(crate) async fn to_exported(&self, counts: bool, polls: bool) -> Result<Self> {
         let walk = |numbers: &Numbers| self.plan_export(counts, numbers);
-        let plan = resolve(&mut Numbers::default(), &[self], None, walk)?;
-        self.made(plan)
-    }
-
-    /// As [`to_exported`](Self::to_exported). A poll does not wait for the bitmaps.
-    #[cfg(feature = "async")]
-    pub(crate) async fn to_exported_async(&self, counts: bool) -> Result<Self> {
-        let plan = resolve_async(self, |numbers| self.plan_export(counts, numbers)).await?;
-        self.made(plan)
-    }
-
-    /// Plans what is new in the array that is exported.
-    fn plan_export(&self, counts: bool, numbers: &Numbers) -> Result<Plan> {
-        let arrays = [self];
-        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-        let root = planner.exported(self.node(), counts)?;
-        Ok(planner.end(root))
-    }
-
-    /// The array that is exported.
-    fn made(&self, plan: Plan) -> Result<Self> {
+        let plan = resolve(&mut Numbers::default(), &[self], None, polls, walk).await?;
         let device = self.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
@@ -64,6 +42,14 @@ impl DeviceArray {
             false => execute(plan, &[self], &device.default_queue())?,
         };
         Ok(self.like(device.clone(), node))
+    }
+
+    /// Plans what is new in the array that is exported.
+    fn plan_export(&self, counts: bool, numbers: &Numbers) -> Result<Plan> {
+        let arrays = [self];
+        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
+        let root = planner.exported(self.node(), counts)?;
+        Ok(planner.end(root))
     }
 }
 

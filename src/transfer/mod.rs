@@ -31,7 +31,7 @@ use crate::data::host::{to_array, unwrap, wrap_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::Result;
-use crate::memory::{DeviceBuffer, check_queue};
+use crate::memory::{DeviceBuffer, check_queue, queue_for};
 use crate::transfer::copy::copy;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::download::DownloadQueues;
@@ -101,15 +101,6 @@ impl Device {
         check_queue(queue, self)?;
         DeviceArray::from_host(array.to_data())?.host_to_device(queue)
     }
-}
-
-/// Returns the queue of a call, or the device's default queue.
-fn queue_for(queue: Option<&Queue>, device: &Device) -> Result<Queue> {
-    let Some(queue) = queue else {
-        return Ok(device.default_queue());
-    };
-    check_queue(queue, device)?;
-    Ok(queue.clone())
 }
 
 impl From<&Device> for Queue {
@@ -263,17 +254,8 @@ impl DeviceBuffer {
     /// # Errors
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), or the device's own error.
     pub fn to_host(&self) -> Result<Buffer> {
-        self.to_host_on(&self.device().default_queue())
-    }
-
-    /// As [`to_host`](Self::to_host), on a queue of the buffer's device.
-    ///
-    /// # Errors
-    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue belongs to
-    /// another device.
-    pub fn to_host_on(&self, queue: &Queue) -> Result<Buffer> {
         let bytes = DeviceArray::from_values(DataType::UInt8, self.len(), self.clone(), None)?;
-        let bytes = bytes.start_to_host(queue)?.wait()?;
+        let bytes = bytes.to_host()?;
         Ok(bytes.as_primitive::<UInt8Type>().values().inner().clone())
     }
 }

@@ -273,14 +273,10 @@ fn data_buffers<'a>(parts: &[View<'a>]) -> (Vec<(View<'a>, &'a NodeBuffer)>, Vec
 
 /// Marks which of the result's data buffers views refer to, those of null rows included.
 fn mark(views: &[u8], table: &[u32], used: &mut [bool]) {
-    for view in views.chunks_exact(16) {
-        // The first 32 bits are the length; if it is more than 12, the third are the buffer's index.
-        let word = |at: usize| int(&view[at..], 4) as u32;
-        if word(0) > 12 {
-            let index = table.get(word(8) as usize);
-            if let Some(used) = index.and_then(|index| used.get_mut(*index as usize)) {
-                *used = true;
-            }
+    for index in views.chunks_exact(16).filter_map(buffer_of) {
+        let used = table.get(index).and_then(|new| used.get_mut(*new as usize));
+        if let Some(used) = used {
+            *used = true;
         }
     }
 }
@@ -289,13 +285,17 @@ fn mark(views: &[u8], table: &[u32], used: &mut [bool]) {
 fn renumbered(views: &[u8], table: &[u32]) -> Vec<u8> {
     let mut views = views.to_vec();
     for view in views.chunks_exact_mut(16) {
-        // Length, prefix, index and offset; at most 12 bytes are in the view itself.
-        let word = |at: usize| int(&view[at..], 4) as u32;
-        if let (13.., Some(new)) = (word(0), table.get(word(8) as usize)) {
+        if let Some(new) = buffer_of(view).and_then(|index| table.get(index)) {
             view[8..12].copy_from_slice(&new.to_ne_bytes());
         }
     }
     views
+}
+
+/// The data buffer that a view refers to; `None` if its bytes are in the view.
+fn buffer_of(view: &[u8]) -> Option<usize> {
+    let word = |at: usize| int(&view[at..], 4) as u32;
+    (word(0) > 12).then(|| word(8) as usize)
 }
 
 /// Adds what is the same for the same rows of the same memory, and only for those.

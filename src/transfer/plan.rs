@@ -16,7 +16,7 @@ use crate::data::DeviceArray;
 use crate::data::array::path;
 use crate::data::node::{Node, NodeBuffer, View};
 use crate::data::numbers::{Numbers, resolve};
-use crate::device::{ALIGNMENT, Device, DevicePtr, Queue};
+use crate::device::{ALIGNMENT, Device, DevicePtr, Queue, now};
 use crate::error::{Error, Result};
 use crate::memory::Owner;
 use crate::transfer::region::{CopyRegion, Rewrite};
@@ -65,9 +65,8 @@ pub(super) fn plan(
         true => Numbers::in_place(arrays)?,
         false => Numbers::default(),
     };
-    let plan = resolve(&mut numbers, arrays, queue, |numbers| {
-        walk(arrays, of, scope, to, numbers)
-    })?;
+    let walk = |numbers: &Numbers| walk(arrays, of, scope, to, numbers);
+    let plan = now(resolve(&mut numbers, arrays, queue, false, walk))?;
     Ok(Plan { numbers, ..plan })
 }
 
@@ -250,7 +249,7 @@ impl<'a> Planner<'a> {
         self.plan.has_buffers = true;
         let mut buffer = NodeBuffer::absent();
         (buffer.base, buffer.offset) = (DevicePtr::new(std::ptr::dangling_mut()), offset);
-        buffer.set_bytes(bytes);
+        buffer.bytes.set(bytes);
         buffer
     }
 

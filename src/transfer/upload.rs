@@ -213,7 +213,7 @@ impl Packing<'_> {
     /// The host can read the sources. The buffer has room for the chunk, and nothing else uses it.
     unsafe fn fill(&self, chunk: &[CopyRegion], buffer: &HostBuffer) -> Vec<CopyOp> {
         let (mut out, mut copies) = (buffer.as_device_ptr(), Vec::with_capacity(1));
-        let streams = buffer.is_locked() && !self.reuses;
+        let streams = buffer.block.is_locked && !self.reuses;
         for region in chunk {
             let mut src = region.src;
             // SAFETY: the caller guarantees the source, and room for the chunk, of which this region comes after those before.

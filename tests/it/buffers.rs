@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::simkit::*;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_buffer::ToByteSlice;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{
-    Device, DeviceArray, DeviceBufferMut, Devices, Error, HostBuffer, Queue, TransferStats,
-};
+use arrow_device::{Device, DeviceArray, DeviceBufferMut, Devices, Error, Queue, TransferStats};
 use arrow_schema::DataType;
 
 fn cost<T>(work: impl FnOnce() -> T) -> (T, TransferStats) {
@@ -46,8 +46,9 @@ fn a_buffer_comes_to_the_host() {
             assert_eq!((stats.copies, stats.host_waits), (1, 1), "{stats:?}");
         }
         // On the queue that made it, there is no wait for an event either.
-        let (host, stats) = cost(|| part.to_host_on(&queue).unwrap());
-        assert_eq!(host.typed_data::<i32>(), [7, 8, 9]);
+        let values = DeviceArray::from_values(DataType::Int32, 3, part.clone(), None).unwrap();
+        let (host, stats) = cost(|| values.start_to_host(&queue).unwrap().wait().unwrap());
+        assert_eq!(host.as_primitive::<Int32Type>().values(), &[7, 8, 9]);
         drop(host);
         assert_eq!(
             (stats.copies, stats.host_waits, stats.queue_waits),
@@ -55,7 +56,7 @@ fn a_buffer_comes_to_the_host() {
         );
         let (host, stats) = cost(|| buffer.slice(4, 0).unwrap().to_host().unwrap());
         assert_eq!((host.len(), stats.copies, stats.host_waits), (0, 0, 0));
-        drop((host, buffer, part));
+        drop((host, buffer, part, values));
         sim.assert_done();
     }
     let host = Buffer::from_vec(vec![1i32, 2, 3]);
@@ -77,9 +78,6 @@ fn sizes_of_values_and_bitmaps() {
         (72, 128)
     );
     assert_eq!(size(DeviceBufferMut::for_values::<u8>(&queue, 0)), (0, 0));
-    assert_eq!(size(DeviceBufferMut::for_bitmap(&queue, 0)), (0, 0));
-    assert_eq!(size(DeviceBufferMut::for_bitmap(&queue, 8)), (1, 64));
-    assert_eq!(size(DeviceBufferMut::for_bitmap(&queue, 513)), (65, 128));
     for elements in [usize::MAX, usize::MAX / 4, usize::MAX / 8] {
         let e = DeviceBufferMut::for_values::<i64>(&queue, elements).unwrap_err();
         assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
@@ -181,7 +179,7 @@ fn column(device: &Device, values: usize) -> ArrayRef {
     let mut host = device.host_buffer(values * 8).unwrap();
     let ascending: Vec<_> = (0..values as i64).collect();
     host.copy_from_slice(ascending.to_byte_slice());
-    Arc::new(Int64Array::new(host.into_buffer().into(), None))
+    Arc::new(Int64Array::new(Buffer::from(host).into(), None))
 }
 
 /// What the documentation of host buffers says of uploads: copies, and bytes that the host packs.
@@ -221,9 +219,9 @@ fn what_is_copied_from_where_it_is() {
 /// arrow-rs does not own the memory, and says so.
 #[test]
 fn arrays_over_host_buffers_cannot_be_changed_in_place() {
-    let mut host = HostBuffer::new(24).unwrap();
+    let mut host = Devices::cpu().host_buffer(24).unwrap();
     host.copy_from_slice([1i64, 2, 3].to_byte_slice());
-    let buffer = host.into_buffer();
+    let buffer = Buffer::from(host);
     let address = buffer.as_ptr();
     let buffer = buffer.into_mutable().unwrap_err();
     let array = Int64Array::new(buffer.into(), None);

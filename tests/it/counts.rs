@@ -17,7 +17,7 @@ use arrow_array::{
 use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions, SyncPolicy,
-    TransferStats, Validation,
+    TransferStats, Validation, Validity,
 };
 use arrow_schema::DataType;
 
@@ -43,9 +43,12 @@ fn texts(rows: usize) -> ArrayRef {
 
 /// The array with a null count that nobody knows.
 fn uncounted(up: &DeviceArray) -> DeviceArray {
-    let buffers = [up.buffer(0), up.buffer(1)];
+    let bits = up
+        .buffer(0)
+        .map(|bits| Validity::new(bits, 0, up.len()).unwrap());
+    let data_type = up.data_type().clone();
     // SAFETY: the parts are those of a valid array of this type and length.
-    unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) }
+    unsafe { DeviceArray::from_parts(up.device(), data_type, up.len(), bits, &[up.buffer(1)], &[]) }
         .unwrap()
 }
 
@@ -81,7 +84,10 @@ fn batches(place: &Place) -> Vec<Row> {
     let imported = again(&up, &place.options, true);
     let known = again(&up, &place.options, true);
     known.as_struct().resolve_sizes().unwrap();
-    let full = place.options.clone().with_validation(Validation::Full);
+    let full = ImportOptions {
+        validation: Validation::Full,
+        ..place.options.clone()
+    };
     type Then = fn(&DeviceRecordBatch) -> Box<dyn Any>;
     let of = |f: Then, up: &DeviceRecordBatch| {
         let up = up.clone();
@@ -175,7 +181,7 @@ fn arrays(place: &Place) -> Vec<Row> {
     let concat_on_queue = work(move || {
         let batch = |rows| RecordBatch::try_from_iter([("a", nullable(rows))]).unwrap();
         let parts = [64, 7].map(|rows| here.upload(&batch(rows)).unwrap());
-        DeviceRecordBatch::concat_on(&batch(1).schema(), &parts, &queue).unwrap()
+        DeviceRecordBatch::concat(&batch(1).schema(), &parts, &queue).unwrap()
     });
     #[rustfmt::skip] // a table
     let rows: Vec<Row> = vec![

@@ -81,7 +81,10 @@ fn events() {
         for _ in 0..3 {
             let again = import(exported, &DataType::Int32, &place);
             let again = again.slice(1, again.len() - 1).unwrap();
-            let unknown = EVENT.with_unknown_null_counts();
+            let unknown = ExportOptions {
+                counts_nulls: false,
+                ..EVENT
+            };
             exported = again.export_array(&unknown).unwrap();
             assert_eq!(c(&mut exported).sync_event, event);
         }
@@ -89,7 +92,10 @@ fn events() {
         // Waiting gives none.
         let again = import(exported, &DataType::Int32, &place);
         let exported = again
-            .export_array(&WAIT.with_unknown_null_counts())
+            .export_array(&ExportOptions {
+                counts_nulls: false,
+                ..WAIT
+            })
             .unwrap();
         assert!(exported.sync_event().is_null());
         assert!(again.is_ready().unwrap());
@@ -236,7 +242,10 @@ fn null_counts() {
         assert!(n_unknown > 5);
         let (_foreign, imported) = unknown();
         let before = place.device.stats();
-        let allowed = EVENT.with_unknown_null_counts();
+        let allowed = ExportOptions {
+            counts_nulls: false,
+            ..EVENT
+        };
         assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
         if place.sim.is_some() {
             assert_eq!(place.device.stats(), before);

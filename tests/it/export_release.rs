@@ -50,17 +50,18 @@ fn owned() -> (DeviceRecordBatch, Vec<Arc<AtomicUsize>>) {
     let numbers = || counted(Buffer::from_vec(vec![0i32, 1, 1]));
     let plain = |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None).unwrap();
     let (buffers, drops): (Vec<_>, Vec<_>) = (0..4).map(|_| numbers()).unzip();
+    let cpu = Devices::cpu();
     let inner = plain(buffers[1].clone());
     let data_type = structure(vec![("i", DataType::Int32)]);
     // SAFETY: a struct has no values but those of its child, `inner`, which has as many rows.
     let outer =
-        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &[None], &[inner]) }.unwrap();
-    let keys = [None, Some(buffers[2].clone())];
+        unsafe { DeviceArray::from_parts(&cpu, data_type, 3, None, &[], &[inner]) }.unwrap();
+    let keys = [Some(buffers[2].clone())];
     let data_type = dictionary(DataType::Int32, DataType::Int32);
     let values = plain(buffers[3].clone());
     // SAFETY: the keys are 0 and 1, and there are three values.
     let words =
-        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &keys, &[values]) }.unwrap();
+        unsafe { DeviceArray::from_parts(&cpu, data_type, 3, None, &keys, &[values]) }.unwrap();
     (join(&[plain(buffers[0].clone()), outer, words]), drops)
 }
 
@@ -202,7 +203,12 @@ fn release_synchronizes_elsewhere() {
     for policy in [ReleasePolicy::Ordered, ReleasePolicy::Synchronize] {
         let up = place.device.upload_array(&ints(100)).unwrap();
         up.wait().unwrap();
-        let exported = up.export_array(&EVENT.with_release(policy)).unwrap();
+        let exported = up
+            .export_array(&ExportOptions {
+                release: policy,
+                ..EVENT
+            })
+            .unwrap();
         drop(up);
         let (queue, go) = busy(&place);
         drop(exported);
@@ -228,7 +234,10 @@ fn releases_wait_together() {
     };
     let up = place.device.upload_array(&ints(100)).unwrap();
     up.wait().unwrap();
-    let options = EVENT.with_release(ReleasePolicy::Synchronize);
+    let options = ExportOptions {
+        release: ReleasePolicy::Synchronize,
+        ..EVENT
+    };
     let exported: Vec<_> = (0..1000)
         .map(|_| up.compact().unwrap().export_array(&options).unwrap())
         .collect();
@@ -284,7 +293,12 @@ fn lists_of_lengths_wait_too() {
     for policy in [ReleasePolicy::Ordered, ReleasePolicy::Synchronize] {
         let up = place.device.upload_array(&long).unwrap();
         up.wait().unwrap();
-        let mut exported = up.export_array(&EVENT.with_release(policy)).unwrap();
+        let mut exported = up
+            .export_array(&ExportOptions {
+                release: policy,
+                ..EVENT
+            })
+            .unwrap();
         // SAFETY: the export is live, and the last of its four buffers is the list of sizes.
         let list = unsafe { *c(&mut exported).array.buffers.add(3) };
         let (queue, go) = busy(&place);
@@ -324,7 +338,10 @@ fn owners_that_panic() {
         let validity = Some(Validity::new(bomb, 0, 3).unwrap());
         DeviceArray::from_values(DataType::Int32, 3, calm, validity).unwrap()
     };
-    let allowed = EVENT.with_unknown_null_counts();
+    let allowed = ExportOptions {
+        counts_nulls: false,
+        ..EVENT
+    };
     let exported = both.export_array(&allowed).unwrap();
     drop(both);
     assert_eq!(drops.load(Ordering::Acquire), 0);

@@ -7,7 +7,7 @@ use crate::simkit::*;
 use crate::support::*;
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
-use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Result};
+use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Result, Validity};
 use arrow_schema::DataType;
 
 /// Runs `operation` with each of its device operations failing in turn: each kind by itself, and all
@@ -247,7 +247,7 @@ fn concatenations() {
             || [&some, &none].map(|batch| sims[0].upload(batch).unwrap()),
             |[some, none]| {
                 let parts = [some.slice(5, 21)?, none.clone(), some.slice(8, 30)?];
-                DeviceRecordBatch::concat_on(
+                DeviceRecordBatch::concat(
                     &batch(&types, 1, Nulls::None, 1).schema(),
                     &parts,
                     &queue,
@@ -277,10 +277,13 @@ fn concatenations() {
 /// Counts that nobody knows yet.
 fn uncounted(sim: &Sim, array: &ArrayRef) -> DeviceArray {
     let up = sim.upload_array(array).unwrap();
-    let buffers = [up.buffer(0), up.buffer(1)];
+    let bits = up
+        .buffer(0)
+        .map(|bits| Validity::new(bits, 0, up.len()).unwrap());
+    let (device, data_type) = (up.device(), up.data_type().clone());
     // SAFETY: the parts are those of a valid array of this type and length.
     let again =
-        unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) };
+        unsafe { DeviceArray::from_parts(device, data_type, up.len(), bits, &[up.buffer(1)], &[]) };
     again.unwrap()
 }
 

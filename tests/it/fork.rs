@@ -29,7 +29,7 @@ fn the_cpu_works_in_a_child() {
             round_trip(&cpu);
             let (array, schema) = theirs.take().unwrap();
             // SAFETY: both structs come from one export of this crate.
-            let again = unsafe { DeviceRecordBatch::import(array, &schema) }.unwrap();
+            let again = unsafe { DeviceRecordBatch::import(array, &schema, None) }.unwrap();
             drop(schema);
             assert_eq!(again.to_host().unwrap(), batch());
         });

@@ -44,7 +44,10 @@ fn batch() -> RecordBatch {
 }
 
 fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> Result<DeviceRecordBatch> {
-    let options = ImportOptions::default().with_devices(devices.clone());
+    let options = ImportOptions {
+        devices: Some(devices.clone()),
+        ..Default::default()
+    };
     // SAFETY: the array comes from an export of the same batch.
     unsafe { DeviceRecordBatch::import_as(array, batch().schema(), &options) }
 }
@@ -102,7 +105,10 @@ fn many_events_become_none_in_the_order_of_a_queue() {
     let cost = device.stats().since(&before);
     assert_eq!((cost.host_waits, cost.events, cost.queue_waits), (0, 0, 0));
     assert!(array.sync_event().is_null());
-    let options = ImportOptions::default().with_devices(only(&device));
+    let options = ImportOptions {
+        devices: Some(only(&device)),
+        ..Default::default()
+    };
     // SAFETY: the array comes from the export above.
     let again = unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap();
     for column in again.to_host().unwrap().columns() {
@@ -170,7 +176,10 @@ fn a_backend_may_refuse_exports() {
     let uploading = arrow_device::upload_reader(reader(), &device);
     let options = ExportOptions::new(SyncPolicy::Event);
     let stream = FFI_ArrowDeviceArrayStream::new(uploading, options).unwrap();
-    let options = ImportOptions::default().with_devices(only(&device));
+    let options = ImportOptions {
+        devices: Some(only(&device)),
+        ..Default::default()
+    };
     // SAFETY: the stream is an export of this crate's.
     let mut stream = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.unwrap();
     refused(stream.next().unwrap().map(drop));
@@ -227,7 +236,10 @@ fn a_resolver_tells_devices_of_one_id_apart() {
     let array = up
         .export_array(&ExportOptions::new(SyncPolicy::Wait))
         .unwrap();
-    let options = ImportOptions::default().with_devices(devices.clone());
+    let options = ImportOptions {
+        devices: Some(devices.clone()),
+        ..Default::default()
+    };
     // SAFETY: the array comes from the export above.
     let missing = unsafe { DeviceRecordBatch::import_as(array, empty.schema(), &options) };
     assert!(
@@ -323,7 +335,10 @@ fn an_address_is_sought_where_the_type_has_one() {
         all.lock().unwrap().push(address.map(|a| a.address()));
         Ok(Some(found.clone()))
     });
-    let options = ImportOptions::default().with_devices(devices);
+    let options = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     let mut buffers = [
         std::ptr::null::<c_void>(),
         std::ptr::without_provenance(0x4040),

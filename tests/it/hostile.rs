@@ -24,7 +24,10 @@ fn ints() -> ArrayRef {
 /// Page-locked memory without a backend: one device while it is used, and no memory for an id after that.
 #[test]
 fn unknown_ids_cost_nothing_that_stays() {
-    let options = ImportOptions::default().with_devices(Devices::new());
+    let options = ImportOptions {
+        devices: Some(Devices::new()),
+        ..Default::default()
+    };
     let ids = if cfg!(miri) { 100 } else { 20_000 };
     let import = |device_type, id| {
         let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
@@ -141,7 +144,10 @@ fn many_buffers_cost_what_they_are() {
     drop((imported, host));
     foreign.assert_released("buffers");
     let mut foreign = Foreign::new(&many_buffers(n / 10), &Devices::cpu());
-    let full = cpu().options.with_validation(Validation::Full);
+    let full = ImportOptions {
+        validation: Validation::Full,
+        ..cpu().options
+    };
     drop(foreign.import(&full).unwrap());
     foreign.assert_released("buffers, validated");
     // From a device, where their sizes are read first.
@@ -273,7 +279,10 @@ fn one_child_many_times_is_checked_once() {
             foreign.root().length = shifted.length;
         }
         let before = place.device.stats();
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         let (imported, allocated, _) = bytes(|| foreign.import(&full).unwrap());
         if place.sim.is_some() {
             let down = place.device.stats().since(&before).bytes_to_host;

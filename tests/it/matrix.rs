@@ -10,7 +10,7 @@ use arrow_array::{Array, RecordBatch, make_array};
 use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    SyncPolicy, TransferStats, Validation,
+    ImportOptions, SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::DataType;
 
@@ -93,7 +93,10 @@ fn out_and_in(array: &DeviceArray, place: &Place, n: usize) -> DeviceArray {
     let export = [
         EVENT,
         ExportOptions::new(SyncPolicy::Wait),
-        EVENT.with_unknown_null_counts(),
+        ExportOptions {
+            counts_nulls: false,
+            ..EVENT
+        },
     ][n / 3 % 3];
     let full = [Validation::default(), Validation::Full][n / 9 % 2];
     let once = import(
@@ -102,7 +105,10 @@ fn out_and_in(array: &DeviceArray, place: &Place, n: usize) -> DeviceArray {
         place,
     );
     let exported = once.export_array(&export).unwrap();
-    let options = place.options.clone().with_validation(full);
+    let options = ImportOptions {
+        validation: full,
+        ..place.options.clone()
+    };
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     unsafe { DeviceArray::import_as(exported, field(array.data_type()), &options) }.unwrap()
 }

@@ -26,7 +26,10 @@ const IDS: [i64; 2] = [-1, 0x1_0000_03a4];
 fn options() -> ImportOptions {
     let devices = Devices::new();
     devices.register(ArrowDeviceType::METAL, |id| Ok(metal::shared_memory(id)));
-    ImportOptions::default().with_devices(devices)
+    ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    }
 }
 
 fn wait() -> ExportOptions {
@@ -77,7 +80,10 @@ fn every_type_out_and_in() {
             assert_eq!(exported.device_id(), id);
             assert!(c(&mut exported).sync_event.is_null(), "{context}");
             buffers += buffers_at_pages(&c(&mut exported).array, &array.to_data(), &context);
-            let options = options().with_validation(Validation::Full);
+            let options = ImportOptions {
+                validation: Validation::Full,
+                ..options()
+            };
             // SAFETY: the struct comes from an export of this crate, and the type is the exported one.
             let again = unsafe { DeviceArray::import_as(exported, field(&data_type), &options) };
             let again = again.unwrap();
@@ -118,7 +124,7 @@ fn compact_copies_have_pages_too() {
     let data = StructArray::from(host.clone()).to_data();
     assert!(buffers_at_pages(&c(&mut exported).array, &data, "compact") > 8);
     drop(exported);
-    let twice = DeviceRecordBatch::concat(&host.schema(), &[part.clone(), part]).unwrap();
+    let twice = DeviceRecordBatch::concat(&host.schema(), &[part.clone(), part], None).unwrap();
     let expected = host.slice(7, 2000);
     let expected = arrow_select::concat::concat_batches(&host.schema(), [&expected, &expected]);
     assert_same_batch(&expected.unwrap(), &twice.to_host().unwrap(), "concat");
@@ -154,7 +160,7 @@ fn batches_without_rows_or_columns() {
             .export(SyncPolicy::Event)
             .unwrap();
         // SAFETY: both structs come from one export of this crate.
-        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options()) };
+        let again = unsafe { DeviceRecordBatch::import(array, &schema, &options()) };
         assert_same_batch(&host, &again.unwrap().to_host().unwrap(), "empty");
     }
 }
@@ -191,7 +197,10 @@ fn arrays_of_other_producers() {
 #[test]
 fn only_when_it_is_asked_for() {
     let devices = Devices::new();
-    let without = ImportOptions::default().with_devices(devices.clone());
+    let without = ImportOptions {
+        devices: Some(devices.clone()),
+        ..Default::default()
+    };
     for id in IDS {
         let import = |options: &ImportOptions| {
             let array = relabel(ints_exported(), ArrowDeviceType::METAL, id);
@@ -216,7 +225,10 @@ fn an_event_is_refused() {
     for options in [options(), {
         let devices = Devices::new();
         devices.add(metal::shared_memory(-1)).unwrap();
-        ImportOptions::default().with_devices(devices)
+        ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        }
     }] {
         let mut foreign = Foreign::new(&host.to_data(), &Devices::cpu());
         foreign.device_array.device_type = ArrowDeviceType::METAL.value();

@@ -53,8 +53,14 @@ fn import(array: FFI_ArrowDeviceArray, data_type: &DataType) -> DeviceArray {
 fn out_and_in() {
     let exports = [
         options(),
-        options().with_unknown_null_counts(),
-        options().with_release(ReleasePolicy::Synchronize),
+        ExportOptions {
+            counts_nulls: false,
+            ..options()
+        },
+        ExportOptions {
+            release: ReleasePolicy::Synchronize,
+            ..options()
+        },
     ];
     // Under Miri, which takes seconds for each, they take turns.
     let mut turn = exports.iter().cycle();

@@ -117,7 +117,7 @@ fn typed_access_is_checked() {
     // SAFETY: the array has no rows, so it needs no values.
     let empty = unsafe {
         let none = DeviceBuffer::from(Buffer::default());
-        DeviceArray::from_parts(DataType::Utf8, 0, None, &[None, Some(none), None], &[])
+        DeviceArray::from_parts(&cpu, DataType::Utf8, 0, None, &[Some(none), None], &[])
     };
     let empty = empty.unwrap();
     assert_eq!(empty.offsets_on::<i32>(&queue).unwrap().len(), 0);
@@ -158,12 +158,20 @@ fn parts_that_do_not_fit_are_refused() {
     assert!(is_argument(values(zero.clone(), usize::MAX, 0, None)));
     assert!(values(zero, 1 << 40, 0, None).is_ok());
     // SAFETY: the parts are refused, so no array claims to have them.
-    let parts = |nulls, mask: Option<usize>| unsafe {
-        let buffers = [mask.map(buffer), Some(buffer(16))];
-        DeviceArray::from_parts(DataType::Int32, 4, Some(nulls), &buffers, &[])
+    let parts = |nulls| unsafe {
+        let validity = Validity::new(buffer(1), 0, 4)?.with_null_count(nulls);
+        let buffers = [Some(buffer(16))];
+        DeviceArray::from_parts(
+            &Devices::cpu(),
+            DataType::Int32,
+            4,
+            Some(validity),
+            &buffers,
+            &[],
+        )
     };
-    for (nulls, mask) in [(1, None), (5, Some(1)), (usize::MAX, Some(1))] {
-        assert!(is_argument(parts(nulls, mask)), "{nulls} nulls, {mask:?}");
+    for nulls in [5, usize::MAX] {
+        assert!(is_argument(parts(nulls)), "{nulls} nulls");
     }
     for other in [
         DataType::Utf8,
@@ -176,24 +184,23 @@ fn parts_that_do_not_fit_are_refused() {
     let child = Devices::cpu().upload_array(&ints(9)).unwrap();
     // SAFETY: the parts are refused, or have no values that could be invalid.
     let parts = |data_type, rows, buffers: &[Option<DeviceBuffer>], children: &[DeviceArray]| unsafe {
-        DeviceArray::from_parts(data_type, rows, None, buffers, children)
+        DeviceArray::from_parts(child.device(), data_type, rows, None, buffers, children)
     };
     let one = std::slice::from_ref(&child);
     let two = [child.clone(), child.clone()];
     let fixed = |n| crate::support::types::fixed_list(DataType::Int32, n);
     let row = |t| crate::support::types::structure(vec![("a", t)]);
-    assert!(parts(fixed(3), 3, &[None], one).is_ok());
-    assert!(parts(row(DataType::Int32), 9, &[None], one).is_ok());
+    assert!(parts(fixed(3), 3, &[], one).is_ok());
+    assert!(parts(row(DataType::Int32), 9, &[], one).is_ok());
+    assert!(parts(DataType::Null, 9, &[], &[]).is_ok());
     let refused = [
-        parts(fixed(3), 4, &[None], one),
-        parts(fixed(3), usize::MAX / 2, &[None], one),
-        parts(fixed(3), 3, &[None], &two),
-        parts(row(DataType::Int32), 10, &[None], one),
-        parts(row(DataType::Int32), 9, &[], one),
-        parts(row(DataType::Int32), 9, &[None], &[]),
-        parts(row(DataType::Int32), 9, &[None, None], one),
-        parts(row(DataType::Int64), 9, &[None], one),
-        parts(DataType::Null, 9, &[], &[]),
+        parts(fixed(3), 4, &[], one),
+        parts(fixed(3), usize::MAX / 2, &[], one),
+        parts(fixed(3), 3, &[], &two),
+        parts(row(DataType::Int32), 10, &[], one),
+        parts(row(DataType::Int32), 9, &[], &[]),
+        parts(row(DataType::Int32), 9, &[None], one),
+        parts(row(DataType::Int64), 9, &[], one),
         child
             .clone()
             .with_field(Arc::new(Field::new("x", DataType::Int8, true))),
@@ -294,7 +301,7 @@ fn null_counts_are_those_of_the_bitmap() {
         let exact = batch.export(SyncPolicy::Event).unwrap();
         // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
         // type is the exported one.
-        let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
+        let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1, None) }.unwrap();
         assert_eq!(again.column(0).unwrap().null_count(), Some(1));
         check(&again.column(0).unwrap(), "exported");
         if !cfg!(miri) {

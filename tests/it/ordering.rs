@@ -12,7 +12,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, StringArray};
 use arrow_buffer::{ArrowNativeType, Buffer};
 use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::device::{DevicePtr, EventPtr};
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, HostBuffer, Queue};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, Queue};
 use arrow_schema::DataType;
 
 /// Queues a kernel that sends what it reads.
@@ -227,7 +227,7 @@ fn host_buffers_become_buffers_and_bytes_and_come_back() {
     host.fill(3);
     let address = host.as_device_ptr().address();
     assert_eq!(address % 64, 0);
-    let buffer = host.into_buffer();
+    let buffer = Buffer::from(host);
     assert_eq!((buffer.as_ptr().addr(), buffer.len()), (address, 1000));
     let part = buffer.slice_with_length(10, 20);
     drop(buffer);
@@ -237,7 +237,7 @@ fn host_buffers_become_buffers_and_bytes_and_come_back() {
     drop(part);
     let again = sim.host_buffer(900).unwrap();
     assert_eq!(again.as_device_ptr().address(), address);
-    let buffer = again.into_buffer();
+    let buffer = Buffer::from(again);
     assert_eq!((buffer.as_ptr().addr(), buffer.len()), (address, 900));
     let part = buffer.slice_with_length(5, 4);
     drop(buffer);
@@ -254,16 +254,15 @@ fn host_buffers_become_buffers_and_bytes_and_come_back() {
     let backend = sim.sim.clone();
     drop(sim);
     backend.assert_clean();
-    assert!(HostBuffer::new(usize::MAX).is_err());
-    assert!(HostBuffer::new(usize::MAX - 64).is_err());
+    assert!(Devices::cpu().host_buffer(usize::MAX).is_err());
+    assert!(Devices::cpu().host_buffer(usize::MAX - 64).is_err());
 }
 
 #[test]
 fn host_memory_becomes_device_buffers_without_a_copy() {
-    let mut host = HostBuffer::new(24).unwrap();
-    assert_eq!(&*host, [0; 24]);
+    let mut host = Devices::cpu().host_buffer(24).unwrap();
     host.copy_from_slice(&[7; 24]);
-    let buffer = host.into_buffer();
+    let buffer = Buffer::from(host);
     let address = buffer.as_ptr().addr();
     let device = DeviceBuffer::from(buffer);
     assert_eq!((device.address().address(), device.len()), (address, 24));

@@ -6,7 +6,7 @@ use crate::support_c::Foreign;
 use crate::support_c::sim::places;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{SimConfig, SimMode};
-use arrow_device::{DeviceArray, ExportOptions, SyncPolicy, Validation};
+use arrow_device::{DeviceArray, ExportOptions, ImportOptions, SyncPolicy, Validation};
 use proptest::prelude::*;
 
 /// Fractions of what is there: offset and length of a slice.
@@ -109,7 +109,7 @@ fn imports() {
         for place in &places {
             let mut foreign = Foreign::part(&made.around, made.offset, made.rows.len(), &place.device);
             let full = if full { Validation::Full } else { Validation::default() };
-            let mut at = failure_free(foreign.import(&place.options.clone().with_validation(full)))?;
+            let mut at = failure_free(foreign.import(&ImportOptions { validation: full, ..place.options.clone() }))?;
             let mut expected = made.rows.slice(case.slice.0, case.slice.1);
             at = failure_free(at.slice(case.slice.0, case.slice.1))?;
             for cut in std::iter::once((0.0, 1.0)).chain(cuts.iter().copied()) {

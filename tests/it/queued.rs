@@ -212,7 +212,7 @@ fn batches_go_up_and_come_back() {
     let compact = slice.compact().unwrap();
     assert_eq!(compact.to_host().unwrap(), batch.slice(1, 3));
     let parts = [slice.clone(), up.clone(), slice];
-    let joined = DeviceRecordBatch::concat(&batch.schema(), &parts).unwrap();
+    let joined = DeviceRecordBatch::concat(&batch.schema(), &parts, None).unwrap();
     assert_eq!(joined.slice(3, 5).unwrap().to_host().unwrap(), batch);
     drop((up, joined));
     device.synchronize().unwrap();
@@ -260,13 +260,14 @@ fn exports_with_their_events() {
     let (device, batch) = (device(), small());
     let devices = Devices::new();
     devices.add(device.clone()).unwrap();
-    let options = ImportOptions::default()
-        .with_devices(devices)
-        .with_validation(Validation::Full);
+    let options = ImportOptions {
+        devices: Some(devices),
+        validation: Validation::Full,
+    };
     let slice = device.upload(&batch).unwrap().slice(1, 4).unwrap();
     let (array, schema) = slice.export(SyncPolicy::Event).unwrap();
     drop(slice);
     // SAFETY: the array was just exported.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
+    let again = unsafe { DeviceRecordBatch::import(array, &schema, &options) }.unwrap();
     assert_eq!(again.to_host().unwrap(), batch.slice(1, 4));
 }

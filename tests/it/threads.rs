@@ -22,7 +22,7 @@ fn work(device: &Device, imports: &ImportOptions) -> Result<()> {
     assert_eq!(there.compact()?.to_host()?, host);
     let (array, schema) = there.export(SyncPolicy::Event)?;
     // SAFETY: both were just exported from a batch.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, imports) }?;
+    let again = unsafe { DeviceRecordBatch::import(array, &schema, imports) }?;
     assert_eq!(again.to_host()?, host);
     assert_eq!(
         device.upload(&host)?.slice(1, 2)?.to_host()?,
@@ -50,7 +50,10 @@ fn a_copy_holds_up_nobody() {
         let device = Device::new(Arc::new(slow)).unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
-        let imports = ImportOptions::default().with_devices(devices);
+        let imports = ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        };
         let host = record_batch!(("a", Int64, [4, 5, 6])).unwrap();
         let there = device.upload(&host).unwrap();
 
@@ -95,7 +98,10 @@ fn thread_local_values_use_devices_to_the_end() {
     let devices = Devices::new();
     let simulated = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
     devices.add(simulated.clone()).unwrap();
-    let imports = ImportOptions::default().with_devices(devices);
+    let imports = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     for device in [Devices::cpu(), simulated] {
         let imports = imports.clone();
         let (done, is_done) = channel();

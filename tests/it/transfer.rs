@@ -7,7 +7,7 @@ use crate::simkit::*;
 use crate::support::*;
 use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, StructArray, UInt8Array};
 use arrow_device::device::sim::{SimConfig, SimMode};
-use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, TransferStats};
+use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, TransferStats, Validity};
 use arrow_schema::{DataType, Field, Schema};
 
 #[test]
@@ -71,16 +71,15 @@ fn offsets_start_at_0() {
     let bytes_of = |array: &dyn Array| sim.upload_array(array).unwrap().buffer(1).unwrap();
     let offsets = bytes_of(&Int32Array::from(vec![3, 5, 9]));
     let text = bytes_of(&UInt8Array::from(b"___aabbbb____".to_vec()));
-    let buffers = [None, Some(offsets.clone()), Some(text.clone())];
+    let buffers = [Some(offsets.clone()), Some(text.clone())];
     // SAFETY: the offsets lie within the text, which is ASCII.
     let texts =
-        unsafe { DeviceArray::from_parts(DataType::Utf8, 2, Some(0), &buffers, &[]) }.unwrap();
+        unsafe { DeviceArray::from_parts(&sim, DataType::Utf8, 2, None, &buffers, &[]) }.unwrap();
     let items = sim.upload_array(&ints(12)).unwrap();
     let list = crate::support::types::list(DataType::Int32);
     // SAFETY: the offsets lie within the 12 items.
-    let lists = unsafe {
-        DeviceArray::from_parts(list, 2, Some(0), &[None, Some(offsets.clone())], &[items])
-    };
+    let lists =
+        unsafe { DeviceArray::from_parts(&sim, list, 2, None, &[Some(offsets.clone())], &[items]) };
     drop(buffers);
     for (array, buffer, bytes) in [(texts, 2, 6), (lists.unwrap(), 1, 12)] {
         let (copy, stats) = TransferStats::scope(|| array.compact().unwrap());
@@ -97,9 +96,12 @@ fn offsets_start_at_0() {
     // What a transfer wrote lies side by side, bitmap and offsets too, and the offsets change all the same.
     let other = Sim::new(SimMode::Deferred);
     let bits = bytes_of(&UInt8Array::from(vec![0b10]));
-    let buffers = [Some(bits), Some(offsets), Some(text)];
+    let buffers = [Some(offsets), Some(text)];
     // SAFETY: the offsets lie within the text, which is ASCII; one of two rows is null.
-    let texts = unsafe { DeviceArray::from_parts(DataType::Utf8, 2, Some(1), &buffers, &[]) };
+    let texts = unsafe {
+        let bits = Validity::new(bits, 0, 2).unwrap().with_null_count(1);
+        DeviceArray::from_parts(&sim, DataType::Utf8, 2, Some(bits), &buffers, &[])
+    };
     drop(buffers);
     let there = texts.unwrap().to_device(&other).unwrap();
     let copy = there.compact().unwrap();
@@ -124,9 +126,10 @@ fn unknown_counts_stay_unknown() {
         ..SimConfig::default()
     });
     let up = from.upload_array(&ints(50)).unwrap();
-    let parts = [up.buffer(0), up.buffer(1)];
+    let bits = up.buffer(0).map(|bits| Validity::new(bits, 0, 50).unwrap());
+    let parts = [up.buffer(1)];
     // SAFETY: the parts are those of a valid array of this type and length.
-    let unknown = unsafe { DeviceArray::from_parts(DataType::Int32, 50, None, &parts, &[]) };
+    let unknown = unsafe { DeviceArray::from_parts(&from, DataType::Int32, 50, bits, &parts, &[]) };
     let there = unknown.unwrap().to_device(&to).unwrap();
     assert_eq!(there.null_count(), None);
     assert_eq!(there.resolve_null_counts().unwrap(), 10);

@@ -63,7 +63,10 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
             reader?.next().expect("the stream gives a batch").map(rows)
         }
         Way::AsyncStream => {
-            let trusted = options.clone().with_validation(Validation::Structure);
+            let trusted = ImportOptions {
+                validation: Validation::Structure,
+                ..options.clone()
+            };
             let batch = foreign.import_batch(&trusted)?;
             // SAFETY: the handler goes to this crate's own producer, which keeps to the interface;
             // the values are checked.
@@ -294,7 +297,10 @@ fn full_validation_is_what_safe_calls_reach() {
         let [mut first, mut second] = [(), ()].map(|()| produced(&data, &cuts, place));
         let trusted = import(&mut first, way, &place.options);
         let valid = trusted.is_ok_and(|array| reachable(&array, &mut is_valid));
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         let checked = import(&mut second, way, &full);
         match checked {
             Ok(array) if valid && reachable(&array, &mut is_valid) => accepted += 1,
@@ -327,7 +333,10 @@ fn rows_that_an_ancestor_cuts_off_are_checked() {
     // Deferred work runs when a thread waits for it, which a task does not.
     for (mode, ways) in [(SimMode::Async, &WAYS[..]), (SimMode::Deferred, &WAYS[..3])] {
         let Some(place) = simulated(mode) else { return };
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         let one = |data_type, rows, child| unchecked(data_type, rows, vec![], vec![child]);
         let text = list(DataType::Utf8);
         let in_struct = structure(vec![("l", text.clone())]);
@@ -373,7 +382,10 @@ fn rows_that_an_ancestor_cuts_off_are_checked() {
 fn columns_of_numbers_stay_on_the_device() {
     for (mode, ways) in [(SimMode::Async, &WAYS[..]), (SimMode::Deferred, &WAYS[..3])] {
         let Some(place) = simulated(mode) else { return };
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         // Every third row is null.
         let numbers = || -> ArrayRef {
             let rows = (0..640).map(|i| (i % 3 > 0).then_some(i));
@@ -422,7 +434,10 @@ fn columns_of_numbers_stay_on_the_device() {
 fn what_is_wrong_with_a_column_is_found_under_its_number() {
     for (mode, ways) in [(SimMode::Async, &WAYS[..]), (SimMode::Deferred, &WAYS[..3])] {
         let Some(place) = simulated(mode) else { return };
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         let of = |fields: Vec<Field>, columns: Vec<ArrayData>| {
             let rows = columns[0].len();
             let batch = unchecked(DataType::Struct(fields.into()), rows, vec![], columns);

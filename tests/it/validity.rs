@@ -47,7 +47,10 @@ fn places() -> Vec<(Option<Sim>, Device, ImportOptions)> {
             let devices = Devices::new();
             devices.add(sim.device.clone()).unwrap();
             let device = sim.device.clone();
-            let options = ImportOptions::default().with_devices(devices);
+            let options = ImportOptions {
+                devices: Some(devices),
+                ..Default::default()
+            };
             (Some(sim), device, options)
         }));
     }
@@ -72,7 +75,10 @@ const EXACT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// All ways out of `array`, which is to have these values and nulls.
 fn check(expected: &dyn Array, array: &DeviceArray, options: &ImportOptions, context: &str) {
-    let full = options.clone().with_validation(Validation::Full);
+    let full = ImportOptions {
+        validation: Validation::Full,
+        ..options.clone()
+    };
     let down = array.to_host().unwrap();
     assert_same(expected, &down, context);
     assert_valid(expected, &down, context);
@@ -91,7 +97,10 @@ fn check(expected: &dyn Array, array: &DeviceArray, options: &ImportOptions, con
     for export in [
         EXACT,
         ExportOptions::new(SyncPolicy::Wait),
-        EXACT.with_unknown_null_counts(),
+        ExportOptions {
+            counts_nulls: false,
+            ..EXACT
+        },
     ] {
         let context = format!("{context}, {export:?}");
         let again = through(array, &export, &full);
@@ -186,8 +195,8 @@ fn below_structs_and_lists() {
             // SAFETY: no row is null, the children have as many rows as the structs, and the structs four times as many as the
             // lists.
             let lists = unsafe {
-                let rows = DeviceArray::from_parts(data_type, rows, Some(0), &[None], &children);
-                DeviceArray::from_parts(of_four, 15, Some(0), &[None], &[rows.unwrap()])
+                let rows = DeviceArray::from_parts(&device, data_type, rows, None, &[], &children);
+                DeviceArray::from_parts(&device, of_four, 15, None, &[], &[rows.unwrap()])
             };
             let lists = lists.unwrap();
             check(&host, &lists, &options, &context);
@@ -223,7 +232,10 @@ fn what_an_export_copies() {
             .with_values(DataType::Int64, values_on(&sim, 64))
             .unwrap()
     };
-    let allowed = EXACT.with_unknown_null_counts();
+    let allowed = ExportOptions {
+        counts_nulls: false,
+        ..EXACT
+    };
     for offset in [0, 8, 16] {
         let out = of(offset);
         let before = sim.stats();
@@ -330,7 +342,10 @@ fn what_does_not_fit_is_refused() {
 /// is moved there, under the same device.
 #[test]
 fn page_locked_memory_without_a_backend() {
-    let options = ImportOptions::default().with_devices(Devices::new());
+    let options = ImportOptions {
+        devices: Some(Devices::new()),
+        ..Default::default()
+    };
     let import = |array: &dyn Array| {
         let mut foreign = Foreign::new(&array.to_data(), &Devices::cpu());
         foreign.device_array.device_type = ArrowDeviceType::CUDA_HOST.value();
@@ -349,7 +364,10 @@ fn page_locked_memory_without_a_backend() {
     for export in [
         EXACT,
         ExportOptions::new(SyncPolicy::Wait),
-        EXACT.with_unknown_null_counts(),
+        ExportOptions {
+            counts_nulls: false,
+            ..EXACT
+        },
     ] {
         let exported = out.export_array(&export).unwrap();
         let device = (exported.device_type(), exported.device_id());
@@ -386,10 +404,10 @@ fn a_validity_keeps_its_memory() {
         let bits = column.validity_on(&queue).unwrap().unwrap();
         let (from, bit, to) = (bits.address(), bits.bit_offset(), out.address());
         launch(&queue, move |m: &mut SimMemory<'_>| {
-            let ([bits], out) = m.in_out::<u8, u64, 1>([(from, 12)], (to, 1))?;
+            let bits = m.slice::<u8>(from, 12)?;
             let set = |i: &usize| bits[(bit + i) / 8] >> ((bit + i) % 8) & 1 == 1;
-            out[0] = (0..40).filter(set).count() as u64;
-            Ok(())
+            let set = (0..40).filter(set).count() as u64;
+            m.write(to, &[set])
         })
         .unwrap();
     }
@@ -460,7 +478,7 @@ fn any_order_of_steps() {
                         up = up.with_values(DataType::Int64, values).unwrap();
                     }
                     Step::Through(exact) => {
-                        let allowed = EXACT.with_unknown_null_counts();
+                        let allowed = ExportOptions { counts_nulls: false, ..EXACT };
                         up = through(&up, if exact { &EXACT } else { &allowed }, options);
                     }
                     Step::Compact => up = up.compact().unwrap(),

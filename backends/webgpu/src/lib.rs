@@ -16,7 +16,7 @@
 //! let on_device = device.upload(&batch)?; // one allocation; returns before the copy is done
 //! let (array, schema) = on_device.export(SyncPolicy::Event)?; // for any consumer in this process
 //! // SAFETY: `export` made both structs, and nothing else uses them.
-//! let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//! let imported = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
 //! assert_eq!(imported.to_host()?, batch); // waits for the copy back
 //! # Ok(())
 //! # }

@@ -20,6 +20,7 @@ const GRAIN: usize = 256;
 /// Addresses and the buffers behind them. wgpu frees a buffer that was dropped once the work that was submitted with it has ended.
 pub struct Allocation {
     addresses: Reserved,
+    bytes: usize,
     buffers: Vec<wgpu::Buffer>,
     /// The bytes of all buffers but the last.
     chunk: usize,
@@ -60,6 +61,7 @@ impl Allocation {
             .map(|from| gpu.create_buffer("allocate", chunk.min(bytes - from), usages, false));
         Ok(Self {
             addresses,
+            bytes,
             buffers: buffers.collect::<Result<_>>()?,
             chunk,
             _keep: Mutex::default(),
@@ -72,6 +74,7 @@ impl Allocation {
         let bytes = bytes.map_err(|_| gpu.out_of_memory("wrap", usize::MAX))?;
         Ok(Self {
             addresses: Reserved::new(gpu.id(), bytes)?,
+            bytes,
             buffers: vec![buffer],
             chunk: bytes,
             _keep: Mutex::new(Some(keep)),
@@ -83,7 +86,7 @@ impl Allocation {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.addresses.bytes()
+        self.bytes
     }
 
     /// Returns the buffers, in the order of their addresses.

@@ -59,10 +59,13 @@ const CASES: &[(&str, Case)] = &[
         let up = up("mixed", n)?;
         let devices = Devices::new();
         devices.add(up.device().clone())?;
-        let options = ImportOptions::default().with_devices(devices);
+        let options = ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        };
         let (array, schema) = up.export(SyncPolicy::Event)?;
         // SAFETY: both come from the export above.
-        work(|| Ok(unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?))
+        work(|| Ok(unsafe { DeviceRecordBatch::import(array, &schema, &options) }?))
     }),
     ("columns compacted", |n| {
         let up = up("mixed", n)?;
@@ -109,7 +112,7 @@ const CASES: &[(&str, Case)] = &[
     ("batches concatenated", |n| {
         let (device, batch) = (device(SimMode::Deferred)?, batch("mixed", 4)?);
         let all = collect((0..n).map(|_| device.upload(&batch)))?;
-        work(|| there(DeviceRecordBatch::concat(&batch.schema(), &all)?))
+        work(|| there(DeviceRecordBatch::concat(&batch.schema(), &all, None)?))
     }),
     ("events", |n| {
         let device = device(SimMode::Deferred)?;

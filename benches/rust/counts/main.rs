@@ -36,7 +36,13 @@ fn simulated(mode: SimMode) -> Result<(Device, ImportOptions)> {
     })?)?;
     let devices = Devices::new();
     devices.add(device.clone())?;
-    Ok((device, ImportOptions::default().with_devices(devices)))
+    Ok((
+        device,
+        ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        },
+    ))
 }
 
 /// What `work` adds to a device's counts.
@@ -168,7 +174,10 @@ fn sizes() -> Result<()> {
 /// V2: a batch and nested columns that are validated on a simulated device.
 fn validation() -> Result<()> {
     let (device, options) = simulated(SimMode::Async)?;
-    let full = options.clone().with_validation(Validation::Full);
+    let full = ImportOptions {
+        validation: Validation::Full,
+        ..options.clone()
+    };
     for (kind, columns) in [
         ("mixed", 8),
         ("struct", 1),

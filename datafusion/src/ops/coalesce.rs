@@ -239,11 +239,11 @@ impl Joined {
             None => self.queue.insert(self.device.new_queue()?),
         };
         if !waits(&small, &self.device) {
-            return DeviceRecordBatch::concat_on(&self.schema, &small, queue).map(Some);
+            return DeviceRecordBatch::concat(&self.schema, &small, queue).map(Some);
         }
         let (schema, queue, memory) = (self.schema.clone(), queue.clone(), self.memory.clone());
         let join = move || {
-            let join = || DeviceRecordBatch::concat_on(&schema, &small, &queue);
+            let join = || DeviceRecordBatch::concat(&schema, &small, &queue);
             let joined = TransferStats::scope(join);
             // If the stream has been dropped, they were reserved until now.
             drop((small, memory));

@@ -302,7 +302,10 @@ pub(crate) fn reader(
 pub(crate) fn imports(device: &Device) -> ImportOptions {
     let devices = Devices::new();
     devices.add(device.clone()).unwrap();
-    ImportOptions::default().with_devices(devices)
+    ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    }
 }
 
 pub(crate) fn export(

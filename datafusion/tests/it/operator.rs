@@ -68,11 +68,10 @@ impl State {
         let (from, to) = (values.address(), out.address());
         if rows > 0 {
             let kernel = move |memory: &mut SimMemory<'_>| {
-                let ([from], to) = memory.in_out::<i64, i64, 1>([(from, rows)], (to, rows))?;
-                for (from, to) in from.iter().zip(to) {
-                    *to = kernel(*from)?;
-                }
-                Ok(())
+                let values = memory.slice::<i64>(from, rows)?.iter();
+                let values = values.map(|value| kernel(*value));
+                let values = values.collect::<Result<Vec<_>, _>>()?;
+                memory.write(to, &values)
             };
             // SAFETY: the kernel writes only `out`, which is not frozen yet.
             unsafe { self.queue.as_sim()?.launch(kernel)? };

@@ -148,9 +148,8 @@ impl Copy {
         let bytes = self.bytes;
         let from = match (&self.source, &self.target) {
             (Source::Device(src), Target::Device(dst)) => {
-                let ([from], to) = memory.in_out::<u8, u8, 1>([(*src, bytes)], (*dst, bytes))?;
-                to.copy_from_slice(from);
-                return Ok(());
+                let bytes = memory.slice::<u8>(*src, bytes)?.to_vec();
+                return memory.write(*dst, &bytes);
             }
             (Source::Device(src), Target::Host(_)) => memory.slice(*src, bytes)?.as_ptr(),
             (Source::Host(src), _) => src.as_ptr().cast_const().cast(),

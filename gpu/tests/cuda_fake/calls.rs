@@ -146,7 +146,7 @@ fn an_import_of_own_memory_asks_nothing() {
             let (array, schema) = up.export(SyncPolicy::Event).unwrap();
             let (again, calls) = Calls::of(|| {
                 // SAFETY: both structs come from one export of this crate.
-                unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap()
+                unsafe { DeviceRecordBatch::import(array, &schema, &rig.options) }.unwrap()
             });
             calls.at_most(0, "an import");
             again
@@ -246,7 +246,7 @@ fn an_export_of_a_ready_batch() {
         .unwrap();
     assert!(array.sync_event().is_null());
     // SAFETY: both structs come from one export of this crate.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
+    let again = unsafe { DeviceRecordBatch::import(array, &schema, &rig.options) }.unwrap();
     for up in [several, rig.upload(&batch).unwrap(), again] {
         up.as_struct().wait().unwrap();
         let ((), calls) = Calls::of(|| {

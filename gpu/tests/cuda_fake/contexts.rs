@@ -61,16 +61,15 @@ fn memory_of_another_context() {
         let up = other.upload(&batch).unwrap();
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         // SAFETY: both structs come from one export of this crate.
-        let refused = unsafe { DeviceRecordBatch::import_with(array, &schema, &primary.options) }
-            .unwrap_err();
+        let refused =
+            unsafe { DeviceRecordBatch::import(array, &schema, &primary.options) }.unwrap_err();
         assert!(
             refused.to_string().contains("from_cuda_context"),
             "{refused}"
         );
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         // SAFETY: both structs come from one export of this crate.
-        let again =
-            unsafe { DeviceRecordBatch::import_with(array, &schema, &other.options) }.unwrap();
+        let again = unsafe { DeviceRecordBatch::import(array, &schema, &other.options) }.unwrap();
         drop(again);
         let (before, stats) = (group.calls("cuMemcpyPeerAsync"), other.stats());
         let there = up.to_device(&primary.device).unwrap();

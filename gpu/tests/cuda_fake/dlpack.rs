@@ -142,7 +142,10 @@ fn the_consumers_stream_waits() {
                 let held_up = hold(&world.rig.default_queue());
                 let late = world.upload();
                 // The thread that frees for other consumers would wait as well, and be counted.
-                let options = numbered(number).with_release(ReleasePolicy::Ordered);
+                let options = DlpackOptions {
+                    release: ReleasePolicy::Ordered,
+                    ..numbered(number)
+                };
                 let before = world.rig.stats();
                 let tensor = Held::export(&late, &options);
                 assert_eq!(waits(&world.rig, &before), (0, 1), "{number:?}");
@@ -347,7 +350,11 @@ fn produce(
                 data: ptr::with_exposed_provenance_mut(data),
                 device,
                 ndim: 1,
-                dtype: DLDataType::new(DLDataType::INT, 64),
+                dtype: DLDataType {
+                    code: DLDataType::INT,
+                    bits: 64,
+                    lanes: 1,
+                },
                 shape: ptr::null_mut(),
                 strides: ptr::null_mut(),
                 byte_offset: 0,

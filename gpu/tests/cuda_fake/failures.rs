@@ -61,7 +61,7 @@ mod every_call_fails_once {
         fail_everywhere(&rig, "interchange", || {
             let (array, schema) = rig.upload(&batch)?.export(SyncPolicy::Event)?;
             // SAFETY: both structs come from one export of this crate.
-            let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }?;
+            let again = unsafe { DeviceRecordBatch::import(array, &schema, &rig.options) }?;
             assert_same_batch(&batch, &again.to_host()?, "again");
             Ok(())
         });

@@ -79,7 +79,7 @@ fn page_locked_sources() {
         for (i, value) in host.chunks_exact_mut(8).enumerate() {
             value.copy_from_slice(&(i as i64).to_ne_bytes());
         }
-        let ours = Int64Array::new(host.into_buffer().into(), None);
+        let ours = Int64Array::new(Buffer::from(host).into(), None);
 
         let theirs = Block::pinned(rig.group.first, bytes).with(longs(rows).values());
         let ptr = std::ptr::NonNull::new(theirs.ptr.cast()).unwrap();

@@ -76,8 +76,7 @@ fn two_contexts_of_one_device() {
                 let (array, schema) = up.export(SyncPolicy::Event).unwrap();
                 drop(up);
                 // SAFETY: both structs come from one export of this crate.
-                let imported =
-                    unsafe { DeviceRecordBatch::import_with(array, &schema, &to.options) };
+                let imported = unsafe { DeviceRecordBatch::import(array, &schema, &to.options) };
                 let imported = imported.unwrap();
                 assert_same_batch(&sent, &imported.to_host().unwrap(), "imported");
                 let sent = sent.slice(3, 1990);
@@ -135,8 +134,7 @@ fn release_on_a_thread_that_never_saw_cuda() {
             let (array, schema) = up.export(SyncPolicy::Event).unwrap();
             let (kept, _) = up.export(SyncPolicy::Event).unwrap();
             // SAFETY: both structs come from one export of this crate.
-            let imported =
-                unsafe { DeviceRecordBatch::import_with(kept, &schema, &device.options) };
+            let imported = unsafe { DeviceRecordBatch::import(kept, &schema, &device.options) };
             let (imported, queue) = (imported.unwrap(), device.new_queue().unwrap());
             let released = std::thread::spawn(move || {
                 drop(array);

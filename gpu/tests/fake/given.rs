@@ -13,7 +13,7 @@ pub(crate) fn everything(rig: &Rig) {
     drop(up.column(1).unwrap().validity_on(&queue).unwrap());
     let (array, schema) = up.export(SyncPolicy::Event).unwrap();
     // SAFETY: both structs come from one export of this crate.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
+    let again = unsafe { DeviceRecordBatch::import(array, &schema, &rig.options) }.unwrap();
     assert_same_batch(&batch, &again.to_host().unwrap(), "everything");
     drop((up, again, queue));
     rig.synchronize().unwrap();

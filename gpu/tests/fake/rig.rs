@@ -53,7 +53,10 @@ impl Rig {
         Self {
             group,
             device,
-            options: ImportOptions::default().with_devices(devices),
+            options: ImportOptions {
+                devices: Some(devices),
+                ..Default::default()
+            },
         }
     }
 

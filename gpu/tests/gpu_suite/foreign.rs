@@ -22,7 +22,7 @@ pub(crate) fn import(
     schema: &FFI_ArrowSchema,
 ) -> Result<DeviceRecordBatch, Error> {
     // SAFETY: the values are valid; whether the addresses are is the question.
-    unsafe { DeviceRecordBatch::import_with(array, schema, &device.options) }
+    unsafe { DeviceRecordBatch::import(array, schema, &device.options) }
 }
 
 /// Other libraries label page-locked and managed memory as the device's own.

@@ -79,7 +79,10 @@ impl Place {
         devices.add(device.clone()).unwrap();
         Opened {
             device,
-            options: ImportOptions::default().with_devices(devices),
+            options: ImportOptions {
+                devices: Some(devices),
+                ..Default::default()
+            },
         }
     }
 }

@@ -17,7 +17,7 @@ fn every_call_fails_once() {
         fail_everywhere(&rig, "everything", || {
             let (array, schema) = rig.upload(&batch)?.export(SyncPolicy::Event)?;
             // SAFETY: both structs come from one export of this crate.
-            let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }?;
+            let again = unsafe { DeviceRecordBatch::import(array, &schema, &rig.options) }?;
             let compact = again.slice(3, 200)?.compact()?.to_host()?;
             assert_same_batch(&batch.slice(3, 200), &compact, "compact");
             Ok(())

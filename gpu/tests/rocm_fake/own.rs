@@ -320,7 +320,10 @@ fn a_dlpack_consumers_stream_waits() {
             let column = rig.upload_array(&source).unwrap();
             // SAFETY: the stream lives during the export.
             let order = unsafe { DlpackStream::from_number(number) };
-            let options = DlpackOptions::new(order).with_release(ReleasePolicy::Ordered);
+            let options = DlpackOptions {
+                release: ReleasePolicy::Ordered,
+                ..DlpackOptions::new(order)
+            };
             let before = rig.stats();
             let tensor = column.export_dlpack(&options).unwrap().into_versioned();
             let cost = rig.stats().since(&before);

@@ -96,11 +96,18 @@ fn inside_others() {
 
 /// An array with other children, of the same type.
 fn with_child(array: &DeviceArray, child: DeviceArray) -> DeviceArray {
-    let buffers = [None, array.buffer(1)];
+    let buffers = [array.buffer(1)];
     // SAFETY: the values refer to no more rows than the child has, and there are no nulls.
     let made = unsafe {
         let data_type = array.data_type().clone();
-        DeviceArray::from_parts(data_type, array.len(), Some(0), &buffers, &[child])
+        DeviceArray::from_parts(
+            child.device(),
+            data_type,
+            array.len(),
+            None,
+            &buffers,
+            std::slice::from_ref(&child),
+        )
     };
     made.unwrap()
 }

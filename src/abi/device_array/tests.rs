@@ -1,6 +1,7 @@
 use super::*;
 use crate::abi::guard::ReleaseFn;
 use arrow_array::{Array, Int32Array};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -86,7 +87,7 @@ fn from_raw_of_a_released_struct_is_empty() {
 fn cpu_arrays_share_their_buffers() {
     let values = Int32Array::from(vec![Some(1), None, Some(3)]);
     let array =
-        FFI_ArrowDeviceArray::on_cpu(CArray::from_arrow(FFI_ArrowArray::new(&values.to_data())));
+        FFI_ArrowDeviceArray::from(CArray::from_arrow(FFI_ArrowArray::new(&values.to_data())));
     assert_eq!(
         (array.device_type(), array.device_id()),
         (ArrowDeviceType::CPU, -1)
@@ -106,7 +107,7 @@ fn unknown_device_types_survive() {
     // SAFETY: no buffers, no event.
     let mut source = unsafe {
         FFI_ArrowDeviceArray::new(
-            counted(count).0.take_array().into_arrow(),
+            CArray::from(counted(count).0).into_arrow(),
             ArrowDeviceType::new(-77),
             i64::MIN,
             ptr::null_mut(),

@@ -153,17 +153,9 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Whether a device attribute is set. The driver may not know it: then it is not.
+    /// Whether a device attribute is set.
     fn has(&self, attribute: Attribute) -> bool {
-        let mut value = 0;
-        let driver = self.driver;
-        // SAFETY: `value` is valid for the write of an int.
-        let asked = unsafe {
-            driver
-                .functions
-                .device_attribute(&raw mut value, attribute as c_int, self.device)
-        };
-        asked.is_ok() && value != 0
+        gpu::has(self.driver, attribute as c_int, self.device)
     }
 
     /// Retains the primary context of a device, this one or one whose memory is to be copied.
@@ -233,14 +225,6 @@ unsafe impl Vendor for Cuda {
     type Library = Driver;
     type Before = ();
     type Given = Kept<Arc<CudaStream>>;
-
-    fn library(&self) -> &'static Driver {
-        self.driver
-    }
-
-    fn ordinal(&self) -> c_int {
-        self.ordinal
-    }
 
     fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.

@@ -21,7 +21,6 @@ functions! {
     pub(crate) struct Functions {
         init = ["cuInit"] (flags: c_uint);
         get_device = ["cuDeviceGet"] (device: *mut CUdevice, ordinal: c_int);
-        device_attribute = ["cuDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, device: CUdevice);
         retain_primary = ["cuDevicePrimaryCtxRetain"] (context: *mut CUcontext, device: CUdevice);
         release_primary = ["cuDevicePrimaryCtxRelease_v2"] (device: CUdevice);
         push_context = ["cuCtxPushCurrent_v2"] (context: CUcontext);

@@ -16,8 +16,8 @@ static EVENTS: Mutex<BTreeMap<usize, Entry>> = Mutex::new(BTreeMap::new());
 
 /// An event of a device; which one, is behind the type.
 #[derive(Clone)]
-struct Entry {
-    device: DeviceId,
+pub(super) struct Entry {
+    pub(super) device: DeviceId,
     event: Arc<dyn Any + Send + Sync>,
 }
 
@@ -100,13 +100,9 @@ impl<R: Runtime> EngineEvent<R> {
     }
 }
 
-fn find(event: EventPtr) -> Option<Entry> {
+/// Finds an event that a device has recorded; `None` if it is a foreign producer's.
+pub(super) fn find(event: EventPtr) -> Option<Entry> {
     lock(&EVENTS).get(&event.as_ptr().addr()).cloned()
-}
-
-/// Returns which device's queue has recorded an event; `None` if it is a foreign producer's.
-pub(super) fn recorder(event: EventPtr) -> Option<DeviceId> {
-    find(event).map(|entry| entry.device)
 }
 
 /// Returns how many events of a device are in use.

@@ -225,7 +225,7 @@ unsafe impl<R: Runtime> Backend for Engine<R> {
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         drop(self.shared.health.enter_even_if_failed()?);
         let (shared, id) = (&self.shared, self.shared.health.id());
-        if let Some(other) = event::recorder(event) {
+        if let Some(event::Entry { device: other, .. }) = event::find(event) {
             let accepts = |event: Arc<EngineEvent<R>>| {
                 event.is_of(shared) || shared.runtime.accepts_events_of(&event.shared.runtime)
             };

@@ -30,7 +30,8 @@ static RESERVED: Ranges<()> = Ranges::new();
 #[derive(Debug)]
 pub struct Reserved {
     base: DevicePtr,
-    bytes: usize,
+    /// As was asked for.
+    pub(crate) bytes: usize,
 }
 
 impl Reserved {
@@ -59,11 +60,6 @@ impl Reserved {
     /// Returns the first address.
     pub fn base(&self) -> DevicePtr {
         self.base
-    }
-
-    /// Returns the number of bytes, as it was asked for.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 
@@ -154,7 +150,7 @@ mod tests {
         let reserved: Vec<Reserved> = (1..=64)
             .map(|i| Reserved::new(DEVICE, i * 64 * 1024).unwrap())
             .collect();
-        let mut ranges: Vec<_> = reserved.iter().map(|r| r.base().range(r.bytes())).collect();
+        let mut ranges: Vec<_> = reserved.iter().map(|r| r.base().range(r.bytes)).collect();
         ranges.sort_by_key(|range| range.start);
         // The end belongs to nothing else either.
         assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));

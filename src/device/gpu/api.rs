@@ -160,6 +160,7 @@ functions! {
     /// The functions that both libraries have. All but the first two work in the current context.
     pub(crate) struct Calls {
         count_devices = ["cuDeviceGetCount", "hipGetDeviceCount"] (count: *mut c_int);
+        device_attribute = ["cuDeviceGetAttribute", "hipDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, device: c_int);
         exchange_capture_mode = ["cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"] (mode: *mut c_int);
         synchronize = ["cuCtxSynchronize", "hipDeviceSynchronize"] ();
         create_stream = ["cuStreamCreate", "hipStreamCreateWithFlags"] (stream: *mut RawStream, flags: c_uint);

@@ -13,13 +13,14 @@ use super::api::{
 use super::vendor::{Kind, Library, Vendor};
 use crate::device::backend::{device_error, out_of_memory};
 use crate::device::engine::Health;
-use crate::device::{DeviceId, lock};
+use crate::device::{DeviceId, absent, lock};
 use crate::error::{Error, Result};
 
 /// A device's context. All calls go through [`Context::enter`], which makes it current and leaves the caller's current context, or
 /// device, as it was.
 pub(crate) struct Context<V: Vendor> {
     pub(crate) vendor: V,
+    library: &'static V::Library,
     pub(crate) health: Health,
     /// Which memory the device allocates.
     pub(super) kind: Kind,
@@ -35,6 +36,7 @@ impl<V: Vendor> Context<V> {
     /// Makes the context of a device, with a pool of its own if the device allocates its own memory and has pools.
     pub(super) fn new(id: DeviceId, vendor: V, pools: bool, reads_managed: bool) -> Result<Self> {
         let mut context = Self {
+            library: V::Library::get().map_err(|why| absent(id, why))?,
             health: Health::new(id),
             kind: Kind::of(id.device_type),
             reads_managed,
@@ -55,8 +57,13 @@ impl<V: Vendor> Context<V> {
         Ok(context)
     }
 
+    /// The device's number in the library.
+    pub(super) fn ordinal(&self) -> c_int {
+        self.health.id().id as c_int // of the devices that there are, as `find` has checked
+    }
+
     pub(crate) fn calls(&self) -> &'static Calls {
-        self.vendor.library().calls()
+        self.library.calls()
     }
 
     /// Makes the context current for as long as the returned guard lives. Foreign code must not run meanwhile: it would find the context
@@ -92,7 +99,7 @@ impl<V: Vendor> Context<V> {
     }
 
     fn error(&self, Failed { call, code }: Failed, is_own: impl FnOnce() -> bool) -> Error {
-        let text = self.vendor.library().text(code);
+        let text = self.library.text(code);
         let e = device_error(self.health.id(), call, code, text);
         match is_final::<V>(code) && is_own() {
             // SAFETY: the runtime says that this context is lost, which runs nothing any more.
@@ -237,7 +244,7 @@ impl<'a, V: Vendor> Current<'a, V> {
     /// frees its idle memory at every synchronisation.
     fn new_pool(&self) -> Answer<RawPool> {
         let (calls, mut pool, mut keep) = (self.calls(), RawPool(0), u64::MAX);
-        let props = PoolProps::of_device(self.ordinal());
+        let props = PoolProps::of_device(self.context.ordinal());
         // SAFETY: `pool` is valid for the write of a handle, and `props` has the layout of both libraries' headers; the attribute is a
         // 64-bit number of bytes. A pool without it is destroyed before anything else has its handle.
         unsafe {

@@ -175,7 +175,7 @@ impl<V: Vendor> Current<'_, V> {
             P::Device(of, _) if own != Kind::Device => {
                 format!("it is memory of {vendor} device {of}, which the host cannot read")
             }
-            P::Device(of, _) if of != self.ordinal() => {
+            P::Device(of, _) if of != self.context.ordinal() => {
                 format!("it is memory of {vendor} device {of}")
             }
             P::Device(..) if self.peer_of(kind) == Ok(None) => return of_class(A::Device),

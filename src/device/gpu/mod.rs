@@ -22,7 +22,7 @@ pub(crate) use self::api::{NOT_CAPTURED, PoolProps, RELAXED, RELEASE_THRESHOLD};
 pub(crate) use self::context::{Event, Origin};
 pub(crate) use self::runtime::{Gpu, Stream};
 pub(crate) use self::vendor::{
-    Found, Library, PointerKind, Vendor, device_count, find, load, text,
+    Found, Library, PointerKind, Vendor, device_count, find, has, load, text,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use self::{api::Failed, context::Context, memory::Block};

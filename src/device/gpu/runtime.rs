@@ -344,7 +344,7 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
     }
 
     fn relation(&self, other: &Self) -> Relation {
-        let is_same = other.context.vendor.ordinal() == self.context.vendor.ordinal();
+        let is_same = other.context.ordinal() == self.context.ordinal();
         Relation {
             // Devices of one library copy from each other without the host. Host memory takes copies only from its own device: no call
             // there names another's context.

@@ -51,7 +51,7 @@ pub(crate) enum PointerKind {
 pub(crate) type Found = (PointerKind, Option<Range<usize>>);
 
 /// A vendor's library, which stays loaded.
-pub(crate) trait Library: 'static {
+pub(crate) trait Library: Send + Sync + 'static {
     const VENDOR: &'static str;
     /// What a user can do about streams and memory of another context.
     const ADVICE: &'static str;
@@ -92,9 +92,6 @@ pub(crate) unsafe trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// What keeps a stream that was given.
     type Given: Send + Sync + 'static;
 
-    fn library(&self) -> &'static Self::Library;
-    /// Returns the device's number in the library.
-    fn ordinal(&self) -> c_int;
     /// Makes the device current on this thread.
     fn enter(&self) -> Answer<Self::Before>;
     /// Makes current again what was before.
@@ -169,6 +166,14 @@ pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
         n => format!("there are {n} {vendor} devices, 0 to {}", n - 1),
     };
     Err(absent(id, reason))
+}
+
+/// Whether a device attribute is set. The library may not know it: then it is not.
+pub(crate) fn has<L: Library>(library: &L, attribute: c_int, device: c_int) -> bool {
+    let (calls, mut value) = (library.calls(), 0);
+    // SAFETY: `value` is valid for the write of an int.
+    let ask = || unsafe { calls.device_attribute(&raw mut value, attribute, device) };
+    library.quietly(ask).is_ok() && value != 0
 }
 
 /// Joins a library's name and text for a code, which are null if it does not know the code.

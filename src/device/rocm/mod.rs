@@ -65,17 +65,9 @@ impl Rocm {
         })
     }
 
-    /// Whether a device attribute is set. The runtime may not know it: then it is not. The
-    /// attributes that this crate asks for have the same numbers from HIP 5.2 to 7.14.
+    /// Whether a device attribute is set. Those that this crate asks for have the same numbers from HIP 5.2 to 7.14.
     fn has(&self, attribute: Attribute) -> bool {
-        let mut value = 0;
-        let (hip, attribute) = (self.hip, attribute as c_int);
-        // SAFETY: `value` is valid for the write of an int.
-        let ask = || unsafe {
-            hip.functions
-                .device_attribute(&raw mut value, attribute, self.ordinal)
-        };
-        hip.quietly(ask).is_ok() && value != 0
+        gpu::has(self.hip, attribute as c_int, self.ordinal)
     }
 
     /// Makes the device current; returns the number of the one before it.
@@ -127,14 +119,6 @@ unsafe impl Vendor for Rocm {
     /// The thread's device and last error.
     type Before = (c_int, Code);
     type Given = Box<dyn Any + Send + Sync>;
-
-    fn library(&self) -> &'static Hip {
-        self.hip
-    }
-
-    fn ordinal(&self) -> c_int {
-        self.ordinal
-    }
 
     fn enter(&self) -> Answer<(c_int, Code)> {
         let last_error = self.hip.last_error();

@@ -41,7 +41,6 @@ functions! {
         get_version = ["hipRuntimeGetVersion"] (version: *mut c_int);
         get_device = ["hipGetDevice"] (ordinal: *mut c_int);
         set_device = ["hipSetDevice"] (ordinal: c_int);
-        device_attribute = ["hipDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, ordinal: c_int);
         pointer_attributes = ["hipPointerGetAttributes"] (attributes: *mut PointerAttributes, ptr: *const c_void);
         address_range = ["hipMemGetAddressRange"] (start: *mut *mut c_void, bytes: *mut usize, ptr: *mut c_void);
         copy = ["hipMemcpyAsync"] (dst: *mut c_void, src: *const c_void, bytes: usize, kind: c_int, stream: RawStream);

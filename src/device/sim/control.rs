@@ -34,9 +34,6 @@ pub struct SimConfig {
     pub mode: SimMode,
     /// How many bytes the device has. They are reserved addresses, and take up memory only once allocated.
     pub capacity_bytes: usize,
-    /// Whether fresh memory is filled, which shows reads of it and costs as much time as a copy. For measurements, switch it
-    /// off: the memory is zero then.
-    pub fill: bool,
     /// How fast a queue copies, in bytes per second, for tests of overlap; `None` is at full speed. The copies of different
     /// queues overlap, and time passes from when they are queued. Has an effect only in [`SimMode::Async`].
     pub bytes_per_second: Option<u64>,
@@ -44,6 +41,7 @@ pub struct SimConfig {
     pub peer_access: bool,
     /// What allocates the device's memory, in place of ordinary memory of the host's: it gets a number of bytes, and returns at least as
     /// many, which nothing else uses, aligned to 64 bytes, or `None` if there are not as many. It must not use the device, which is locked meanwhile.
+    /// The device does not fill it, as it fills fresh memory of its own, which shows reads of it and costs as much time as a copy.
     pub memory: Option<fn(usize) -> Option<SimBacking>>,
 }
 
@@ -54,7 +52,6 @@ impl Default for SimConfig {
         Self {
             mode: SimMode::default(),
             capacity_bytes: usize::try_from(4u64 << 30).unwrap_or(256 << 20),
-            fill: true,
             bytes_per_second: None,
             peer_access: false,
             memory: None,
@@ -65,15 +62,10 @@ impl Default for SimConfig {
 impl SimConfig {
     /// Allocates device memory.
     pub(super) fn allocate(&self, bytes: usize) -> Option<Memory> {
-        let Some(allocate) = self.memory else {
-            return Memory::new(bytes, self.fill);
-        };
-        let memory = Memory::of(allocate(bytes)?, bytes)?;
-        if self.fill {
-            // SAFETY: `SimBacking::new` demands writable memory for a device's allocations, and `memory` some that nothing else uses.
-            unsafe { memory.fill() };
+        match self.memory {
+            Some(allocate) => Memory::of(allocate(bytes)?, bytes),
+            None => Memory::new(bytes),
         }
-        Some(memory)
     }
 }
 
@@ -241,7 +233,7 @@ impl SimDevice {
             live_allocations,
             live_bytes,
             live_host_allocations: state.host.len(),
-            live_host_bytes: state.host.values().map(|memory| memory.bytes()).sum(),
+            live_host_bytes: state.host.values().map(|memory| memory.bytes).sum(),
             live_events: state.events.len(),
             pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
             violations: state.violations.clone(),

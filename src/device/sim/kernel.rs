@@ -17,8 +17,8 @@ use crate::error;
 /// Every access is checked against the live allocations. A failed access returns an error and makes
 /// the device fail, whether or not the kernel returns that error.
 ///
-/// Views borrow the `SimMemory`, so there is no other view beside one that writes.
-/// [`in_out`](Self::in_out) returns several views to read and one to write.
+/// Views borrow the `SimMemory`, so there is no other view beside one that writes: read, collect what the kernel makes, and
+/// [`write`](Self::write) it.
 pub struct SimMemory<'a> {
     core: &'a Core,
     /// The first failed access.
@@ -86,36 +86,6 @@ impl SimMemory<'_> {
         let bytes = bit.checked_add(rows).ok_or("too many bits")?.div_ceil(8);
         let bytes = self.slice::<u8>(ptr.offset(byte), bytes)?;
         Ok(BooleanBuffer::new(Buffer::from(bytes), bit, rows))
-    }
-
-    /// Returns several views to read and one to write, each of an address and a number of elements.
-    /// The one to write must not overlap the others.
-    #[allow(clippy::type_complexity)] // an array of views and a view
-    pub fn in_out<A: ArrowNativeType, B: ArrowNativeType, const N: usize>(
-        &mut self,
-        inputs: [(DevicePtr, usize); N],
-        output: (DevicePtr, usize),
-    ) -> Result<([&[A]; N], &mut [B]), String> {
-        let written = output.1.saturating_mul(size_of::<B>());
-        let written = output.0.address()..output.0.address().saturating_add(written);
-        let mut views: [&[A]; N] = [&[]; N];
-        let start = self.start::<B>(output.0, output.1)?;
-        for (view, (ptr, elements)) in views.iter_mut().zip(inputs) {
-            *view = self.slice(ptr, elements)?;
-            let read = ptr.address()..ptr.address() + size_of_val(*view);
-            if !read.is_empty() && read.start < written.end && written.start < read.end {
-                return Err(format!(
-                    "output at {:?} overlaps input at {ptr:?}",
-                    output.0
-                ));
-            }
-        }
-        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
-        // `ArrowNativeType`. `self` is borrowed exclusively, and the views to read do not overlap
-        // this one, as was just checked.
-        Ok((views, unsafe {
-            std::slice::from_raw_parts_mut(start, output.1)
-        }))
     }
 
     /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there

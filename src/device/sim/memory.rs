@@ -19,7 +19,7 @@ const UNIT: usize = 64;
 #[derive(Debug)]
 pub struct SimBacking {
     start: NonNull<u8>,
-    bytes: usize,
+    pub(super) bytes: usize,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -36,22 +36,18 @@ impl SimBacking {
             owner,
         }
     }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 /// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
 pub(super) struct Memory {
     pub(super) start: NonNull<u8>,
-    bytes: usize,
-    owner: Owner,
+    pub(super) bytes: usize,
+    pub(super) owner: Owner,
 }
 
-enum Owner {
-    /// What was allocated, of which `start` is the first multiple of [`UNIT`].
-    Here(NonNull<u8>, Layout),
+pub(super) enum Owner {
+    /// What was allocated.
+    Here(Layout),
     Program(Arc<dyn Any + Send + Sync>),
 }
 
@@ -61,33 +57,21 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates `bytes` bytes, which are filled or zero. Returns `None` if there are not as many, or none are asked for.
-    pub(super) fn new(bytes: usize, fill: bool) -> Option<Self> {
+    /// Allocates `bytes` bytes, which are filled. Returns `None` if there are not as many, or none are asked for.
+    pub(super) fn new(bytes: usize) -> Option<Self> {
         if bytes == 0 {
             return None;
         }
-        // Zeros of no alignment come from the system as they are used; aligned ones are written at once.
-        let layout = Layout::from_size_align(bytes.checked_add(UNIT)?, 1).ok()?;
-        // SAFETY: the layout is not empty, and has room for the bytes after the first multiple of `UNIT`.
-        let (base, start) = unsafe {
-            let base = match fill {
-                true => std::alloc::alloc(layout),
-                false => std::alloc::alloc_zeroed(layout),
-            };
-            let base = NonNull::new(base)?;
-            let start = base.add(base.align_offset(UNIT));
-            (base, start)
-        };
-        let memory = Self {
+        let layout = Layout::from_size_align(bytes, UNIT).ok()?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { std::alloc::alloc(layout) })?;
+        // SAFETY: it was just allocated.
+        unsafe { start.write_bytes(FRESH, bytes) };
+        Some(Self {
             start,
             bytes,
-            owner: Owner::Here(base, layout),
-        };
-        if fill {
-            // SAFETY: it was just allocated.
-            unsafe { memory.fill() };
-        }
-        Some(memory)
+            owner: Owner::Here(layout),
+        })
     }
 
     /// `bytes` bytes of a program's memory, or `None` if it has fewer or is not aligned.
@@ -99,34 +83,13 @@ impl Memory {
             owner: Owner::Program(backing.owner),
         })
     }
-
-    /// Fills fresh memory.
-    ///
-    /// # Safety
-    /// The memory is writable, and nothing else uses it.
-    pub(super) unsafe fn fill(&self) {
-        // SAFETY: the caller guarantees so many writable bytes that nothing else uses (see `# Safety`).
-        unsafe { self.start.write_bytes(FRESH, self.bytes) };
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// What owns memory of a program's.
-    pub(super) fn program(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
-        match &self.owner {
-            Owner::Here(..) => None,
-            Owner::Program(owner) => Some(owner),
-        }
-    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Owner::Here(base, layout) = self.owner {
+        if let Owner::Here(layout) = self.owner {
             // SAFETY: allocated in `new` with this layout.
-            unsafe { std::alloc::dealloc(base.as_ptr(), layout) };
+            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
         }
     }
 }
@@ -187,7 +150,7 @@ impl Allocator {
             if start - from >= block {
                 return Some(from);
             }
-            from = start + block_bytes(allocation.memory.bytes())?;
+            from = start + block_bytes(allocation.memory.bytes)?;
         }
         (self.range.end.saturating_sub(from) >= block).then_some(from)
     }
@@ -197,9 +160,9 @@ impl Allocator {
         match self.live.get_mut(&address) {
             None => Err("not the start of a live allocation (double free?)".into()),
             Some(allocation) if allocation.freeing => Err("double free".into()),
-            Some(allocation) if allocation.memory.bytes() != bytes => Err(format!(
+            Some(allocation) if allocation.memory.bytes != bytes => Err(format!(
                 "freed as {bytes} bytes, allocated as {}",
-                allocation.memory.bytes()
+                allocation.memory.bytes
             )),
             Some(allocation) => {
                 allocation.freeing = true;
@@ -222,7 +185,7 @@ impl Allocator {
     ) -> Result<(&Allocation, usize), String> {
         let before = self.live.range(..=address).next_back();
         let (start, allocation) = before.ok_or("not allocated, or freed")?;
-        let (within, length) = (address - start, allocation.memory.bytes());
+        let (within, length) = (address - start, allocation.memory.bytes);
         if within > length {
             Err("not allocated, or freed".into())
         } else if bytes > length - within {
@@ -245,7 +208,7 @@ impl Allocator {
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
         owned.fold((0, 0), |(count, bytes), a| {
-            (count + 1, bytes + a.memory.bytes())
+            (count + 1, bytes + a.memory.bytes)
         })
     }
 }

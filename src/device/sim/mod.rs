@@ -86,8 +86,8 @@ mod tests;
 
 pub use control::{FaultOp, Faults, SimConfig, SimMode, SimReport};
 pub use kernel::SimMemory;
-use memory::Memory;
 pub use memory::SimBacking;
+use memory::{Memory, Owner};
 pub use queue::SimQueue;
 use state::{Core, Point, State, is_host};
 
@@ -190,7 +190,7 @@ impl SimDevice {
     /// Returns [`Error::OutOfMemory`] if the device has not as many addresses or the memory is not aligned to 64 bytes, and the error of a
     /// device that has failed.
     pub fn adopt(&self, backing: SimBacking) -> Result<DevicePtr> {
-        let bytes = backing.bytes();
+        let bytes = backing.bytes;
         let mut state = self.core.alive()?;
         self.core.count(FaultOp::Allocate, "adopt", bytes)?;
         let address = state.memory.allocate(bytes, || Memory::of(backing, bytes));
@@ -211,7 +211,10 @@ impl SimDevice {
     ) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
         let state = self.core.here()?;
         let (allocation, within) = state.memory.find(address.address(), bytes).ok()?;
-        Some((allocation.memory.program()?.clone(), within))
+        match &allocation.memory.owner {
+            Owner::Program(owner) => Some((owner.clone(), within)),
+            Owner::Here(_) => None,
+        }
     }
 
     /// Frees an allocation at once, in no queue's order and without running queued work, which
@@ -314,7 +317,7 @@ unsafe impl Backend for SimDevice {
         }
         let operation = "allocate_host";
         core.count(FaultOp::HostAllocate, operation, bytes)?;
-        let memory = Memory::new(bytes, true);
+        let memory = Memory::new(bytes);
         let memory = memory.ok_or_else(|| out_of_memory(core.id, operation, bytes))?;
         let start = memory.start;
         let memory = Arc::new(memory);
@@ -329,7 +332,7 @@ unsafe impl Backend for SimDevice {
         let start = address.address();
         let why = match state.host.get(&start) {
             None => "not a live host allocation (double free?)",
-            Some(memory) if memory.bytes() != bytes => "allocated with another length",
+            Some(memory) if memory.bytes != bytes => "allocated with another length",
             // It stays allocated, so that the copy stays harmless.
             Some(memory) if Arc::strong_count(memory) > 1 => "a queued copy uses it",
             Some(_) => {

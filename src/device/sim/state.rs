@@ -75,7 +75,7 @@ impl Core {
             config,
             faults: Faults::default(),
             state: Mutex::new(State {
-                memory: Allocator::new(addresses.base().range(addresses.bytes())),
+                memory: Allocator::new(addresses.base().range(addresses.bytes)),
                 ..State::default()
             }),
             addresses,
@@ -85,7 +85,7 @@ impl Core {
         });
         DEVICES.insert(
             core.addresses.base(),
-            core.addresses.bytes(),
+            core.addresses.bytes,
             Arc::downgrade(&core),
         );
         core
@@ -134,7 +134,7 @@ impl Core {
         ptr: DevicePtr,
         bytes: usize,
     ) -> Result<(Arc<Memory>, *mut u8), String> {
-        let own = self.addresses.base().range(self.addresses.bytes());
+        let own = self.addresses.base().range(self.addresses.bytes);
         if !own.contains(&ptr.address()) {
             return Err(self.invalid(ptr, bytes, "not an address of this device"));
         }
@@ -239,7 +239,7 @@ impl State {
     /// Returns the host allocations in which some of these bytes lie.
     pub(super) fn host_at(&self, range: Range<usize>) -> impl Iterator<Item = &Arc<Memory>> {
         let before = self.host.range(..range.end).rev();
-        let overlapping = before.take_while(move |(at, memory)| range.start < *at + memory.bytes());
+        let overlapping = before.take_while(move |(at, memory)| range.start < *at + memory.bytes);
         overlapping.map(|(_, memory)| memory)
     }
 

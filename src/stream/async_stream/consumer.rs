@@ -70,7 +70,7 @@ impl AsyncDeviceRecordBatchStream {
         BoxFuture<'static, Result<Self>>,
     ) {
         let shared = Shared::new(queue_depth);
-        let handler = shared.handler();
+        let handler = shared.handler.get();
         let consumer = Consumer {
             shared,
             options,

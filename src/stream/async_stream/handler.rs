@@ -29,7 +29,7 @@ pub(super) struct Shared {
     /// Tasks to request in `on_schema`: at least 1.
     pub(super) queue_depth: i64,
     /// The struct, which is the producer's. It holds a share of this until its release.
-    handler: UnsafeCell<Handler>,
+    pub(super) handler: UnsafeCell<Handler>,
 }
 
 // SAFETY: the inbox is `Sync`, and nothing but the producer's calls, which do not overlap, uses the struct.
@@ -53,11 +53,6 @@ impl Shared {
         });
         mem::forget(shared.clone());
         shared
-    }
-
-    /// The struct, for a producer.
-    pub(super) fn handler(&self) -> *mut Handler {
-        self.handler.get()
     }
 }
 

@@ -89,52 +89,61 @@ mod sync {
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::mpsc::TryRecvError;
+use std::task::{Context, Poll, ready};
 
-use arrow_schema::SchemaRef;
+use arrow_array::RecordBatch;
+use arrow_array::nonblocking::RecordBatchStream;
+use arrow_schema::{ArrowError, SchemaRef};
 use futures_core::Stream;
 
 pub use consumer::AsyncDeviceRecordBatchStream;
 pub use producer::{Outcome, produce};
 
+pub use crate::stream::reader::DeviceRecordBatchStream;
+
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
-use crate::error::Result;
-use crate::stream::HostRecordBatchReader;
+use crate::device::{FORKED, Queue, lock};
+use crate::error::{Error, Result};
+use crate::stream::ahead::Ahead;
+use crate::stream::upload::Uploads;
+use crate::stream::{DeviceRecordBatches, HostRecordBatchReader};
+use crate::transfer::Download;
 
-/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
-/// be on several devices of that type. All streams of this crate end after an error.
+/// Uploads the batches of a stream on `queue`, as [`upload_reader`] does. All of them must [fit](DeviceRecordBatchReader#schemas)
+/// `schema`. Errors are arrow-rs's or this crate's. Polls do not block, except to upload a single batch that needs more than 128 MiB of
+/// staging memory; while too much is being uploaded, they are pending.
 ///
-/// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
-pub trait DeviceRecordBatchStream: Stream<Item = Result<DeviceRecordBatch>> {
-    /// Returns the schema that all batches [fit](crate::DeviceRecordBatchReader#schemas).
-    fn schema(&self) -> SchemaRef;
-
-    /// Returns the type of device that all batches are on.
-    fn device_type(&self) -> ArrowDeviceType;
-
-    /// Returns key-value metadata of the whole stream, if there is any. An async device stream carries it
-    /// (`ArrowAsyncProducer.additional_metadata`).
-    fn metadata(&self) -> Option<&HashMap<String, String>> {
-        None
-    }
-
-    /// Returns key-value metadata of the batch that was returned last, if there is any. An async device stream carries it with each
-    /// batch (the argument of `on_next_task`).
-    fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
-        None
-    }
-
-    /// Returns the stream as arrow-rs's [`RecordBatchStream`]. Memory that the host can read is not copied; other memory
-    /// is downloaded, one batch ahead of the consumer. Polling never blocks. Metadata is dropped.
-    ///
-    /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
-    fn into_host_stream(self) -> HostRecordBatchReader<Pin<Box<Self>>>
-    where
-        Self: Sized,
-    {
-        let schema = self.schema();
-        HostRecordBatchReader::new(Box::pin(self), schema)
-    }
+/// ```
+/// # use arrow_array::RecordBatch;
+/// # use arrow_device::async_stream::DeviceRecordBatchStream;
+/// # use arrow_device::{Device, upload_stream};
+/// # use arrow_schema::SchemaRef;
+/// # use futures::Stream;
+/// fn up(
+///     batches: impl Stream<Item = Result<RecordBatch, arrow_schema::ArrowError>>,
+///     schema: SchemaRef,
+///     device: &Device,
+/// ) -> impl DeviceRecordBatchStream {
+///     upload_stream(batches, schema, device.default_queue())
+/// }
+/// ```
+pub fn upload_stream<S, E>(
+    stream: S,
+    schema: SchemaRef,
+    queue: Queue,
+) -> impl DeviceRecordBatchStream + Unpin + use<S, E>
+where
+    S: Stream<Item = Result<RecordBatch, E>>,
+    E: Into<Error>,
+{
+    let device_type = queue.device().id().device_type;
+    let uploading = Uploading {
+        stream: Box::pin(stream),
+        uploads: Uploads::new(schema.clone(), queue),
+    };
+    DeviceRecordBatches::of(uploading, schema, device_type)
 }
 
 impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>> {
@@ -152,5 +161,136 @@ impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>
 
     fn batch_metadata(&self) -> Option<&HashMap<String, String>> {
         (**self).batch_metadata()
+    }
+}
+
+impl<S: Stream> DeviceRecordBatches<Pin<Box<S>>> {
+    /// Wraps a stream whose batches all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This
+    /// is not checked here, but where batches are exported ([`produce`](produce)) or staged to the host.
+    pub fn from_stream(stream: S, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
+        Self::of(Box::pin(stream), schema, device_type)
+    }
+
+    /// Sets the [metadata](DeviceRecordBatchStream::metadata) of the whole stream.
+    #[must_use]
+    pub fn with_metadata(mut self, metadata: HashMap<String, String>) -> Self {
+        self.metadata = Some(metadata);
+        self
+    }
+}
+
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for DeviceRecordBatches<S> {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(batches) = &mut self.batches else {
+            return Poll::Ready(None);
+        };
+        let next = ready!(Pin::new(batches).poll_next(cx));
+        Poll::Ready(self.ended(next))
+    }
+}
+
+impl<S> DeviceRecordBatchStream for DeviceRecordBatches<S>
+where
+    S: Stream<Item = Result<DeviceRecordBatch>> + Unpin,
+{
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+
+    fn metadata(&self) -> Option<&HashMap<String, String>> {
+        self.metadata.as_ref()
+    }
+}
+
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for HostRecordBatchReader<S> {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            // Batches at hand start first, so that their copies overlap with the making of the next one.
+            for coming in this.coming.iter_mut().flatten() {
+                if coming.arrived.is_none() {
+                    if let Poll::Ready(batch) = Pin::new(&mut coming.download).poll(cx) {
+                        coming.arrived = Some(batch);
+                    }
+                }
+            }
+            let before = this.coming.len();
+            while let Some(reader) = this.wanted() {
+                let Poll::Ready(next) = Pin::new(reader).poll_next(cx) else {
+                    break;
+                };
+                this.take(next, |batch, queues| Ok(Download::lazy(batch, queues)));
+            }
+            if this.coming.len() == before {
+                break;
+            }
+        }
+        match this.coming.pop_front() {
+            None if this.reader.is_none() => Poll::Ready(None),
+            None => Poll::Pending,
+            Some(Ok(oldest)) if oldest.arrived.is_none() => {
+                this.coming.push_front(Ok(oldest));
+                Poll::Pending
+            }
+            Some(oldest) => Poll::Ready(Some(this.give(oldest))),
+        }
+    }
+}
+
+impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> RecordBatchStream
+    for HostRecordBatchReader<S>
+{
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+}
+
+/// A stream whose batches are uploaded.
+struct Uploading<S> {
+    stream: Pin<Box<S>>,
+    uploads: Uploads,
+}
+
+impl<S, E> Stream for Uploading<S>
+where
+    S: Stream<Item = Result<RecordBatch, E>>,
+    E: Into<Error>,
+{
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        ready!(self.uploads.make_room(|oldest| oldest.poll(cx)));
+        let next = ready!(self.stream.as_mut().poll_next(cx));
+        Poll::Ready(next.map(|batch| self.uploads.upload(&batch.map_err(E::into)?)))
+    }
+}
+
+impl<T> Stream for Ahead<T> {
+    type Item = Result<T>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = || match self.items.try_recv() {
+            _ if !self.process.is_this() => Poll::Ready(Some(Err(Error::argument(FORKED)))),
+            Ok(item) => Poll::Ready(Some(item)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(None),
+            Err(TryRecvError::Empty) => Poll::Pending,
+        };
+        let first = next();
+        if first.is_ready() {
+            return first;
+        }
+        let new = cx.waker().clone();
+        let old = lock(&self.task).replace(new);
+        drop(old);
+        // An item may have come before the waker was registered.
+        next()
     }
 }

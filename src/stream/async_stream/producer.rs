@@ -12,7 +12,7 @@ use super::foreign::{Calls, ForeignHandler, Shared, invalid_request};
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, ForeignSchema};
 use crate::error::{Result, bail};
 use crate::interchange::schema::{encode_metadata, export_schema};
-use crate::interchange::{ExportOptions, export_async};
+use crate::interchange::{ExportOptions, export};
 
 /// The most batches that one poll sends, so that other tasks get their turn.
 const BUDGET: usize = 32;
@@ -151,12 +151,12 @@ async fn send_all<S: DeviceRecordBatchStream>(
             break;
         };
         let metadata = encode_metadata(stream.batch_metadata())?;
-        let batch = batch.fitted(&schema)?;
+        let batch = batch.with_schema(schema.clone())?;
         if batch.device().id().device_type != device_type {
             let device = batch.device();
             bail!("a batch on {device} in a stream of {device_type}");
         }
-        let array = export_async(batch, options).await?;
+        let array = export(batch.as_struct(), &options, true).await?;
         // An exported batch waits for the consumer's request.
         let requested = poll_fn(|_| match demand.turn() {
             Turn::Produce(true) => Poll::Ready(()),

@@ -28,7 +28,7 @@ fn null_arrays() {
         let (c_array, schema) = nulls.export(SyncPolicy::Event).unwrap();
         assert_eq!(c_array.array().null_count(), 5);
         // SAFETY: both come from `export`.
-        let again = unsafe { DeviceArray::import_with(c_array, &schema, &place.options) }.unwrap();
+        let again = unsafe { DeviceArray::import(c_array, &schema, &place.options) }.unwrap();
         assert_same(
             &NullArray::new(5),
             &again.compact().unwrap().to_host().unwrap(),
@@ -87,7 +87,7 @@ fn struct_arrays() {
             assert_same(&expected.slice(2, 11), &part.to_host().unwrap(), "sliced");
             let (c_array, schema) = part.export(SyncPolicy::Event).unwrap();
             // SAFETY: both come from `export`.
-            let again = unsafe { DeviceArray::import_with(c_array, &schema, &place.options) };
+            let again = unsafe { DeviceArray::import(c_array, &schema, &place.options) };
             assert_same(
                 &expected.slice(2, 11),
                 &again.unwrap().to_host().unwrap(),

@@ -69,7 +69,7 @@ fn manners_of_record_batches() {
                         let (c_array, c_schema) = up.export(SyncPolicy::Event).unwrap();
                         // SAFETY: both come from `export`.
                         let again = unsafe {
-                            DeviceRecordBatch::import_with(c_array, &c_schema, &place.options)
+                            DeviceRecordBatch::import(c_array, &c_schema, &place.options)
                         };
                         assert_same_batch(&host, &again.unwrap().to_host().unwrap(), "again");
                     }

@@ -127,7 +127,7 @@ fn children_of_separate_memory() {
         assert_same(&numbers.slice(at + 1, 1), &leaf.to_host().unwrap(), i);
         let (c_array, schema) = leaf.export(SyncPolicy::Event).unwrap();
         // SAFETY: both come from `export`.
-        let again = unsafe { DeviceArray::import(c_array, &schema) }.unwrap();
+        let again = unsafe { DeviceArray::import(c_array, &schema, None) }.unwrap();
         assert_same(&numbers.slice(at + 1, 1), &again.to_host().unwrap(), i);
     }
     assert_same(
@@ -279,7 +279,7 @@ fn empty_slices_have_no_offsets() {
     let up = Devices::cpu().upload_array(&texts).unwrap();
     let (array, schema) = up.export(SyncPolicy::Event).unwrap();
     // SAFETY: `export` has just made both.
-    let imported = unsafe { DeviceArray::import(array, &schema) }.unwrap();
+    let imported = unsafe { DeviceArray::import(array, &schema, None) }.unwrap();
     for array in [up, imported] {
         for at in 0..=2 {
             let down = array.slice(at, 0).unwrap().to_host().unwrap();

@@ -76,7 +76,7 @@ pub(crate) fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> D
     let (array, schema) = batch.export(SyncPolicy::Event).unwrap();
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
     // is the exported one.
-    unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap()
+    unsafe { DeviceRecordBatch::import(array, &schema, options) }.unwrap()
 }
 
 // ---- Every stream that brings batches somewhere

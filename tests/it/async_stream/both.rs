@@ -42,7 +42,10 @@ fn pipe_on(
     if device.id() != Devices::cpu().id() {
         devices.add(device.clone()).unwrap();
     }
-    let import = ImportOptions::default().with_devices(devices);
+    let import = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(3, import) };
     let (up, device_type) = (device.clone(), device.id().device_type);
@@ -116,7 +119,10 @@ fn batches_may_be_on_several_devices() {
     for sim in &sims {
         devices.add(sim.device.clone()).unwrap();
     }
-    let import = ImportOptions::default().with_devices(devices);
+    let import = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(3, import) };
     let up = (0..6)

@@ -8,7 +8,8 @@ use arrow_device::async_stream::Outcome;
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches, ExportOptions, ImportOptions,
+    SyncPolicy,
 };
 use arrow_schema::{DataType, Field, Schema};
 use futures::stream;
@@ -183,7 +184,10 @@ fn nulls_are_counted_without_a_wait() {
     ));
     let host = RecordBatch::try_from_iter([("i", values)]).unwrap();
     let up = sim.upload(&host).unwrap();
-    let unknown = ExportOptions::new(SyncPolicy::Event).with_unknown_null_counts();
+    let unknown = ExportOptions {
+        counts_nulls: false,
+        ..ExportOptions::new(SyncPolicy::Event)
+    };
     let array = up.slice(3, 30).unwrap().export_array(&unknown).unwrap();
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
     // is the exported one.
@@ -251,7 +255,10 @@ fn full_validation_waits_for_the_batch_outside_the_poll() {
     for (sent, waits) in [(numbers(400, 5), 1), (texts, 3)] {
         let sim = Sim::new(SimMode::Deferred);
         forbid_waits(&sim);
-        let options = options_of(&sim).with_validation(Validation::Full);
+        let options = ImportOptions {
+            validation: Validation::Full,
+            ..options_of(&sim)
+        };
         let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::EXT_DEV, options);
         producer.schema_of(sent.schema().as_ref());
         let mut stream = block_on(opening).unwrap();
@@ -288,7 +295,10 @@ fn full_validation_waits_for_the_batch_outside_the_poll() {
 fn a_stream_dropped_while_a_batch_is_checked_leaves_nothing() {
     use arrow_device::Validation;
     let sim = Sim::new(SimMode::Deferred);
-    let options = options_of(&sim).with_validation(Validation::Full);
+    let options = ImportOptions {
+        validation: Validation::Full,
+        ..options_of(&sim)
+    };
     let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::EXT_DEV, options);
     producer.schema();
     let mut stream = block_on(opening).unwrap();

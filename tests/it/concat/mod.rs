@@ -185,7 +185,7 @@ fn batches() {
         let parts = [up.slice(5, 40).unwrap(), more, up.slice(45, 30).unwrap()];
         let schema = whole.schema();
         let (joined, stats) =
-            TransferStats::scope(|| DeviceRecordBatch::concat(&schema, &parts).unwrap());
+            TransferStats::scope(|| DeviceRecordBatch::concat(&schema, &parts, None).unwrap());
         drop((up, parts));
         assert_eq!(stats.allocations, 1);
         written_once(&stats, "batch");
@@ -199,7 +199,7 @@ fn batches() {
         }
         let parts = [7, 70].map(|rows| sim.upload(&zero_column_batch(rows)).unwrap());
         let schema = zero_column_batch(0).schema();
-        let empty = DeviceRecordBatch::concat(&schema, &parts).unwrap();
+        let empty = DeviceRecordBatch::concat(&schema, &parts, None).unwrap();
         assert_same_batch(
             &zero_column_batch(77),
             &empty.to_host().unwrap(),
@@ -228,9 +228,12 @@ fn texts(rows: usize) -> ArrayRef {
 
 /// The array with a null count that nobody knows.
 fn uncounted(up: &DeviceArray) -> DeviceArray {
-    let buffers = [up.buffer(0), up.buffer(1)];
+    let bits = up
+        .buffer(0)
+        .map(|bits| Validity::new(bits, 0, up.len()).unwrap());
+    let data_type = up.data_type().clone();
     // SAFETY: the buffers and rows of the same array.
-    unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) }
+    unsafe { DeviceArray::from_parts(up.device(), data_type, up.len(), bits, &[up.buffer(1)], &[]) }
         .unwrap()
 }
 

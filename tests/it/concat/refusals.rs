@@ -20,7 +20,7 @@ fn refusals() {
     let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, true)]));
     refused(DeviceArray::concat(&[]), &["nothing to concatenate"]);
     refused(
-        DeviceRecordBatch::concat(&schema, &[]),
+        DeviceRecordBatch::concat(&schema, &[], None),
         &["nothing to concatenate"],
     );
 
@@ -53,21 +53,21 @@ fn refusals() {
     };
     let (good, bad) = (batch(nullable(5)), batch(texts(5)));
     let queue = other.default_queue();
-    let wrong = DeviceRecordBatch::concat_on(&schema, std::slice::from_ref(&good), &queue);
+    let wrong = DeviceRecordBatch::concat(&schema, std::slice::from_ref(&good), &queue);
     refused(wrong, &["queue"]);
-    let wrong = DeviceRecordBatch::concat(&schema, &[good.clone(), bad]);
+    let wrong = DeviceRecordBatch::concat(&schema, &[good.clone(), bad], None);
     refused(wrong, &["column 'id'", "batch 1", "Utf8", "the schema"]);
     let empty = Arc::new(Schema::empty());
-    let wrong = DeviceRecordBatch::concat(&empty, std::slice::from_ref(&good));
+    let wrong = DeviceRecordBatch::concat(&empty, std::slice::from_ref(&good), None);
     refused(wrong, &["batch 0 has 1 columns", "0"]);
     let strict = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
     refused(
-        DeviceRecordBatch::concat(&strict, &[good]),
+        DeviceRecordBatch::concat(&strict, &[good], None),
         &["column 'id'", "2 nulls", "not nullable"],
     );
     // Without nulls it may be.
     let full = batch(plain(5));
-    let joined = DeviceRecordBatch::concat(&strict, &[full.clone(), full]).unwrap();
+    let joined = DeviceRecordBatch::concat(&strict, &[full.clone(), full], None).unwrap();
     assert_eq!(joined.to_host().unwrap().num_rows(), 10);
     drop(joined);
 

@@ -15,7 +15,11 @@ pub(crate) const CPU: DLDevice = DLDevice {
     device_type: ArrowDeviceType::CPU,
     device_id: 0,
 };
-pub(crate) const INT32: DLDataType = DLDataType::new(DLDataType::INT, 32);
+pub(crate) const INT32: DLDataType = DLDataType {
+    code: DLDataType::INT,
+    bits: 32,
+    lanes: 1,
+};
 
 /// For a consumer that names no stream.
 pub(crate) fn plain() -> DlpackOptions<'static> {
@@ -95,7 +99,7 @@ impl Form for DLManagedTensor {
     }
     unsafe fn import(this: *mut Self, queue: &Queue) -> Result<DeviceArray> {
         // SAFETY: the caller guarantees a tensor that keeps to DLPack and that nothing else uses.
-        unsafe { DeviceArray::import_dlpack_unversioned(this, queue) }
+        unsafe { DeviceArray::import_dlpack(this, queue) }
     }
 }
 

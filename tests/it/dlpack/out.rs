@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::{Array, FixedSizeListArray, Int8Array, Int16Array, Int32Array, new_empty_array};
 use arrow_data::ArrayData;
 use arrow_device::dlpack::{
-    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
 };
 use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error};
 use arrow_schema::{DataType, Field, IntervalUnit};
@@ -109,7 +109,14 @@ fn members() {
     let tensor = column.export_dlpack(&plain()).unwrap();
     assert_eq!(tensor.shape(), [5]);
     assert_eq!(tensor.address().address(), address + 6);
-    assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::INT, 16));
+    assert_eq!(
+        tensor.data_type(),
+        DLDataType {
+            code: DLDataType::INT,
+            bits: 16,
+            lanes: 1
+        }
+    );
     let versioned = Held::<DLManagedTensorVersioned>::new(tensor);
     assert_eq!(versioned.version, DLPackVersion { major: 1, minor: 3 });
     // Read-only, and not a copy.
@@ -119,7 +126,14 @@ fn members() {
         // The slice's own address: not everybody looks at `byte_offset`.
         assert_eq!((tensor.data.addr(), tensor.byte_offset), (address + 6, 0));
         assert_eq!((tensor.device, tensor.ndim), (CPU, 1));
-        assert_eq!(tensor.dtype, DLDataType::new(DLDataType::INT, 16));
+        assert_eq!(
+            tensor.dtype,
+            DLDataType {
+                code: DLDataType::INT,
+                bits: 16,
+                lanes: 1
+            }
+        );
     }
     assert_eq!(
         (versioned.shape(), versioned.strides()),
@@ -136,7 +150,12 @@ fn a_copy_may_be_written_to() {
     let values = Int16Array::from_iter_values(0..10);
     let whole = cpu.upload_array(&values).unwrap();
     let column = whole.slice(3, 5).unwrap();
-    let tensor = column.export_dlpack(&plain().with_copy()).unwrap();
+    let tensor = column
+        .export_dlpack(&DlpackOptions {
+            copy: true,
+            ..plain()
+        })
+        .unwrap();
     let copy = Held::<DLManagedTensorVersioned>::new(tensor);
     assert_eq!(copy.flags, DLManagedTensorVersioned::IS_COPIED);
     assert_eq!(copy.shape(), [5]);
@@ -154,7 +173,12 @@ fn a_copy_may_be_written_to() {
         up(&arrow_array::StringArray::from(vec!["a"])),
     ] {
         let e = column.export_dlpack(&plain()).unwrap_err().to_string();
-        let of_copy = column.export_dlpack(&plain().with_copy()).unwrap_err();
+        let of_copy = column
+            .export_dlpack(&DlpackOptions {
+                copy: true,
+                ..plain()
+            })
+            .unwrap_err();
         assert_eq!(of_copy.to_string(), e);
     }
 }
@@ -174,10 +198,20 @@ fn booleans_of_a_byte() {
     for column in [flat, up(&lists)] {
         for tensor in [
             column.export_dlpack(&plain()),
-            column.export_dlpack(&plain().with_copy()),
+            column.export_dlpack(&DlpackOptions {
+                copy: true,
+                ..plain()
+            }),
         ] {
             let tensor = tensor.unwrap();
-            assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::BOOL, 8));
+            assert_eq!(
+                tensor.data_type(),
+                DLDataType {
+                    code: DLDataType::BOOL,
+                    bits: 8,
+                    lanes: 1
+                }
+            );
             let raw = tensor.into_versioned();
             let queue = Devices::cpu().default_queue();
             // SAFETY: the tensor was just made, and nothing writes to its memory.
@@ -197,7 +231,14 @@ fn booleans_of_a_byte() {
     let bytes = up(&Int8Array::from(vec![1]))
         .export_dlpack(&plain())
         .unwrap();
-    assert_eq!(bytes.data_type(), DLDataType::new(DLDataType::INT, 8));
+    assert_eq!(
+        bytes.data_type(),
+        DLDataType {
+            code: DLDataType::INT,
+            bits: 8,
+            lanes: 1
+        }
+    );
 }
 
 #[test]
@@ -219,7 +260,10 @@ fn up(array: &dyn Array) -> DeviceArray {
 }
 
 fn held<F: Form>(column: &DeviceArray) -> Held<F> {
-    let options = plain().with_nulls_ignored();
+    let options = DlpackOptions {
+        nulls_ignored: true,
+        ..plain()
+    };
     Held::new(column.export_dlpack(&options).unwrap())
 }
 
@@ -231,7 +275,7 @@ fn nulls() {
     assert!(matches!(refused, Error::InvalidArgument(_)));
     let text = refused.to_string();
     assert!(
-        text.contains("8 of 30") && text.contains("with_nulls_ignored"),
+        text.contains("8 of 30") && text.contains("DlpackOptions::nulls_ignored"),
         "{text}"
     );
     // A slice of which nobody knows how many are null, and there are none.
@@ -252,7 +296,14 @@ fn nulls() {
     // The mask is buffer 0 of a column that starts there.
     let packed = some.compact().unwrap();
     let bits = packed.buffer(0).unwrap().slice(0, 2).unwrap();
-    let mask = bits.export_dlpack(DLDataType::new(DLDataType::UINT, 8), &plain());
+    let mask = bits.export_dlpack(
+        DLDataType {
+            code: DLDataType::UINT,
+            bits: 8,
+            lanes: 1,
+        },
+        &plain(),
+    );
     let bytes = Held::<DLManagedTensorVersioned>::new(mask.unwrap()).bytes();
     for i in 0..some.len() {
         let is_valid = bytes[i / 8] >> (i % 8) & 1 == 1;

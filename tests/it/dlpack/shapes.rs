@@ -68,7 +68,11 @@ fn dimensions() {
     let make = |shape: &[i64]| {
         let mut values = values.clone();
         let data = values.as_mut_ptr().cast();
-        let dtype = DLDataType::new(DLDataType::FLOAT, 32);
+        let dtype = DLDataType {
+            code: DLDataType::FLOAT,
+            bits: 32,
+            lanes: 1,
+        };
         produce::<DLManagedTensorVersioned>(data, CPU, dtype, shape, values, &Calls::default())
     };
     // None: one value.
@@ -245,7 +249,11 @@ fn places() {
     // Booleans of a byte.
     let mut bytes = vec![1u8, 0, 1];
     let data = bytes.as_mut_ptr().cast();
-    let bools = DLDataType::new(DLDataType::BOOL, 8);
+    let bools = DLDataType {
+        code: DLDataType::BOOL,
+        bits: 8,
+        lanes: 1,
+    };
     let tensor = produce::<DLManagedTensorVersioned>(data, CPU, bools, &[3], bytes, &calls);
     let expected = Int8Array::from(vec![1, 0, 1]);
     assert_same(&expected, &import(tensor).unwrap(), "booleans");

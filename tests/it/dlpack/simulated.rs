@@ -31,10 +31,10 @@ fn a_copy_on_the_device() {
     let sim = Sim::new(SimMode::Deferred);
     let column = sim.upload_array(&longs(100)).unwrap();
     let before = sim.stats();
-    let tensor = column
-        .slice(10, 80)
-        .unwrap()
-        .export_dlpack(&plain().with_copy());
+    let tensor = column.slice(10, 80).unwrap().export_dlpack(&DlpackOptions {
+        copy: true,
+        ..plain()
+    });
     let copy = Held::<DLManagedTensorVersioned>::new(tensor.unwrap());
     let since = sim.stats().since(&before);
     assert_eq!((since.allocations, since.bytes_to_host), (1, 0));
@@ -53,7 +53,11 @@ fn a_copy_on_the_device() {
     sim.assert_done();
 }
 
-const INT64: DLDataType = DLDataType::new(DLDataType::INT, 64);
+const INT64: DLDataType = DLDataType {
+    code: DLDataType::INT,
+    bits: 64,
+    lanes: 1,
+};
 
 fn longs(n: i64) -> Int64Array {
     Int64Array::from_iter_values((0..n).map(|i| i * 3 - 7))
@@ -172,7 +176,10 @@ fn consumers_that_order_their_work() {
     for (policy, waits) in [(ReleasePolicy::Ordered, 0), (ReleasePolicy::Synchronize, 1)] {
         let sim = Sim::new(SimMode::Async);
         let column = sim.upload_array(&longs(100)).unwrap();
-        let options = plain().with_release(policy);
+        let options = DlpackOptions {
+            release: policy,
+            ..plain()
+        };
         let held = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
         drop(column);
         let before = sim.stats();
@@ -323,8 +330,14 @@ fn failures_on_the_way() {
         let sim = Sim::new(SimMode::Deferred);
         let queue = sim.new_queue().unwrap();
         let all = match on_queue {
-            true => DlpackOptions::new(DlpackStream::from(&queue)).with_nulls_ignored(),
-            false => plain().with_nulls_ignored(),
+            true => DlpackOptions {
+                nulls_ignored: true,
+                ..DlpackOptions::new(DlpackStream::from(&queue))
+            },
+            false => DlpackOptions {
+                nulls_ignored: true,
+                ..plain()
+            },
         };
         let options = if ignored { all } else { plain() };
         let column = sim.upload_array(&nulls).unwrap().slice(1, 90).unwrap();

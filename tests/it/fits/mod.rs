@@ -191,7 +191,7 @@ fn on_every_way() {
             ];
             let other = other.contains(&case.name);
             let up: Result<Vec<_>> = uploaded(&place.device, &sent).into_iter().collect();
-            let joined = up.and_then(|up| DeviceRecordBatch::concat(&schema, &up));
+            let joined = up.and_then(|up| DeviceRecordBatch::concat(&schema, &up, None));
             let context = format!("{}, concat, {place}", case.name);
             match joined {
                 Ok(joined) => {

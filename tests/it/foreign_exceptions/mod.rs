@@ -204,7 +204,10 @@ fn owners_of_an_export() {
         DeviceArray::from_values(DataType::Int32, 3, buffer(), validity).unwrap()
     };
     // Not asked for its nulls: nothing reads the mask.
-    let allowed = EVENT.with_unknown_null_counts();
+    let allowed = ExportOptions {
+        counts_nulls: false,
+        ..EVENT
+    };
     let exported = array.export_array(&allowed).unwrap();
     drop(array);
     assert_eq!(thrown.count(), 0);
@@ -402,7 +405,10 @@ fn dlpack_deleter() {
     let place = simulated(SimMode::Async).unwrap();
     let thrown = Thrown::default();
     let up = place.device.upload_array(&ints(10)).unwrap();
-    let tensor = up.export_dlpack(&DlpackOptions::new(DlpackStream::NONE).with_nulls_ignored());
+    let tensor = up.export_dlpack(&DlpackOptions {
+        nulls_ignored: true,
+        ..DlpackOptions::new(DlpackStream::NONE)
+    });
     let tensor = tensor.unwrap().into_versioned();
     // SAFETY: the tensor is live, and nothing else uses it.
     let own = unsafe {

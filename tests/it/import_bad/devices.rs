@@ -161,7 +161,10 @@ fn devices_are_those_of_the_options() {
             return;
         };
         let mut foreign = Foreign::new(&ints().to_data(), &place.device);
-        let elsewhere = ImportOptions::default().with_devices(Devices::new());
+        let elsewhere = ImportOptions {
+            devices: Some(Devices::new()),
+            ..Default::default()
+        };
         let error = foreign.import(&elsewhere).unwrap_err().to_string();
         assert!(error.contains(&place.device.id().to_string()), "{error}");
         foreign.assert_released("unknown device");
@@ -182,7 +185,10 @@ fn factories_make_the_device_that_was_asked_for() {
         let devices = Devices::new();
         answers(&devices, opencl.device_type, Devices::cpu());
         let mut place = cpu();
-        place.options = ImportOptions::default().with_devices(devices.clone());
+        place.options = ImportOptions {
+            devices: Some(devices.clone()),
+            ..Default::default()
+        };
         for _ in 0..2 {
             let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
             foreign.device_array.device_type = opencl.device_type.value();

@@ -91,7 +91,7 @@ fn batches() {
         let schema = arrow_schema::ffi::FFI_ArrowSchema::try_from(&*foreign.field()).unwrap();
         // SAFETY: what is wrong with the struct is what an import checks without relying on it.
         let result = unsafe {
-            arrow_device::DeviceRecordBatch::import_with(foreign.take(), &schema, &place.options)
+            arrow_device::DeviceRecordBatch::import(foreign.take(), &schema, &place.options)
         };
         result.unwrap_err();
         foreign.assert_released("no struct");
@@ -421,7 +421,10 @@ fn offsets_that_are_not_reached() {
     let data_type = map(DataType::Utf8, DataType::Int32, false);
     let maps = array(&data_type, 4, Nulls::None, 1).to_data();
     for place in places() {
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         let mut foreign = Foreign::new(&maps, &place.device);
         let zeros = place
             .device
@@ -449,7 +452,10 @@ fn offsets_that_are_not_reached() {
 #[test]
 fn variants_are_accepted() {
     for place in places() {
-        let full = place.options.clone().with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..place.options.clone()
+        };
         for (i, (name, data_type)) in all_types().into_iter().enumerate() {
             let whole = array(&data_type, 40, Nulls::Some, i as u64);
             for (k, made) in variants(&whole, i as u64).into_iter().enumerate() {

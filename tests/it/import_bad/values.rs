@@ -158,7 +158,10 @@ fn values_are_checked_when_asked() {
     both_ways(|| {
         use arrow_device::Validation;
         for place in places() {
-            let full = place.options.clone().with_validation(Validation::Full);
+            let full = ImportOptions {
+                validation: Validation::Full,
+                ..place.options.clone()
+            };
             for (name, data) in bad_values() {
                 // As it is, and as the child of a struct.
                 let data_type = structure(vec![("v", data.data_type().clone())]);
@@ -196,7 +199,10 @@ fn full_validation_counts_nulls() {
     both_ways(|| {
         for mut place in places() {
             let full = arrow_device::Validation::Full;
-            place.options = place.options.clone().with_validation(full);
+            place.options = ImportOptions {
+                validation: full,
+                ..place.options.clone()
+            };
             for claim in [-1, 1, 0, 2, 4] {
                 let mut foreign = Foreign::new(&ints().to_data(), &place.device);
                 foreign.root().null_count = claim;

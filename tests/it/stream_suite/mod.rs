@@ -77,7 +77,10 @@ fn record_batches_of_every_type() {
         let reader = open(stream, &options);
         assert_eq!(reader.device_type(), device.id().device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap();
-        let full = options.with_validation(Validation::Full);
+        let full = ImportOptions {
+            validation: Validation::Full,
+            ..options
+        };
         let host = open(stream, &full).into_host_reader();
         assert!(host.schema() == batches[0].schema());
         let mut n = 0;
@@ -103,7 +106,10 @@ fn device_batches_are_not_copied() {
         let batches = vec![Ok(up.clone()), Ok(up.slice(3, 9).unwrap()), Ok(up)];
         let device_type = device.id().device_type;
         let batches = DeviceRecordBatches::new(batches, batch.schema(), device_type);
-        let options_out = EVENT.with_unknown_null_counts();
+        let options_out = ExportOptions {
+            counts_nulls: false,
+            ..EVENT
+        };
         let stream = FFI_ArrowDeviceArrayStream::new(batches, options_out).unwrap();
         let all: Vec<_> = open(stream, options).map(|b| b.unwrap()).collect();
         let cost = device.stats().since(&before);

@@ -21,7 +21,13 @@ fn two(mode: SimMode) -> ([Sim; 2], ImportOptions) {
     for sim in &sims {
         devices.add(sim.device.clone()).unwrap();
     }
-    (sims, ImportOptions::default().with_devices(devices))
+    (
+        sims,
+        ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        },
+    )
 }
 
 /// Batches of 50 rows; those at even places differ from the others.
@@ -50,7 +56,10 @@ fn batches_of_two_devices_go_out_and_in() {
     for mode in MODES {
         for validation in [Validation::default(), Validation::Full] {
             let (sims, options) = two(mode);
-            let options = options.with_validation(validation);
+            let options = ImportOptions {
+                validation,
+                ..options
+            };
             let sent = batches(6);
             let reader = open(stream_over(&sims, &sent), &options);
             assert_eq!(reader.device_type(), ArrowDeviceType::EXT_DEV);

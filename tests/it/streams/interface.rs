@@ -115,7 +115,10 @@ fn another_device_type_is_refused_and_released() {
 #[test]
 fn device_ids_may_vary_in_a_foreign_stream() {
     // Without a backend: ordinary memory serves as page-locked.
-    let options = ImportOptions::default().with_devices(Devices::new());
+    let options = ImportOptions {
+        devices: Some(Devices::new()),
+        ..Default::default()
+    };
     let batch = ints();
     let mut id = 0;
     let producer = Producer::new(&batch.schema(), move |out| {

@@ -40,7 +40,10 @@ fn sent(sent: &[RecordBatch]) -> impl FnMut() -> Option<Result<RecordBatch, Arro
 fn options_of(sim: &Sim) -> ImportOptions {
     let devices = Devices::new();
     devices.add(sim.device.clone()).unwrap();
-    ImportOptions::default().with_devices(devices)
+    ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    }
 }
 
 #[test]

@@ -19,7 +19,10 @@ pub(crate) fn rigs() -> Vec<Rig> {
         let (report, faults) = (sim.clone(), sim.clone());
         Some(Rig {
             device,
-            options: ImportOptions::default().with_devices(devices),
+            options: ImportOptions {
+                devices: Some(devices),
+                ..Default::default()
+            },
             unclean: Box::new(move || {
                 let report = report.report();
                 (!report.is_clean()).then(|| format!("{report:#?}"))

@@ -59,7 +59,7 @@ pub(crate) fn structs_out_and_in(device: &Device, options: &ImportOptions) {
         let (array, schema) = up.slice(7, 290).unwrap().export(policy).unwrap();
         drop(up);
         // SAFETY: both structs come from one export of this crate.
-        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap();
+        let again = unsafe { DeviceRecordBatch::import(array, &schema, options) }.unwrap();
         let back = again.to_host().unwrap();
         assert_same_batch(&sent.slice(7, 290), &back, format!("{device}: {policy:?}"));
     }

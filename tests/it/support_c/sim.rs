@@ -17,7 +17,10 @@ pub(crate) fn cpu() -> Place {
     Place {
         device: Devices::cpu(),
         sim: None,
-        options: ImportOptions::default().with_devices(Devices::new()),
+        options: ImportOptions {
+            devices: Some(Devices::new()),
+            ..Default::default()
+        },
     }
 }
 
@@ -37,7 +40,10 @@ pub(crate) fn simulated(mode: SimMode) -> Option<Place> {
     Some(Place {
         device,
         sim: Some(sim),
-        options: ImportOptions::default().with_devices(devices),
+        options: ImportOptions {
+            devices: Some(devices),
+            ..Default::default()
+        },
     })
 }
 

@@ -22,10 +22,13 @@ fn import(devices: &Devices, number: usize, how: c_int) -> (DeviceArray, Hold) {
     // SAFETY: the struct has the layout of the specification.
     let gate = hold(|gate| unsafe { (programs().produce)(out, number as i64, ROWS, how, gate) });
     let schema = FFI_ArrowSchema::try_from(Field::new("a", DataType::Int64, true)).unwrap();
-    let options = ImportOptions::default().with_devices(devices.clone());
+    let options = ImportOptions {
+        devices: Some(devices.clone()),
+        ..Default::default()
+    };
     // SAFETY: the producer follows the specification.
     let array = unsafe {
-        DeviceArray::import_with(
+        DeviceArray::import(
             FFI_ArrowDeviceArray::from_raw(raw.as_mut_ptr()),
             &schema,
             &options,
@@ -174,9 +177,12 @@ fn a_program_lends_its_queue() {
     for (from, policy) in cases {
         let exported = from.upload_array(&multiples(7)).unwrap().export(policy);
         let (array, schema) = exported.unwrap();
-        let options = ImportOptions::default().with_devices(devices.clone());
+        let options = ImportOptions {
+            devices: Some(devices.clone()),
+            ..Default::default()
+        };
         // SAFETY: both come from one export of this crate.
-        let again = unsafe { DeviceArray::import_with(array, &schema, &options) }.unwrap();
+        let again = unsafe { DeviceArray::import(array, &schema, &options) }.unwrap();
         assert_eq!(again.device(), from);
         assert_values(&again, 7);
     }

@@ -64,9 +64,12 @@ fn the_host_reads_no_device_memory() {
             register_with(&devices, opened.iter().copied().cloned().collect());
             let up = plain.upload_array(&numbers()).unwrap();
             let (array, schema) = up.export(SyncPolicy::Wait).unwrap();
-            let options = ImportOptions::default().with_devices(devices);
+            let options = ImportOptions {
+                devices: Some(devices),
+                ..Default::default()
+            };
             // SAFETY: both come from one export of this crate.
-            unsafe { DeviceArray::import_with(array, &schema, &options) }
+            unsafe { DeviceArray::import(array, &schema, &options) }
         };
         for part in ["kind device", "the host reads", "OneApiMemory::Device"] {
             assert_error(import(&[device]), part);

@@ -317,10 +317,12 @@ fn devices_by_name() {
     for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
         for device in [&first, &adopted] {
             let (array, schema) = device.upload(&batch()).unwrap().export(policy).unwrap();
-            let options = ImportOptions::default().with_devices(set.clone());
+            let options = ImportOptions {
+                devices: Some(set.clone()),
+                ..Default::default()
+            };
             // SAFETY: both structs come from one export of this crate.
-            let again =
-                unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
+            let again = unsafe { DeviceRecordBatch::import(array, &schema, &options) }.unwrap();
             assert_eq!(again.device(), device);
             assert_eq!(again.to_host().unwrap(), batch());
         }

@@ -102,9 +102,12 @@ fn schema() -> FFI_ArrowSchema {
 }
 
 fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> DeviceArray {
-    let options = ImportOptions::default().with_devices(devices.clone());
+    let options = ImportOptions {
+        devices: Some(devices.clone()),
+        ..Default::default()
+    };
     // SAFETY: the C program keeps to the interface.
-    unsafe { DeviceArray::import_with(array, &schema(), &options) }.unwrap()
+    unsafe { DeviceArray::import(array, &schema(), &options) }.unwrap()
 }
 
 /// Its event is pending, on a queue that was not flushed; nothing but the download waits.

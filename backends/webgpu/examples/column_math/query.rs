@@ -101,7 +101,7 @@ impl Query {
         let discount = Column::<i128>::new(gpu, &discount, queue)?;
         let quantity = Column::<i128>::new(gpu, &quantity, queue)?;
         let price = Column::<i128>::new(gpu, &price, queue)?;
-        let mut selected = DeviceBufferMut::for_bitmap(queue, rows)?;
+        let mut selected = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
         selected.fill(0)?;
         // SAFETY: the shaders write only this memory, which nothing else uses, and are submitted below.
         let (selected, sums) = unsafe { (gpu.bind(&selected)?, gpu.bind(sums)?) };
@@ -162,7 +162,7 @@ impl Query {
         let queue = &self.queue;
         let gpu = WgpuDevice::of(queue.device())?;
         let revenue = DeviceBufferMut::for_values::<i128>(queue, 1)?;
-        let revenue_bits = DeviceBufferMut::for_bitmap(queue, 1)?;
+        let revenue_bits = DeviceBufferMut::allocate(queue, 1)?;
         let rows = DeviceBufferMut::for_values::<i64>(queue, 1)?;
         {
             // SAFETY: the shader writes only memory that nothing else uses, and is submitted before that is frozen.

@@ -63,7 +63,7 @@ fn bitmaps() {
         let on_device = device.upload_array(&array).unwrap();
         for (offset, rows) in cuts(ROWS) {
             let column = on_device.slice(offset, rows).unwrap();
-            let out = DeviceBufferMut::for_bitmap(&queue, rows).unwrap();
+            let out = DeviceBufferMut::allocate(&queue, rows.div_ceil(8)).unwrap();
             let (values, valid) = (
                 column.booleans_on(&queue).unwrap(),
                 column.validity_on(&queue).unwrap(),

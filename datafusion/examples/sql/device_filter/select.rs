@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use arrow_device::{
     Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Error, Queue, Result,
+    Validity,
 };
 use arrow_device_datafusion::DeviceReservation;
 use datafusion::arrow::array::cast::AsArray;
@@ -257,8 +258,8 @@ impl Running {
             );
             return Err(Error::InvalidArgument(what.into()));
         }
-        let zeros = |rows| {
-            let mut bits = DeviceBufferMut::for_bitmap(queue, rows)?;
+        let zeros = |rows: usize| {
+            let mut bits = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
             bits.fill(0).map(|()| bits)
         };
         let mut validity = (nulls > 0).then(|| zeros(rows)).transpose()?;
@@ -299,10 +300,9 @@ impl Running {
             to.row += batch.rows();
             to.byte += batch.bytes(i);
         }
-        let mut buffers: Vec<Option<DeviceBuffer>> = vec![
-            validity.map(DeviceBufferMut::freeze).transpose()?,
-            Some(values.freeze()?),
-        ];
+        let validity = validity.map(|bits| Validity::new(bits.freeze()?, 0, rows));
+        let validity = validity.transpose()?;
+        let mut buffers: Vec<Option<DeviceBuffer>> = vec![Some(values.freeze()?)];
         match format {
             Format::Offsets { .. } => buffers.push(Some(data.freeze()?)),
             Format::Views if bytes > 0 => buffers.push(Some(data.freeze()?)),
@@ -311,7 +311,11 @@ impl Running {
         // SAFETY: the rows are copies of rows of a valid column, nulls as empty text; `gather_bytes` makes offsets that ascend
         // to the size of the data, and views into the only data buffer; `count_nulls` has counted the unset bits that
         // `gather_bits` copies. `batches` has a column of this type, since the schema is the filter's.
-        unsafe { DeviceArray::from_parts(data_type.clone(), rows, Some(nulls), &buffers, &[]) }
+        unsafe {
+            let validity = validity.map(|bits| bits.with_null_count(nulls));
+            let device = queue.device();
+            DeviceArray::from_parts(device, data_type.clone(), rows, validity, &buffers, &[])
+        }
     }
 }
 

@@ -227,7 +227,10 @@ pub(crate) fn number_of(batch: &DeviceRecordBatch) -> i64 {
 pub(crate) fn options_of(sim: &Sim) -> ImportOptions {
     let devices = Devices::new();
     devices.add(sim.device.clone()).unwrap();
-    ImportOptions::default().with_devices(devices)
+    ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    }
 }
 
 /// The encoding of `ArrowSchema.metadata`.
