@@ -1,61 +1,16 @@
 //! SYCL's own objects behind devices and queues.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::sync::Arc;
 
-use arrow_device::device::engine::{Engine, Health, Memories};
-use arrow_device::device::{DeviceId, DevicePtr};
+use arrow_device::device::DevicePtr;
+use arrow_device::device::engine::Engine;
 use arrow_device::{Device, Queue, Result};
 
-use crate::memory::Block;
-use crate::sys::{self, Found, OneApiMemory, Owned, Properties, Sycl, raw};
-
-/// A oneAPI device: what the engine makes an arrow-device device of.
-pub struct OneApiDevice {
-    pub(crate) health: Health,
-    pub(crate) memories: Memories<Arc<Block>>,
-    pub(crate) sycl: Sycl,
-    /// The device and its context.
-    pub(crate) device: Arc<Owned<raw::Device>>,
-    pub(crate) properties: Properties,
-    pub(crate) memory: OneApiMemory,
-    name: String,
-}
-
-impl fmt::Debug for OneApiDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (id, kind) = (self.health.id(), self.memory.name());
-        write!(f, "OneApiDevice({id} {:?}, {kind})", self.name)
-    }
-}
+use crate::runtime::{OneApiDevice, OneApiQueue};
+use crate::sys::OneApiMemory;
 
 impl OneApiDevice {
-    pub(crate) fn new(
-        sycl: Sycl,
-        id: DeviceId,
-        memory: OneApiMemory,
-        (device, properties): Found,
-    ) -> Result<Self> {
-        let name = properties.name();
-        if !properties.has(memory) {
-            let kind = memory.name();
-            let reason = format!(
-                "\"{name}\" has no unified shared memory (USM) of the kind {kind}, which arrow-device needs"
-            );
-            return Err(sys::absent(id, reason));
-        }
-        Ok(Self {
-            health: Health::new(id),
-            memories: Memories::default(),
-            sycl,
-            device: Arc::new(device),
-            properties,
-            memory,
-            name,
-        })
-    }
-
     /// Returns what is behind a oneAPI device.
     ///
     /// # Errors
@@ -83,10 +38,6 @@ impl OneApiDevice {
         Ok(self.device.kind(address)?.is_some())
     }
 }
-
-/// A queue of a oneAPI device: a `sycl::queue`, in order.
-#[derive(Debug)]
-pub struct OneApiQueue(pub(crate) Owned<raw::Queue>);
 
 impl OneApiQueue {
     /// Returns what is behind a queue of a oneAPI device.

@@ -21,8 +21,8 @@ use arrow_device::device::engine::Engine;
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
-pub use self::handles::{OneApiDevice, OneApiQueue};
 pub use self::open::OneApiConfig;
+pub use self::runtime::{OneApiDevice, OneApiQueue};
 pub use self::sys::OneApiMemory;
 
 /// Returns the number of devices that SYCL lists, those without unified shared memory included.

@@ -9,11 +9,8 @@ use arrow_device::device::DeviceId;
 use arrow_device::device::engine::Engine;
 use arrow_device::{ArrowDeviceType, Device, Result};
 
-use crate::handles::{OneApiDevice, OneApiQueue};
+use crate::runtime::{OneApiDevice, OneApiQueue};
 use crate::sys::{Found, OneApiMemory, Owned, Sycl, absent, absent_after, raw};
-
-/// How much freed memory a device keeps for its next use.
-const IDLE_BYTES: usize = 256 << 20;
 
 /// How a oneAPI device is opened. [`Devices::open`](arrow_device::Devices::open)`("oneapi:0")` uses the defaults, after
 /// [`register`](crate::register).
@@ -25,66 +22,24 @@ const IDLE_BYTES: usize = 256 << 20;
 /// ```
 #[derive(Clone, Debug)]
 pub struct OneApiConfig {
-    source: Source,
-    memory: OneApiMemory,
+    ordinal: usize,
     id: Option<i64>,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    /// A number in `sycl::device::get_devices()`, and whether the context is one of the device's own.
-    Number(usize, bool),
-    /// A program's queue, and the number of its device.
-    Queue(Arc<OneApiQueue>, usize),
+    memory: OneApiMemory,
+    own_context: bool,
+    idle_bytes: usize,
 }
 
 impl OneApiConfig {
     /// Configures the device of this number in `sycl::device::get_devices()`, with its own memory and the default context of its
     /// platform, which is that of the queues of most programs.
-    pub fn new(number: usize) -> Self {
-        Self::of(Source::Number(number, false))
-    }
-
-    fn of(source: Source) -> Self {
+    pub fn new(ordinal: usize) -> Self {
         Self {
-            source,
-            memory: OneApiMemory::default(),
+            ordinal,
             id: None,
+            memory: OneApiMemory::default(),
+            own_context: false,
+            idle_bytes: 256 << 20,
         }
-    }
-
-    /// Configures the device and the context of a program's queue (`sycl::queue*`), which becomes the device's default queue. The
-    /// device keeps a copy of the queue, as C++ copies it; its asynchronous errors stay the program's to handle.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the queue is null or not in order, and [`Error::DeviceNotAvailable`] if SYCL is missing, or
-    /// does not list the queue's device (a sub-device).
-    ///
-    /// # Safety
-    /// `queue` is null, or points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
-    pub unsafe fn adopt(queue: *const c_void) -> Result<Self> {
-        let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
-        // SAFETY: the caller guarantees a live queue, or null (see `# Safety`).
-        let ((_, properties), queue) = unsafe { adopt(Sycl::get(id)?, id, queue) }?;
-        let queue = Arc::new(OneApiQueue(queue));
-        Ok(Self::of(Source::Queue(queue, properties.index)))
-    }
-
-    /// Sets which memory the device allocates.
-    #[must_use]
-    pub fn with_memory(mut self, memory: OneApiMemory) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// Opens the device in a new context, whose memory and events programs cannot use in others. Has no effect on the device of a
-    /// queue.
-    #[must_use]
-    pub fn with_own_context(mut self) -> Self {
-        if let Source::Number(_, own) = &mut self.source {
-            *own = true;
-        }
-        self
     }
 
     /// Sets the device id that arrays carry, instead of the device's number: for a second device of the same number, with other
@@ -95,63 +50,98 @@ impl OneApiConfig {
         self
     }
 
+    /// Sets which memory the device allocates.
+    #[must_use]
+    pub fn with_memory(mut self, memory: OneApiMemory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Opens the device in a new context, whose memory and events programs cannot use in others.
+    #[must_use]
+    pub fn with_own_context(mut self) -> Self {
+        self.own_context = true;
+        self
+    }
+
+    /// Sets how many bytes of freed memory are kept for reuse, 256 MiB by default.
+    /// [`Device::trim`](arrow_device::Device::trim) frees what is kept.
+    #[must_use]
+    pub fn with_idle_limit(mut self, bytes: usize) -> Self {
+        self.idle_bytes = bytes;
+        self
+    }
+
+    fn id(&self, number: usize) -> DeviceId {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        DeviceId::new(ArrowDeviceType::ONEAPI, self.id.unwrap_or(number))
+    }
+
     /// Opens the device.
     ///
     /// # Errors
     /// Returns [`Error::DeviceNotAvailable`] with the reason if the crate was built without SYCL, its library is missing, or there is no
     /// such device or none with such memory.
     pub fn open(&self) -> Result<Device> {
-        let (device, stream, idle_bytes) = self.clone().parts()?;
-        // SAFETY: the stream was made of this device.
-        unsafe { Engine::open(device, stream, idle_bytes) }
+        let (device, queue, idle_bytes) = self.parts()?;
+        // SAFETY: the queue was made of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
     }
 
-    /// Returns what [`open`](Self::open) makes a device of: the runtime, the stream of its default queue, and how many bytes of freed memory it
-    /// keeps.
+    /// What [`open`](Self::open) gives to the engine, for tests that let its calls fail.
     #[doc(hidden)]
-    pub fn parts(self) -> Result<(OneApiDevice, Arc<OneApiQueue>, usize)> {
-        let (Source::Number(number, _) | Source::Queue(_, number)) = &self.source;
-        let id = DeviceId::new(ArrowDeviceType::ONEAPI, self.id.unwrap_or(*number as i64));
+    pub fn parts(&self) -> Result<(OneApiDevice, Arc<OneApiQueue>, usize)> {
+        let id = self.id(self.ordinal);
         let sycl = Sycl::get(id)?;
-        let (found, queue) = match &self.source {
-            // SAFETY: the queue is live, as long as `self` is.
-            Source::Queue(queue, _) => unsafe { adopt(sycl, id, queue.sycl_queue()) }?,
-            Source::Number(number, own) => {
-                let absent = |e| absent_after(id, e);
-                check_number(sycl, id, *number)?;
-                let found = sycl.device(*number, *own).map_err(absent)?;
-                let queue = found.0.queue().map_err(absent)?;
-                (found, queue)
-            }
-        };
-        let device = OneApiDevice::new(sycl, id, self.memory, found)?;
-        Ok((device, Arc::new(OneApiQueue(queue)), IDLE_BYTES))
+        let absent = |e| absent_after(id, e);
+        check_number(sycl, id, self.ordinal)?;
+        let found = sycl.device(self.ordinal, self.own_context);
+        let found = found.map_err(absent)?;
+        let queue = found.0.queue().map_err(absent)?;
+        self.parts_of(sycl, id, found, queue)
     }
-}
 
-/// Takes a copy of a queue, with its device and context.
-///
-/// # Safety
-/// `queue` is null, or points to a live `sycl::queue`.
-unsafe fn adopt(
-    sycl: Sycl,
-    id: DeviceId,
-    queue: *const c_void,
-) -> Result<(Found, Owned<raw::Queue>)> {
-    // SAFETY: the caller guarantees a live queue (see `# Safety`).
-    let found = unsafe { sycl.device_of(queue) }.map_err(|e| absent_after(id, e))?;
-    // SAFETY: the caller guarantees that the queue is null or live (see `# Safety`).
-    let queue = unsafe { found.0.adopt(queue) }.map_err(|e| absent_after(id, e))?;
-    Ok((found, queue))
+    /// Opens the device and the context of a program's queue (`sycl::queue*`), which becomes the device's default queue. The device keeps
+    /// a copy of the queue, as C++ copies it; its asynchronous errors stay the program's to handle. The number of the configuration is not
+    /// used: the id is that of the queue's device, unless one was set.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), also if SYCL does not list the queue's device (a sub-device), and
+    /// [`Error::InvalidArgument`] if the queue is null or not in order.
+    ///
+    /// # Safety
+    /// `queue` is null, or points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
+    pub unsafe fn adopt(&self, queue: *const c_void) -> Result<Device> {
+        let id = self.id(self.ordinal);
+        let sycl = Sycl::get(id)?;
+        let absent = |e| absent_after(id, e);
+        // SAFETY: the caller guarantees a live queue, or null (see `# Safety`).
+        let found = unsafe { sycl.device_of(queue) }.map_err(absent)?;
+        // SAFETY: the caller guarantees a live queue, or null (see `# Safety`).
+        let queue = unsafe { found.0.adopt(queue) }.map_err(absent)?;
+        let id = self.id(found.1.index);
+        let (device, queue, idle_bytes) = self.parts_of(sycl, id, found, queue)?;
+        // SAFETY: the queue is one of this device.
+        unsafe { Engine::open(device, queue, idle_bytes) }
+    }
+
+    fn parts_of(
+        &self,
+        sycl: Sycl,
+        id: DeviceId,
+        found: Found,
+        queue: Owned<raw::Queue>,
+    ) -> Result<(OneApiDevice, Arc<OneApiQueue>, usize)> {
+        let device = OneApiDevice::new(sycl, id, self.memory, found)?;
+        Ok((device, Arc::new(OneApiQueue(queue)), self.idle_bytes))
+    }
 }
 
 fn check_number(sycl: Sycl, id: DeviceId, number: usize) -> Result<()> {
     let count = sycl.device_count().map_err(|e| absent_after(id, e))?;
-    let reason = match count {
-        _ if number < count => return Ok(()),
-        0 => "there is no SYCL device".into(),
-        1 => "there is one SYCL device, 0".into(),
-        n => format!("there are {n} SYCL devices, 0 to {}", n - 1),
-    };
+    if number < count {
+        return Ok(());
+    }
+    let reason = format!("SYCL lists {count} devices, which are numbered from 0");
     Err(absent(id, reason))
 }

@@ -4,19 +4,64 @@
 //! threads need while work is behind a host task, and crash when two threads wait across contexts (SYCL 2026.2).
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_device::device::engine::{Health, Memories, Runtime};
 use arrow_device::device::{
-    AddressClass, Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation,
+    AddressClass, Capabilities, CopyOp, DeviceId, DevicePtr, EventPtr, PointerInfo, Relation,
 };
 use arrow_device::{Error, Result};
 
-use crate::handles::{OneApiDevice, OneApiQueue};
 use crate::memory::Block;
-use crate::sys::{OneApiMemory, Owned, raw};
+use crate::sys::{Found, OneApiMemory, Owned, Properties, Sycl, absent, raw};
+
+/// A oneAPI device: the provider of an arrow-device device.
+///
+/// [`OneApiConfig`](crate::OneApiConfig) opens one.
+pub struct OneApiDevice {
+    pub(crate) health: Health,
+    pub(crate) memories: Memories<Arc<Block>>,
+    pub(crate) sycl: Sycl,
+    /// The device and its context.
+    pub(crate) device: Arc<Owned<raw::Device>>,
+    pub(crate) properties: Properties,
+    pub(crate) memory: OneApiMemory,
+    pub(crate) name: String,
+}
+
+impl OneApiDevice {
+    pub(crate) fn new(
+        sycl: Sycl,
+        id: DeviceId,
+        memory: OneApiMemory,
+        (device, properties): Found,
+    ) -> Result<Self> {
+        let name = properties.name();
+        if !properties.has(memory) {
+            let kind = memory.name();
+            let reason = format!(
+                "\"{name}\" has no unified shared memory (USM) of the kind {kind}, which arrow-device needs"
+            );
+            return Err(absent(id, reason));
+        }
+        Ok(Self {
+            health: Health::new(id),
+            memories: Memories::default(),
+            sycl,
+            device: Arc::new(device),
+            properties,
+            memory,
+            name,
+        })
+    }
+}
+
+/// A queue of a oneAPI device: a `sycl::queue`, in order.
+#[derive(Debug)]
+pub struct OneApiQueue(pub(crate) Owned<raw::Queue>);
 
 /// A `sycl::event`.
 #[derive(Debug)]
@@ -246,5 +291,12 @@ unsafe impl Runtime for OneApiDevice {
             copies: self.device.is_beside(&other.device),
             waits: true,
         }
+    }
+}
+
+impl fmt::Debug for OneApiDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, kind) = (self.health.id(), self.memory.name());
+        write!(f, "oneAPI({id}: {}, {kind})", self.name)
     }
 }

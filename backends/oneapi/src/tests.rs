@@ -17,7 +17,7 @@ fn failed_events_are_no_end_of_work() {
         return;
     };
     for is_recorded in [false, true] {
-        let (device, queue, _) = config.clone().parts().unwrap();
+        let (device, queue, _) = config.parts().unwrap();
         let (event, end) = Held::new(device.health.id().id as usize, 0);
         end(-5);
         // SAFETY: the event is live.

@@ -7,7 +7,7 @@ use arrow_device::device::engine::Health;
 use arrow_device::{Error, Result};
 use opencl_sys::*;
 
-use crate::platform::{Kind, OpenClDeviceInfo, not_supported};
+use crate::platform::{Kind, OpenClDeviceInfo};
 use crate::sys::{Answer, Cl, Failed, Object, code_name};
 
 /// A device in a context.
@@ -68,6 +68,10 @@ impl Context {
         operation: &'static str,
         reason: impl Into<String>,
     ) -> Error {
-        not_supported(self.health.id(), operation, reason.into())
+        Error::NotSupported {
+            device: self.health.id(),
+            operation,
+            reason: reason.into().into(),
+        }
     }
 }

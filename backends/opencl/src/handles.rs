@@ -41,8 +41,8 @@ impl OpenClDevice {
         self.context.device
     }
 
-    /// Returns the `cl_mem` behind an address, and the offset of the address in it in bytes. The buffer lives as long as the
-    /// memory of the address does; retain it to keep it longer.
+    /// Returns the `cl_mem` in which all of `bytes` bytes at an address lie, and the offset of the address in bytes. The buffer lives as
+    /// long as the memory does; retain it to keep it longer.
     ///
     /// A sub-buffer can begin at the offset only if it is a multiple of the device's `CL_DEVICE_MEM_BASE_ADDR_ALIGN` (in bits,
     /// mostly 128 bytes), which columns of a batch, aligned to 64 bytes, need not be. Pass kernels the whole `cl_mem` and the
@@ -50,21 +50,24 @@ impl OpenClDevice {
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device does not allocate [`OpenClMemory::Handles`], and
-    /// [`Error::InvalidArgument`] if the address is not in memory of the device.
-    pub fn handle(&self, address: DevicePtr) -> Result<(cl_mem, usize)> {
+    /// [`Error::InvalidArgument`] if they are not in memory of the device.
+    pub fn resolve(&self, address: DevicePtr, bytes: usize) -> Result<(cl_mem, usize)> {
         let context = &self.context;
         if !matches!(context.kind, Kind::Handles) {
             let reason = format!(
                 "its memory ({:?}) has addresses and no cl_mem; pass the address to the kernel",
                 self.memory()
             );
-            return Err(context.not_supported("handle", reason));
+            return Err(context.not_supported("resolve", reason));
         }
         let _inside = context.health.enter()?;
         let id = context.health.id();
-        let absent =
-            |_| Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into());
-        let (_memory, mem, offset) = self.memory.handle(address).map_err(absent)?;
+        let absent = |_| {
+            Error::InvalidArgument(
+                format!("{bytes} bytes at {address:?} are not in memory of {id}").into(),
+            )
+        };
+        let (_memory, mem, offset) = self.memory.handle(address, bytes).map_err(absent)?;
         Ok((mem, offset))
     }
 
@@ -78,10 +81,10 @@ impl OpenClDevice {
     /// `mem` is a live `cl_mem`. Work on it that was enqueued before is finished, or ordered before the work that uses the buffer
     /// (on the same queue, or by an event). Nobody writes to it until the buffer and what is made of it were dropped and their
     /// uses have ended.
-    pub unsafe fn wrap_mem(device: &Device, mem: cl_mem) -> Result<DeviceBuffer> {
+    pub unsafe fn wrap(device: &Device, mem: cl_mem) -> Result<DeviceBuffer> {
         let context = &Self::of(device)?.context;
         let cl = context.cl;
-        let refused = |reason: &str| Err(context.not_supported("wrap_mem", reason));
+        let refused = |reason: &str| Err(context.not_supported("wrap", reason));
         if !matches!(context.kind, Kind::Handles) {
             return refused(
                 "its memory has no handles; open the device with OpenClMemory::Handles",
@@ -163,7 +166,7 @@ impl OpenClQueue {
                 }
                 Kind::Svm(svm) => call!(code svm.clSetKernelArgSVMPointer(kernel, index, pointer))?,
                 Kind::Handles => {
-                    let (_memory, mem, at) = memory.handle(address)?;
+                    let (_memory, mem, at) = memory.handle(address, 1)?;
                     let value = (&raw const mem).cast();
                     call!(code cl.clSetKernelArg(kernel, index, size_of::<cl_mem>(), value))?;
                     return Ok(at);

@@ -48,8 +48,8 @@
 //! | [`Handles`](OpenClMemory::Handles): `cl_mem` buffers | on request only | placeholders, which end the process if they are read | no |
 //!
 //! Freed memory is kept for the next allocation, because runtimes allocate slowly ([`OpenClConfig::with_idle_limit`]). Arrays in
-//! `Handles` are not exported, since no other library knows what their addresses stand for: [`OpenClDevice::handle`] returns the
-//! `cl_mem` and the offset, and [`OpenClDevice::wrap_mem`] makes a buffer of a program's own `cl_mem` without a copy.
+//! `Handles` are not exported, since no other library knows what their addresses stand for: [`OpenClDevice::resolve`] returns the
+//! `cl_mem` and the offset, and [`OpenClDevice::wrap`] makes a buffer of a program's own `cl_mem` without a copy.
 //!
 //! # Events
 //!

@@ -110,12 +110,13 @@ impl Memory {
         Self { context, all }
     }
 
-    /// Returns the handle behind an address and the offset in bytes, with what keeps the handle.
+    /// Returns the handle in which all bytes at an address lie and the offset in bytes, with what keeps the handle.
     pub(crate) fn handle(
         &self,
         address: DevicePtr,
+        bytes: usize,
     ) -> Answer<(Arc<Allocation>, *mut c_void, usize)> {
-        let found = self.all.find(address, 1);
+        let found = self.all.find(address, bytes);
         let handle = found.and_then(|(memory, offset)| {
             let mem = memory.mem.as_ref()?.0.raw();
             Some((memory, mem, offset))
@@ -142,16 +143,16 @@ impl Memory {
                     call!(enqueue svm.clEnqueueSVMMemcpy(queue, CL_FALSE, to, from, bytes))
                 }
                 (Kind::Handles, CopyKind::HostToDevice) => {
-                    let (_memory, mem, at) = self.handle(op.dst)?;
+                    let (_memory, mem, at) = self.handle(op.dst, bytes)?;
                     call!(enqueue cl.clEnqueueWriteBuffer(queue, mem, CL_FALSE, at, bytes, from))
                 }
                 (Kind::Handles, CopyKind::DeviceToHost) => {
-                    let (_memory, mem, at) = self.handle(op.src)?;
+                    let (_memory, mem, at) = self.handle(op.src, bytes)?;
                     call!(enqueue cl.clEnqueueReadBuffer(queue, mem, CL_FALSE, at, bytes, to))
                 }
                 (Kind::Handles, _) => {
-                    let (_from, from, from_at) = self.handle(op.src)?;
-                    let (_to, to, to_at) = self.handle(op.dst)?;
+                    let (_from, from, from_at) = self.handle(op.src, bytes)?;
+                    let (_to, to, to_at) = self.handle(op.dst, bytes)?;
                     call!(enqueue cl.clEnqueueCopyBuffer(queue, from, to, from_at, to_at, bytes))
                 }
             }
@@ -184,7 +185,7 @@ impl Memory {
                     call!(enqueue svm.clEnqueueSVMMemFill(queue, to, pattern, length(dst.address()), bytes))
                 }
                 Kind::Handles => {
-                    let (cl, (_memory, mem, at)) = (self.context.cl, self.handle(dst)?);
+                    let (cl, (_memory, mem, at)) = (self.context.cl, self.handle(dst, bytes)?);
                     call!(enqueue cl.clEnqueueFillBuffer(queue, mem, pattern, length(at), at, bytes))
                 }
             }

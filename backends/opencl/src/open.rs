@@ -88,10 +88,8 @@ impl OpenClConfig {
         let devices = platforms_devices(cl, id)?;
         let listed = devices.get(self.ordinal).copied();
         let found = || {
-            format!(
-                "of OpenCL devices, numbered from 0, there are {}",
-                devices.len()
-            )
+            let count = devices.len();
+            format!("OpenCL lists {count} devices, which are numbered from 0")
         };
         let listed = listed.ok_or_else(|| absent(id, found()))?;
         let platform = listed.platform.expose_provenance() as cl_context_properties;

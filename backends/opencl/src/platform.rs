@@ -61,7 +61,7 @@ pub enum OpenClMemory {
     /// mapped, so they count as not readable by the host.
     Svm,
     /// `cl_mem` buffers (OpenCL 1.2). Their addresses are placeholders that nothing can be read at, and are not exported:
-    /// [`OpenClDevice::handle`](crate::OpenClDevice::handle) returns the `cl_mem` behind one.
+    /// [`OpenClDevice::resolve`](crate::OpenClDevice::resolve) returns the `cl_mem` behind one.
     Handles,
 }
 
@@ -98,16 +98,6 @@ pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_d
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
     let reason = reason.into().into();
     Error::DeviceNotAvailable { device, reason }
-}
-
-/// Returns [`Error::NotSupported`].
-pub(crate) fn not_supported(device: DeviceId, operation: &'static str, reason: String) -> Error {
-    let reason = reason.into();
-    Error::NotSupported {
-        device,
-        operation,
-        reason,
-    }
 }
 
 /// Returns [`Error::DeviceNotAvailable`] because a call has failed.

@@ -8,7 +8,7 @@ use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 use opencl_sys::{CL_EVENT_CONTEXT, cl_context, cl_event};
 
 use crate::open::OpenClConfig;
-use crate::platform::{absent, absent_after, devices_of, loader, not_supported, platforms_devices};
+use crate::platform::{absent, absent_after, devices_of, loader, platforms_devices};
 use crate::runtime::OpenClDevice;
 use crate::sys::{Cl, call, lock};
 
@@ -44,11 +44,9 @@ pub fn register(devices: &Devices) -> OpenClDevices {
     let known = OpenClDevices::default();
     let opened = known.clone();
     devices.register(ArrowDeviceType::OPENCL, move |number| {
-        let Ok(ordinal) = usize::try_from(number) else {
-            let id = DeviceId::new(ArrowDeviceType::OPENCL, number);
-            return Err(absent(id, "OpenCL devices are numbered from 0"));
-        };
-        let device = OpenClConfig::new(ordinal).open()?;
+        let id = DeviceId::new(ArrowDeviceType::OPENCL, number);
+        let wrong = |_| absent(id, "OpenCL devices are numbered from 0");
+        let device = OpenClConfig::new(usize::try_from(number).map_err(wrong)?).open()?;
         opened.add(device.clone())?;
         Ok(device)
     });
@@ -133,7 +131,7 @@ impl OpenClDevices {
             (None, [device]) => *device,
             _ => {
                 let text = "the context of its event has several devices; the id names none";
-                return Err(not_supported(id, "import", text.into()));
+                return Err(absent(id, text));
             }
         };
         let mut config = OpenClConfig::new(0).with_id(id.id);

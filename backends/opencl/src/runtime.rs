@@ -219,7 +219,7 @@ unsafe impl Runtime for OpenClDevice {
         if matches!(self.context.kind, Kind::Handles) {
             this.exports = ExportSync::Refused(
                 "its addresses stand for cl_mem buffers, which no other library knows; open the device with other memory (OpenClMemory::Svm), \
-                 or hand over the cl_mem of OpenClDevice::handle",
+                 or hand over the cl_mem of OpenClDevice::resolve",
             );
         }
         this

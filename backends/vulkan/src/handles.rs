@@ -72,7 +72,7 @@ impl VulkanDevice {
     /// - It lives until `keep` is dropped.
     /// - Work on it that was submitted before is finished, or ordered before the work that uses the result. Nobody writes to it until
     ///   `keep` is dropped.
-    pub unsafe fn wrap_buffer<K: Send + Sync + 'static>(
+    pub unsafe fn wrap<K: Send + Sync + 'static>(
         device: &Device,
         buffer: vk::Buffer,
         bytes: usize,
@@ -82,14 +82,14 @@ impl VulkanDevice {
         let inside = context.health.enter()?;
         if buffer == vk::Buffer::null() || bytes == 0 {
             return Err(Error::InvalidArgument(
-                "wrap_buffer wants a VkBuffer and its length in bytes, which is more than 0".into(),
+                "wrap wants a VkBuffer and its length in bytes, which is more than 0".into(),
             ));
         }
         // SAFETY: the caller guarantees the buffer, which is bound and has the usage for addresses (see `# Safety`).
         let base = unsafe { address(context, buffer) }?;
         if base.is_null() {
             let reason = "the VkBuffer has no address; create it with VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT";
-            return Err(context.not_supported("wrap_buffer", reason.into()));
+            return Err(context.not_supported("wrap", reason.into()));
         }
         drop(inside);
         let memory = Arc::new(Buffer::of_program(buffer, base, Some(Box::new(keep))));

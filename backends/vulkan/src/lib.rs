@@ -42,10 +42,10 @@
 //! Each allocation is a VkBuffer with an address (`VkDeviceAddress`), in memory that gpu-allocator takes from the driver in large
 //! pieces. What is freed is kept for the next allocation ([`VulkanConfig::with_idle_limit`]). Addresses go to shaders as they are, in
 //! push constants for example; [`VulkanDevice::resolve`] returns VkBuffer and offset for those that want descriptors, and
-//! [`VulkanDevice::wrap_buffer`] makes a program's VkBuffer a buffer of the device without a copy.
+//! [`VulkanDevice::wrap`] makes a program's VkBuffer a buffer of the device without a copy.
 //!
 //! An address does not name its VkBuffer. So arrays of another producer are copied (downloaded, for instance) only if they lie in a
-//! VkBuffer that was made known with `wrap_buffer`; a shader reads them in any case.
+//! VkBuffer that was made known with `wrap`; a shader reads them in any case.
 //!
 //! Staging memory is mapped and coherent host memory, from and to which the device copies. A copy from other host memory goes through
 //! such memory when it is queued, and a copy to other host memory, which only direct callers of a queue make, waits for the device.
@@ -108,7 +108,7 @@ mod order;
 mod runtime;
 mod sys;
 
-use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device::{ArrowDeviceType, DeviceId, Devices};
 pub use ash;
 pub use open::{VulkanConfig, VulkanParts, devices};
 pub use order::VulkanQueue;
@@ -129,13 +129,9 @@ pub use sys::{SharedQueue, VulkanDeviceInfo};
 /// ```
 pub fn register(devices: &Devices) {
     devices.register(ArrowDeviceType::VULKAN, |number| {
-        match usize::try_from(number) {
-            Ok(number) => VulkanConfig::new(number).open(),
-            Err(_) => {
-                let id = VulkanConfig::new(0).with_id(number).id();
-                Err(sys::absent(id, "Vulkan devices are numbered from 0"))
-            }
-        }
+        let id = DeviceId::new(ArrowDeviceType::VULKAN, number);
+        let wrong = |_| sys::absent(id, "Vulkan devices are numbered from 0");
+        VulkanConfig::new(usize::try_from(number).map_err(wrong)?).open()
     });
 }
 

@@ -90,7 +90,7 @@ impl VulkanConfig {
         self
     }
 
-    pub(crate) fn id(&self) -> DeviceId {
+    fn id(&self) -> DeviceId {
         DeviceId::new(ArrowDeviceType::VULKAN, self.id)
     }
 
@@ -103,22 +103,22 @@ impl VulkanConfig {
     /// Returns [`Error::DeviceNotAvailable`](arrow_device::Error::DeviceNotAvailable) with the reason if there is no Vulkan loader,
     /// no driver, no such device, or if the device lacks what is needed.
     pub fn open(&self) -> Result<Device> {
-        let (device, queue, idle_bytes) = self.clone().parts()?;
+        let (device, queue, idle_bytes) = self.parts()?;
         // SAFETY: the queue was made of this device.
         unsafe { Engine::open(device, queue, idle_bytes) }
     }
 
     /// What [`open`](Self::open) gives to the engine, for tests that let its calls fail.
     #[doc(hidden)]
-    pub fn parts(self) -> Result<(VulkanDevice, Arc<VulkanQueue>, usize)> {
+    pub fn parts(&self) -> Result<(VulkanDevice, Arc<VulkanQueue>, usize)> {
         let id = self.id();
         let health = Health::new(id);
         let _inside = health.enter()?;
         let (instance, listed) = instance(id)?;
         let physical = *listed.get(self.ordinal).ok_or_else(|| {
-            let (number, count) = (self.ordinal, listed.len());
-            let reason = format!("there is no device {number}, since Vulkan lists {count}");
-            absent(id, reason + "; they are numbered from 0")
+            let count = listed.len();
+            let reason = format!("Vulkan lists {count} devices, which are numbered from 0");
+            absent(id, reason)
         })?;
         // SAFETY: the instance is live and has listed the device.
         let (info, families) = unsafe { ask(instance, physical) };
@@ -160,7 +160,7 @@ impl VulkanConfig {
     /// - Instance and device, and the library of `entry`, live until `keep` is dropped.
     /// - The program uses the VkQueue under the lock of `queue` only, and does not call `vkDeviceWaitIdle`, which wants all queues,
     ///   without it.
-    pub unsafe fn adopt(self, parts: VulkanParts) -> Result<Device> {
+    pub unsafe fn adopt(&self, parts: VulkanParts) -> Result<Device> {
         let id = self.id();
         let health = Health::new(id);
         let _inside = health.enter()?;

@@ -49,7 +49,7 @@ impl VulkanDevice {
             Error::InvalidArgument(
                 format!(
                     "{bytes} bytes at {address:?} are in no VkBuffer that {device} knows; make the producer's VkBuffer known with \
-                     VulkanDevice::wrap_buffer"
+                     VulkanDevice::wrap"
                 )
                 .into(),
             )

@@ -99,7 +99,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `open.rs` | how devices are opened, adopted and found by imports |
+//! | `open.rs` | how devices are opened and adopted |
 //! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
 //! | `runtime.rs` | the provider of the engine |
 //! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
@@ -127,13 +127,32 @@ mod staging;
 mod sys;
 mod wgsl;
 
+use arrow_device::{ArrowDeviceType, DeviceId, Devices};
 pub use bind::{Bindable, Binding};
 pub use memory::Place;
-pub use open::{WgpuConfig, devices, register};
+pub use open::{WgpuConfig, devices};
 pub use order::Polling;
 pub use runtime::WgpuDevice;
 pub use wgpu;
 pub use wgsl::{ARROW_NO_BITMAP, ARROW_WGSL};
+
+/// Registers WebGPU with a set of devices: `Devices::open("webgpu:0")` opens adapter 0 of [`devices`] with the defaults of
+/// [`WgpuConfig`], at its first use. A program that chose its own `wgpu::Device` adds the device of [`WgpuConfig::adopt`] instead
+/// ([`Devices::add`]).
+///
+/// ```no_run
+/// use arrow_device::Devices;
+/// arrow_device_wgpu::register(Devices::global());
+/// let device = Devices::open("webgpu:0")?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+pub fn register(devices: &Devices) {
+    devices.register(ArrowDeviceType::WEBGPU, |number| {
+        let id = DeviceId::new(ArrowDeviceType::WEBGPU, number);
+        let wrong = |_| open::absent(id, "WebGPU adapters are numbered from 0");
+        WgpuConfig::new(usize::try_from(number).map_err(wrong)?).open()
+    });
+}
 
 /// The programs of the page, which are tested as they stand.
 #[cfg(doctest)]

@@ -1,11 +1,11 @@
-//! How a WebGPU device is opened, adopted and found by imports.
+//! How a WebGPU device is opened or adopted.
 
 use std::panic::catch_unwind;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use arrow_device::device::engine::{Engine, Health};
 use arrow_device::device::{DeviceId, WeakDevice};
-use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
+use arrow_device::{ArrowDeviceType, Device, Error, Result};
 use wgpu::{
     Adapter, AdapterInfo, Backends, DeviceDescriptor, Features, Instance, InstanceDescriptor,
     PowerPreference, RequestAdapterOptions,
@@ -51,8 +51,8 @@ impl WgpuConfig {
         }
     }
 
-    /// Sets the id that arrays of the device carry; by default the adapter's number, or 0 for the best one. [`Devices::add`] refuses a
-    /// second device of the same id, so each that is adopted needs its own.
+    /// Sets the id that arrays of the device carry; by default the adapter's number, or 0 for the best one.
+    /// [`Devices::add`](arrow_device::Devices::add) refuses a second device of the same id, so each that is adopted needs its own.
     #[must_use]
     pub fn with_id(mut self, id: i64) -> Self {
         self.id = Some(id);
@@ -146,9 +146,9 @@ impl WgpuConfig {
         Ok((runtime, stream))
     }
 
-    /// Returns the provider, its stream, and how many bytes of freed memory the engine keeps.
+    /// What [`open`](Self::open) gives to the engine, for tests that let its calls fail.
     #[doc(hidden)]
-    pub fn parts(self) -> Result<(WgpuDevice, Arc<wgpu::Queue>, usize)> {
+    pub fn parts(&self) -> Result<(WgpuDevice, Arc<wgpu::Queue>, usize)> {
         let _inside = WGPU.enter()?;
         let (device, queue) = request(self.id(), self.adapter)?;
         let (runtime, stream) = self.runtime(&device, &queue)?;
@@ -195,7 +195,7 @@ fn find(live: &[Device], device: &wgpu::Device) -> Option<Device> {
 }
 
 /// Returns the error for a device that there is not.
-fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
+pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
     Error::DeviceNotAvailable {
         device,
         reason: reason.into().into(),
@@ -226,7 +226,7 @@ fn request(id: DeviceId, adapter: Option<usize>) -> Result<(wgpu::Device, wgpu::
                 let all = adapters(&instance);
                 let text = match all.len() {
                     0 => NO_ADAPTER.into(),
-                    count => format!("wgpu finds {count} adapters, which are numbered from 0"),
+                    count => format!("wgpu lists {count} adapters, which are numbered from 0"),
                 };
                 all.into_iter().nth(number).ok_or(text)
             }
@@ -262,26 +262,4 @@ pub fn devices() -> Result<Vec<AdapterInfo>> {
     look(WGPU.id(), |instance| {
         Ok(adapters(&instance).iter().map(Adapter::get_info).collect())
     })
-}
-
-/// Registers WebGPU with a set of devices: `Devices::open("webgpu:0")` opens adapter 0 of [`devices`] with the defaults of
-/// [`WgpuConfig`], at its first use. A program that chose its own `wgpu::Device` adds the device of [`WgpuConfig::adopt`] instead
-/// ([`Devices::add`]).
-///
-/// ```no_run
-/// use arrow_device::Devices;
-/// arrow_device_wgpu::register(Devices::global());
-/// let device = Devices::open("webgpu:0")?;
-/// # Ok::<(), arrow_device::Error>(())
-/// ```
-pub fn register(devices: &Devices) {
-    devices.register(ArrowDeviceType::WEBGPU, |number| {
-        match usize::try_from(number) {
-            Ok(ordinal) => WgpuConfig::new(ordinal).open(),
-            Err(_) => {
-                let id = DeviceId::new(ArrowDeviceType::WEBGPU, number);
-                Err(absent(id, "WebGPU adapters are numbered from 0"))
-            }
-        }
-    });
 }

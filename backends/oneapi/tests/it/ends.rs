@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use arrow_array::Int64Array;
 use arrow_device::DeviceBufferMut;
-use arrow_device::device::engine::Engine;
 use arrow_device_conformance::{alone, ends_well};
 
 use crate::kit::{
@@ -94,9 +93,7 @@ fn idle_memory_is_bounded() {
     const MIB: usize = 1 << 20;
     alone("ends::idle_memory_is_bounded", || {
         let Some(config) = config() else { return };
-        let (device, queue, _) = config.parts().unwrap();
-        // SAFETY: the queue is one of the device's.
-        let device = unsafe { Engine::open(device, queue, MIB) }.unwrap();
+        let device = config.with_idle_limit(MIB).open().unwrap();
         let resident = || {
             let status = std::fs::read_to_string("/proc/self/statm").unwrap();
             let pages: usize = status.split(' ').nth(1).unwrap().parse().unwrap();

@@ -145,10 +145,10 @@ fn a_program_lends_its_queue() {
     // SAFETY: it has no requirement.
     let queue_new = |how| unsafe { (programs().queue_new)(number as i64, how) };
     let [theirs, out_of_order, in_order] = [OWN_CONTEXT, OUT_OF_ORDER, 0].map(queue_new);
+    let config = OneApiConfig::new(usize::MAX).with_memory(OneApiMemory::Shared);
     // SAFETY: the queues live until they are deleted at the end.
-    let adopt = |queue: *mut c_void| unsafe { OneApiConfig::adopt(queue) };
-    let config = adopt(theirs).unwrap().with_memory(OneApiMemory::Shared);
-    let device = config.open().unwrap();
+    let adopt = |queue: *mut c_void| unsafe { config.adopt(queue) };
+    let device = adopt(theirs).unwrap();
     assert_eq!(device.id().id, number as i64);
 
     // Their host task comes after our upload, and our download after that.

@@ -238,11 +238,11 @@ fn a_programs_buffer_is_not_copied() {
     finish(program.queue).unwrap();
     let before = device.stats();
     // SAFETY: the buffer is live and finished, and nobody writes to it any more.
-    let buffer = unsafe { OpenClDevice::wrap_mem(&device, mem) }.unwrap();
+    let buffer = unsafe { OpenClDevice::wrap(&device, mem) }.unwrap();
     assert_eq!(buffer.len(), 4000);
     let opencl = OpenClDevice::of(&device).unwrap();
     assert_eq!(
-        opencl.handle(buffer.address().offset(80)).unwrap(),
+        opencl.resolve(buffer.address().offset(80), 3920).unwrap(),
         (mem, 80)
     );
     let column = DeviceArray::from_values(DataType::Int64, 500, buffer, None).unwrap();
@@ -262,12 +262,12 @@ fn a_programs_buffer_is_not_copied() {
     assert!(*column.to_host().unwrap() == Int64Array::from(values));
     assert_error(
         column.export(SyncPolicy::Event),
-        "hand over the cl_mem of OpenClDevice::handle",
+        "hand over the cl_mem of OpenClDevice::resolve",
     );
 
     // Other devices, other memory, other contexts.
     // SAFETY: the buffer is live.
-    let wrap = |device: &Device| unsafe { OpenClDevice::wrap_mem(device, mem) };
+    let wrap = |device: &Device| unsafe { OpenClDevice::wrap(device, mem) };
     assert_error(
         wrap(&open(OpenClMemory::Handles)),
         "the cl_mem is of another context; adopt that context",
@@ -278,7 +278,7 @@ fn a_programs_buffer_is_not_copied() {
         let up = svm.upload(&batch()).unwrap();
         let address = up.column(1).unwrap().buffer(1).unwrap().address();
         assert_error(
-            OpenClDevice::of(&svm).unwrap().handle(address),
+            OpenClDevice::of(&svm).unwrap().resolve(address, 8),
             "pass the address to the kernel",
         );
     }
@@ -305,7 +305,7 @@ fn devices_by_name() {
     assert_eq!(OpenClDevice::of(&first).unwrap().memory(), info.memory[0]);
     assert!(!info.version.is_empty() && info.max_allocation > 1 << 20);
     let next = found.len();
-    let text = format!("of OpenCL devices, numbered from 0, there are {next}");
+    let text = format!("OpenCL lists {next} devices, which are numbered from 0");
     assert_error(set.get(format!("opencl:{next}").parse().unwrap()), &text);
     assert_error(opencl.add(Devices::cpu()), "no device of the runtime");
 
@@ -349,7 +349,7 @@ fn an_image_is_not_wrapped() {
     let made = unsafe { create_image(program.context, access, format, shape, null_mut()) };
     let image = made.unwrap();
     // SAFETY: the image is live.
-    let refused = unsafe { OpenClDevice::wrap_mem(&device, image) };
+    let refused = unsafe { OpenClDevice::wrap(&device, image) };
     assert_error(
         refused,
         "the cl_mem is an image or a pipe, and not a buffer",

@@ -191,8 +191,7 @@ fn a_buffer_of_the_program_is_wrapped_without_a_copy() {
     let before = device.stats();
     let (raw, bytes) = (buffer.raw, buffer.bytes);
     // SAFETY: the buffer is live until it is dropped, has the length and the usages, and nobody writes to it.
-    let wrap =
-        |raw, bytes| unsafe { VulkanDevice::wrap_buffer(&device, raw, bytes, buffer.clone()) };
+    let wrap = |raw, bytes| unsafe { VulkanDevice::wrap(&device, raw, bytes, buffer.clone()) };
     assert_error(
         wrap(vk::Buffer::null(), bytes).map(drop),
         "wants a VkBuffer",
@@ -239,7 +238,10 @@ fn what_cannot_be_adopted_is_refused() {
         None => "ApplicationInfo::api_version",
     };
     assert_error(old.try_adopt(), reason);
-    assert_error(VulkanConfig::new(999).open(), "there is no device 999");
+    assert_error(
+        VulkanConfig::new(999).open(),
+        "devices, which are numbered from 0",
+    );
 }
 
 /// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.
