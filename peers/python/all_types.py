@@ -22,6 +22,7 @@ GOOD = """
         there: ad.RecordBatch = device.upload(data)
     column: ad.Array = there["a"][1:]
     rows: ad.RecordBatch = there[:1]
+    again = ad.RecordBatch(there.__arrow_c_device_array__())
     nulls: int | None = column.null_count
     names: list[str] = there.schema.names
     tensor = np.from_dlpack(ad.Array.from_dlpack(np.arange(3)).to(device).to_host())

@@ -16,6 +16,9 @@ use crate::{name_stream, range};
 
 /// An array on a device: a column, or an array of any library, which is not copied.
 ///
+/// `array[10:20]` is a slice, which is not copied. Single elements are not read from a device: copy with `to_host()`, and pass the array to
+/// another library.
+///
 /// Args:
 ///     data: an object with `__arrow_c_device_array__` or `__arrow_c_array__`. `from_dlpack` takes tensors.
 ///
@@ -78,12 +81,20 @@ impl Array {
 
     /// Returns the same array on a device, given by itself or its name. Returns before the copy is done. An array that is there
     /// already is not copied.
+    ///
+    /// Raises:
+    ///     ValueError, NotImplementedError: as `Device(name)`, and for a copy that the devices cannot do.
+    ///     MemoryError: if the device has no memory for it.
     fn to(&self, py: Python<'_>, device: Target<'_>) -> PyResult<Self> {
         let device = device.open(py)?;
         Ok(Self(py.detach(|| self.0.to_device(&device))?))
     }
 
     /// Waits for the array, and returns it on the CPU. Memory that the host can read is not copied.
+    ///
+    /// Raises:
+    ///     RuntimeError: the error of work that failed.
+    ///     MemoryError: if the host has no memory for it.
     fn to_host(&self, py: Python<'_>) -> PyResult<Self> {
         let copied = || match self.0.field() {
             Some(field) => self.on_cpu()?.with_field(field.clone()),

@@ -44,7 +44,8 @@ impl Device {
     ///
     /// Raises:
     ///     TypeError: for any other object.
-    ///     ValueError: for invalid data, with the path of the field.
+    ///     ValueError: for invalid data, with the path of the field, and for a single column: put it in a table, or use `Array(...).to`.
+    ///     NotImplementedError: for a copy that the devices cannot do.
     ///     MemoryError: if the device has no memory for it.
     fn upload(&self, data: &Bound<'_, PyAny>) -> PyResult<RecordBatch> {
         RecordBatch::read(data, &self.0)
@@ -62,7 +63,8 @@ impl Device {
         Ok(py.detach(wait)?)
     }
 
-    /// What the device has done since it was opened: numbers of allocations, copies, waits; bytes.
+    /// What the device has done since it was opened. Numbers: `allocations`, `frees`, `copies`, `host_waits`. Bytes: `allocated_bytes`,
+    /// `bytes_to_device`, `bytes_to_host`, `bytes_on_device` (within it, or straight from another device), `host_copied_bytes` (by the CPU).
     fn counters(&self) -> HashMap<&'static str, u64> {
         let TransferStats {
             allocations,

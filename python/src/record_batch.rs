@@ -19,6 +19,8 @@ use crate::{name_stream, range};
 
 /// A record batch on a device: columns of the same length. A batch of any library is not copied.
 ///
+/// `batch["id"]` and `batch[0]` are columns, and raise KeyError and IndexError if there is none; `batch[10:20]` is rows. None is copied.
+///
 /// Args:
 ///     data: an object with `__arrow_c_device_array__` or `__arrow_c_array__`. `Device.upload` and `Stream` take tables too.
 ///
@@ -81,11 +83,13 @@ impl RecordBatch {
         Schema(self.0.schema())
     }
 
+    /// The number of rows, as `len(batch)`.
     #[getter]
     fn num_rows(&self) -> usize {
         self.0.num_rows()
     }
 
+    /// The number of columns.
     #[getter]
     fn num_columns(&self) -> usize {
         self.0.num_columns()
@@ -137,12 +141,20 @@ impl RecordBatch {
 
     /// Returns the same batch on a device, given by itself or its name. Returns before the copy is done. A batch that is there
     /// already is not copied.
+    ///
+    /// Raises:
+    ///     ValueError, NotImplementedError: as `Device(name)`, and for a copy that the devices cannot do.
+    ///     MemoryError: if the device has no memory for it.
     fn to(&self, py: Python<'_>, device: Target<'_>) -> PyResult<Self> {
         let device = device.open(py)?;
         Ok(Self(py.detach(|| self.0.to_device(&device))?))
     }
 
     /// Waits for the batch, and returns it on the CPU. Memory that the host can read is not copied.
+    ///
+    /// Raises:
+    ///     RuntimeError: the error of work that failed.
+    ///     MemoryError: if the host has no memory for it.
     fn to_host(&self, py: Python<'_>) -> PyResult<Self> {
         let copied = || Devices::cpu().upload(&self.0.to_host()?);
         Ok(Self(py.detach(copied)?))

@@ -22,10 +22,12 @@ use crate::target::{Target, export_options};
 type Reader = Box<dyn DeviceRecordBatchReader + Send>;
 
 /// A stream of record batches on a device, which can be consumed once: by a loop (`for` or `async for`), by another library, or by a
-/// method that says so.
+/// method that says so. A loop over a stream that has been consumed finds nothing. An error of the data's source, or of a copy, is raised
+/// in the place of its batch.
 ///
 /// Args:
-///     data: an object with `__arrow_c_device_stream__` or `__arrow_c_stream__`: a table, a frame, a reader, a query's result.
+///     data: an object with `__arrow_c_device_stream__` or `__arrow_c_stream__`: a table, a frame, a reader, a query's result. A
+///         `RecordBatch` is none: it has `to` and `to_host` itself.
 ///
 /// Raises:
 ///     TypeError: for any other object.

@@ -137,8 +137,8 @@ impl Publisher {
         self.end(py, move |publisher| publisher.fail(&why))
     }
 
-    /// What was done so far: batches sent; how many of these were copied first, and their bytes; subscribers, and batches that they
-    /// have, now; subscribers that have left in order, and that have died. After the end of the stream: what was done before.
+    /// What was done so far. `batches`: sent; `copied_batches`, `copied_bytes`: of these, copied first; `subscribers`, `leases`: now, and
+    /// the batches that they have; `left`, `died`: subscribers that went in order, or not. After the end of the stream: what was done before.
     fn stats(&self, py: Python<'_>) -> PyResult<HashMap<&'static str, u64>> {
         self.state.check_process().map_err(raised)?;
         let stats = py.detach(|| match &*self.read() {
