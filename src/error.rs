@@ -1,7 +1,6 @@
 //! [`Error`], the error type of this crate.
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use arrow_schema::ArrowError;
@@ -196,12 +195,6 @@ impl From<ArrowError> for Error {
             },
             e => Self::Arrow(Arc::new(e)),
         }
-    }
-}
-
-impl From<Infallible> for Error {
-    fn from(e: Infallible) -> Self {
-        match e {}
     }
 }
 

@@ -10,7 +10,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{Error, Result};
@@ -113,6 +113,20 @@ macro_rules! released_once {
     };
 }
 pub(super) use released_once;
+
+/// Returns the text of a foreign producer, which may be null.
+///
+/// # Safety
+/// `text` is null or points to a string that ends with a null byte.
+pub(crate) unsafe fn foreign_text(text: *const c_char) -> String {
+    match text.is_null() {
+        true => "the producer gives no text".to_owned(),
+        // SAFETY: the caller guarantees a string (see `# Safety`).
+        false => unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned(),
+    }
+}
 
 /// Returns the error for a caught payload. Never panics and never drops a payload of unknown type,
 /// whose destructor could panic.

@@ -34,7 +34,7 @@ impl DeviceRecordBatch {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] with the column and the way out if they do not fit.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) with the column and the way out if they do not fit.
     pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
         if Arc::ptr_eq(self.schema_ref(), &schema) {
             return Ok(self);

@@ -17,7 +17,6 @@ use super::wrong_type;
 use crate::abi::c_data::CArray;
 use crate::abi::{CStream, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::data::DeviceArray;
-use crate::error::Error;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::{ImportOptions, Validation};
 use crate::stream::DeviceRecordBatchReader;
@@ -49,7 +48,7 @@ const STREAM: [&str; 2] = ["__arrow_c_device_stream__", "__arrow_c_stream__"];
 /// released, except with a wrong name or an invalid schema, which leave it in its capsule.
 pub fn array_from_python<T: TryFrom<DeviceArray>>(object: &Bound<'_, PyAny>) -> PyResult<T>
 where
-    Error: From<T::Error>,
+    PyErr: From<T::Error>,
 {
     let is_pair = object.is_instance_of::<PyTuple>();
     let other = (STREAM, "a stream, not a single array or batch");
@@ -66,7 +65,7 @@ where
     let (array, field) = (released_attached(array), Arc::new(field));
     // SAFETY: the protocol requires the capsules to hold structs that keep to the interface, and values are checked.
     let array = detached(|| unsafe { DeviceArray::import_as(array, field, &checked()) })?;
-    Ok(T::try_from(array).map_err(Error::from)?)
+    Ok(T::try_from(array)?)
 }
 
 /// Imports a stream of record batches. One of arrays of another type, such as a column of pyarrow's (`ChunkedArray`), raises `ValueError`:

@@ -1,6 +1,6 @@
 //! Imports C streams: device readers over an `ArrowDeviceArrayStream`.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
@@ -192,13 +192,8 @@ impl<S: CStream> Batches<S> {
         let text = guard::call_foreign("get_last_error", || unsafe {
             get_last_error.map_or(ptr::null(), |get| get(this))
         })?;
-        let message = if text.is_null() {
-            "the producer gives no text".into()
-        } else {
-            // SAFETY: the interface requires a null-terminated string that is valid until the next call; it is copied here.
-            let text = unsafe { CStr::from_ptr(text) };
-            text.to_string_lossy().into_owned().into()
-        };
+        // SAFETY: the producer's text is null or a string that lives until the next call.
+        let message = unsafe { guard::foreign_text(text) }.into();
         Err(Error::Foreign {
             operation,
             errno: code,

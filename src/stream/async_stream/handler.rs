@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Weak};
 use std::{mem, ptr};
 
@@ -267,10 +267,7 @@ unsafe extern "C-unwind" fn on_error(
     // a message that is null or null-terminated, and metadata that is null or encoded as the specification says.
     unsafe {
         answer(this, "on_error", |_| {
-            let mut text = match message.is_null() {
-                true => "the producer gives no text".to_owned(),
-                false => CStr::from_ptr(message).to_string_lossy().into_owned(),
-            };
+            let mut text = guard::foreign_text(message);
             let metadata = decode_metadata(metadata).unwrap_or_else(|e| {
                 text.push_str(&format!(" (with metadata that cannot be read: {e})"));
                 Default::default()

@@ -111,7 +111,7 @@ use crate::stream::upload::Uploads;
 use crate::stream::{DeviceRecordBatches, HostRecordBatchReader};
 use crate::transfer::Download;
 
-/// Uploads the batches of a stream on `queue`, as [`upload_reader`] does. All of them must [fit](DeviceRecordBatchReader#schemas)
+/// Uploads the batches of a stream on `queue`, as [`upload_reader`](crate::upload_reader) does. All of them must [fit](crate::DeviceRecordBatchReader#schemas)
 /// `schema`. Errors are arrow-rs's or this crate's. Polls do not block, except to upload a single batch that needs more than 128 MiB of
 /// staging memory; while too much is being uploaded, they are pending.
 ///
@@ -165,7 +165,7 @@ impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>
 }
 
 impl<S: Stream> DeviceRecordBatches<Pin<Box<S>>> {
-    /// Wraps a stream whose batches all [fit](DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This
+    /// Wraps a stream whose batches all [fit](crate::DeviceRecordBatchReader#schemas) `schema` and are on devices of `device_type`. This
     /// is not checked here, but where batches are exported ([`produce`](produce)) or staged to the host.
     pub fn from_stream(stream: S, schema: SchemaRef, device_type: ArrowDeviceType) -> Self {
         Self::of(Box::pin(stream), schema, device_type)
