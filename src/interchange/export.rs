@@ -62,7 +62,14 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        now(export(self, options, false))
+        match self.export_reads(options.counts_nulls) {
+            true => now(export(self, options, false)),
+            // As `export`, which need not be entered to read nothing.
+            false => self
+                .device()
+                .check_export()
+                .and_then(|()| export_resolved(self, options)),
+        }
     }
 
     /// Exports the array's field, or a field without a name.

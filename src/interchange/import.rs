@@ -131,7 +131,13 @@ impl DeviceRecordBatch {
         let root = DataType::Struct(schema.fields().clone());
         // SAFETY: the caller keeps to the contract of `DeviceArray::import`.
         let array = unsafe { import(array, &root, options) }?;
-        now(batch(array, schema, options.validation, false))
+        let array = match options.validation {
+            // There is nothing to read.
+            Validation::Structure if array.null_count().is_some() => array,
+            validation => now(checked(array, validation, false))?,
+        };
+        check_no_nulls(&array)?;
+        Ok(Self::from_struct(schema, array))
     }
 }
 
@@ -148,19 +154,12 @@ pub(crate) unsafe fn import_async(
     let root = DataType::Struct(schema.fields().clone());
     // SAFETY: the caller keeps to the contract of `import`.
     let array = unsafe { import(array, &root, options) }?;
-    Ok(batch(array, schema, options.validation, true))
-}
-
-/// Makes a batch of an imported struct, once it is [`checked`].
-async fn batch(
-    array: DeviceArray,
-    schema: SchemaRef,
-    validation: Validation,
-    polls: bool,
-) -> Result<DeviceRecordBatch> {
-    let array = checked(array, validation, polls).await?;
-    check_no_nulls(&array)?;
-    Ok(DeviceRecordBatch::from_struct(schema, array))
+    let checked = checked(array, options.validation, true);
+    Ok(async move {
+        let array = checked.await?;
+        check_no_nulls(&array)?;
+        Ok(DeviceRecordBatch::from_struct(schema, array))
+    })
 }
 
 /// Checks what can be checked only by reading the array's memory, and waits for it: as a task if this `polls`, else by blocking
