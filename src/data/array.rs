@@ -184,6 +184,7 @@ impl DeviceArray {
         &self,
         queue: impl Into<Option<&'a Queue>>,
     ) -> Result<Option<SyncEvent>> {
+        let queue = queue_for(queue.into(), self.device())?;
         let pending = self.pending()?;
         let Some(first) = pending.first() else {
             return Ok(None);
@@ -193,7 +194,6 @@ impl DeviceArray {
         if first.own_event().is_some() && pending.iter().all(|owner| event(owner) == event(first)) {
             return Ok(first.own_event().cloned());
         }
-        let queue = queue_for(queue.into(), self.device())?;
         pending.iter().try_for_each(|owner| owner.wait_on(&queue))?;
         queue.record()
     }

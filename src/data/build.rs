@@ -192,9 +192,8 @@ impl DeviceArray {
         }
         let unfit = |of: &&Validity| of.len != rows || of.nulls.is_some_and(|nulls| nulls > rows);
         if let Some(Validity { len, nulls, .. }) = validity.filter(unfit) {
-            return wrong(format!(
-                "the validity bitmap has {len} rows, {nulls:?} nulls"
-            ));
+            let nulls = nulls.unwrap_or(0);
+            return wrong(format!("the validity bitmap has {len} rows, {nulls} nulls"));
         }
         for (i, buffer) in others.iter().enumerate() {
             let needed = kinds.get(i).filter(|_| rows > 0);

@@ -259,9 +259,9 @@ fn buffer(
     if address.address() % align == 0 {
         return Ok(buffer);
     }
-    let device = array.device();
-    Counters::add(&device.counters().host_copied_bytes, bytes);
-    let mut host = device.host_buffer(bytes)?;
+    Counters::add(&array.device().counters().host_copied_bytes, bytes);
+    // Ordinary memory, which keeps no other device alive.
+    let mut host = Devices::cpu().host_buffer(bytes)?;
     host.copy_from_slice(&buffer);
     Ok(Buffer::from(host))
 }

@@ -34,11 +34,11 @@ fn layout(capacity: usize) -> Option<Layout> {
 }
 
 impl Block {
-    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which are not 0. Returns
-    /// `None` if there is not enough memory.
+    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which come from [`round`]. Returns
+    /// `None` if there is not enough memory, and for 0 bytes.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
-        let layout = layout(capacity)?;
-        // SAFETY: the size is not 0, as the caller guarantees.
+        let layout = layout(capacity).filter(|layout| layout.size() > 0)?;
+        // SAFETY: the size is not 0, as was just checked.
         let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self {
             ptr,
@@ -94,7 +94,7 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
 }
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
-/// Memory that copies may use again. It has no drop: its holder clears it.
+/// longest are freed. It has no drop: its holder clears it.
 pub(crate) type HostPool = Pool<Block>;
 
 impl HostPool {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result, bail};
 use crate::interchange::ReleasePolicy;
 use crate::memory::DeviceBuffer;
 
-/// How a tensor is exported.
+/// How a tensor is exported. End a literal with `..`, since there may be more fields one day.
 ///
 /// ```
 /// use arrow_device::ReleasePolicy;

@@ -72,8 +72,11 @@ impl<T> Drop for Foreign<T> {
 /// The struct that both of DLPack's have in common.
 const TENSOR: Path<'static> = Path::Root("dl_tensor");
 
-/// One of DLPack's two structs, [`DLManagedTensorVersioned`] or [`DLManagedTensor`]. Nobody else can name it, and so implement it.
-pub trait Form: Sized {
+/// One of DLPack's two structs, [`DLManagedTensorVersioned`] or [`DLManagedTensor`].
+///
+/// # Safety
+/// A tensor is at byte `TENSOR` of the struct, which keeps to DLPack.
+pub unsafe trait Form: Sized {
     /// The struct's name.
     const NAME: &'static str;
     /// Where the tensor is in it.
@@ -86,7 +89,8 @@ pub trait Form: Sized {
     unsafe fn head(this: *const Self) -> (DLPackVersion, Option<Deleter<Self>>);
 }
 
-impl Form for DLManagedTensorVersioned {
+// SAFETY: the offset is that of the member.
+unsafe impl Form for DLManagedTensorVersioned {
     const NAME: &'static str = "DLManagedTensorVersioned";
     const TENSOR: usize = offset_of!(Self, dl_tensor);
 
@@ -96,7 +100,8 @@ impl Form for DLManagedTensorVersioned {
     }
 }
 
-impl Form for DLManagedTensor {
+// SAFETY: the offset is that of the member.
+unsafe impl Form for DLManagedTensor {
     const NAME: &'static str = "DLManagedTensor";
     const TENSOR: usize = offset_of!(Self, dl_tensor);
 

@@ -27,7 +27,7 @@ pub enum Validation {
     Full,
 }
 
-/// How an import is done.
+/// How an import is done. End a literal with `..`, since there may be more fields one day.
 ///
 /// ```
 /// use arrow_device::{ImportOptions, Validation};
@@ -81,7 +81,7 @@ impl ReleasePolicy {
     }
 }
 
-/// How an export is done.
+/// How an export is done. End a literal with `..`, since there may be more fields one day.
 ///
 /// ```
 /// use arrow_device::{ExportOptions, SyncPolicy};

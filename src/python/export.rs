@@ -219,7 +219,12 @@ fn contents(data_type: &DataType) -> (&'static str, Vec<&FieldRef>) {
         Boolean => "boolean",
         Utf8 | LargeUtf8 | Utf8View => "text",
         Binary | LargeBinary | BinaryView | FixedSizeBinary(_) => "bytes",
-        t if t.is_temporal() => "time",
+        Date32 | Date64 => "date",
+        Time32(_) | Time64(_) => "time",
+        Timestamp(_, None) => "local timestamp",
+        Timestamp(_, Some(_)) => "timestamp",
+        Duration(_) => "duration",
+        Interval(_) => "interval",
         _ => "number",
     };
     (kind, Vec::new())

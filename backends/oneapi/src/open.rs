@@ -57,7 +57,7 @@ impl OneApiConfig {
         self
     }
 
-    /// Opens the device in a new context, whose memory and events programs cannot use in others.
+    /// Opens the device in a new context, whose memory and events programs cannot use in others. [`adopt`](Self::adopt) does not look at it.
     #[must_use]
     pub fn with_own_context(mut self) -> Self {
         self.own_context = true;

@@ -130,7 +130,7 @@ impl OpenClDevices {
             (Some(listed), _) => listed.device,
             (None, [device]) => *device,
             _ => {
-                let text = "the context of its event has several devices; the id names none";
+                let text = "the event of the array to import is of a context with several devices, and the array's id names none of them";
                 return Err(absent(id, text));
             }
         };

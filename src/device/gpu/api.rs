@@ -157,7 +157,7 @@ macro_rules! functions {
 pub(crate) use functions;
 
 functions! {
-    /// The functions that both libraries have. All but the first two work in the current context.
+    /// The functions that both libraries have. All but the first three work in the current context.
     pub(crate) struct Calls {
         count_devices = ["cuDeviceGetCount", "hipGetDeviceCount"] (count: *mut c_int);
         device_attribute = ["cuDeviceGetAttribute", "hipDeviceGetAttribute"] (value: *mut c_int, attribute: c_int, device: c_int);

@@ -27,7 +27,7 @@ impl SimBacking {
     /// Wraps `bytes` bytes of host memory, which `owner` keeps. Its drop must not use the device.
     ///
     /// # Safety
-    /// The host may read the memory on any thread, and write to it if a device allocates it or if work of the device will, as long as
+    /// The memory is initialised. The host may read it on any thread, and write to it if a device allocates it or if work of the device will, as long as
     /// `owner` lives. Nobody else writes to it meanwhile, except as what is queued on the device expects.
     pub unsafe fn new(start: NonNull<u8>, bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
