@@ -111,7 +111,8 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     /// Frees what the runtime itself keeps for reuse. All work has ended.
     fn trim(&self) {}
 
-    /// Queues copies. As soon as one of them is under way, `under_way` is set: after an error the engine then waits.
+    /// Queues copies. As soon as one of them is under way, `under_way` is set: after an error the engine then waits. Where the runtime takes
+    /// all of the copies or none, an error leaves none under way, and `under_way` can stay as it is.
     ///
     /// # Safety
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy).
@@ -166,8 +167,10 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
     }
 
     /// Makes later work of a stream wait for an event, which may be released after the call. Returns `false`, and does nothing, if the stream
-    /// cannot wait for it. `is_own` says that it was recorded by this device, and not by another one or a foreign producer. If a foreign event
-    /// fails for which a stream waits by itself, call [`Health::fail`] before its later work counts as complete.
+    /// cannot wait for it. `is_own` says that it was recorded by this device, and not by another one or a foreign producer.
+    ///
+    /// An event that has failed already is an error of this call, and the device goes on: nothing waits for it. If a foreign event fails later,
+    /// for which the stream waits by itself, call [`Health::fail`] before the stream's later work counts as complete.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event, is_own: bool) -> Result<bool>;
 
     /// Closes a gate in a stream: its later work does not run until the result is dropped, on whichever thread. The engine opens it when an
@@ -215,7 +218,8 @@ pub unsafe trait Runtime: fmt::Debug + Send + Sync + Sized + 'static {
         false
     }
 
-    /// Returns what this device can do with memory and events of another one of this runtime.
+    /// Returns what this device can do with memory and events of another one of this runtime. By default nothing: copies between them go
+    /// through the host, and a thread that tells a queue to wait for the other device's event waits for it itself.
     fn relation(&self, other: &Self) -> Relation {
         Relation::default()
     }
