@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::Devices;
-use arrow_device_datafusion::{DeviceExec, HostToDeviceExec};
+use arrow_device_datafusion::{DeviceExec, DeviceOptions, HostToDeviceExec};
 use datafusion::arrow::array::{Array, RecordBatch};
 use datafusion::common::config::ConfigOptions;
 use datafusion::physical_expr::{Partitioning, expressions::col};
@@ -18,12 +18,11 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use crate::kit::*;
 use crate::nodes::*;
 
+/// Rows wait as long as it takes, however busy the machine is.
 fn session_of(rows: Option<usize>) -> SessionContext {
-    let config = SessionConfig::new();
-    SessionContext::new_with_config(match rows {
-        Some(rows) => config.with_option_extension(joined_to(rows)),
-        None => config,
-    })
+    let rows = rows.unwrap_or(DeviceOptions::default().upload_rows);
+    let config = SessionConfig::new().with_option_extension(joined_to(rows));
+    SessionContext::new_with_config(config)
 }
 
 /// The case that matters: a repartition cuts batches into many small ones.

@@ -62,7 +62,7 @@ fn struct_arrays() {
             let expected = StructArray::try_new(fields.clone(), columns, nulls).unwrap();
             let columns = [ua.slice(at, rows).unwrap(), ub.slice(at, rows).unwrap()];
             let validity = ua.slice(nulls_at, rows).unwrap().validity();
-            let (made, stats) = counted(device, || {
+            let (made, stats) = counted(|| {
                 DeviceArray::from_children(
                     DataType::Struct(fields.clone()),
                     rows,
@@ -196,7 +196,7 @@ fn fixed_size_lists() {
             let validity = nulls.slice(3, rows).unwrap().validity();
             let new =
                 || DeviceArray::from_children(list(&item, size), rows, from_ref(&values), validity);
-            let (made, stats) = counted(device, || new().unwrap());
+            let (made, stats) = counted(|| new().unwrap());
             assert_eq!(stats, TransferStats::default());
             assert_same(
                 &expected,

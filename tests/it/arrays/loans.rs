@@ -19,7 +19,7 @@ fn typed_loans() {
         let up = |array: &dyn Array| device.upload_array(array).unwrap();
 
         let strings = up(&strings()).slice(1, 3).unwrap();
-        let (_, stats) = counted(device, || {
+        let (_, stats) = counted(|| {
             let (offsets, bytes) = (strings.offsets_on::<i32>(&queue), strings.bytes_on(&queue));
             let (offsets, bytes) = (offsets.unwrap(), bytes.unwrap());
             assert_eq!((offsets.len(), bytes.len()), (4, 8));

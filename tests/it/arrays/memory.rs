@@ -50,7 +50,7 @@ fn a_column_keeps_only_its_own_memory() {
             let batch = batch_of(&[column(), column()]);
             assert_live(&sim, 16 * ROWS);
             assert_eq!(batch.get_array_memory_size(), 16 * ROWS);
-            let (kept, stats) = counted(&sim, || take(batch));
+            let (kept, stats) = counted(|| take(batch));
             assert_eq!(
                 (stats.allocations, stats.copies, stats.host_waits),
                 (0, 0, 0),
@@ -203,11 +203,11 @@ fn null_counts_of_columns_of_separate_memory() {
         let on_device = u64::from(place.sim.is_some());
         let batch = batch_of(&[uncounted(device), uncounted(device), uncounted(device)]);
         let early = batch.column(2).unwrap();
-        let (nulls, stats) = counted(device, || batch.column(0).unwrap().resolve_null_counts());
+        let (nulls, stats) = counted(|| batch.column(0).unwrap().resolve_null_counts());
         assert_eq!((nulls.unwrap(), stats.copies), (1, on_device));
         assert_eq!(batch.column(0).unwrap().null_count(), Some(1));
         let all = || batch.as_struct().resolve_null_counts().unwrap();
-        let (_, stats) = counted(device, all);
+        let (_, stats) = counted(all);
         assert_eq!(stats.copies, 2 * on_device, "the other two");
         assert_eq!(
             (early.null_count(), early.slice(0, 60).unwrap().null_count()),
@@ -217,7 +217,7 @@ fn null_counts_of_columns_of_separate_memory() {
             early.resolve_null_counts().unwrap()
                 + batch.column(1).unwrap().resolve_null_counts().unwrap()
         };
-        let (nulls, stats) = counted(device, again);
+        let (nulls, stats) = counted(again);
         assert_eq!((nulls, stats.copies), (2, 0));
         drop(batch);
         assert_eq!(early.null_count(), Some(1));
@@ -238,7 +238,7 @@ fn sizes_of_columns_of_separate_memory() {
         assert!(early.buffer(2).is_none());
         for (i, copies) in [on_device, 0].into_iter().enumerate() {
             let first = batch.column(0).unwrap();
-            let (bytes, stats) = counted(device, || first.bytes_on(&queue).unwrap().len());
+            let (bytes, stats) = counted(|| first.bytes_on(&queue).unwrap().len());
             assert_eq!(
                 (bytes, stats.copies, stats.host_waits),
                 (8, copies, copies),
@@ -250,14 +250,14 @@ fn sizes_of_columns_of_separate_memory() {
                 "{i}"
             );
         }
-        let (_, stats) = counted(device, || batch.as_struct().resolve_sizes().unwrap());
+        let (_, stats) = counted(|| batch.as_struct().resolve_sizes().unwrap());
         assert_eq!(stats.copies, on_device, "the other one");
         // A column that was taken before knows them too, and so does what is made of it.
         let again = batch_of(std::slice::from_ref(&early));
         let own = again.as_struct().get_array_memory_size();
         assert_eq!(early.get_array_memory_size(), own);
         assert!(own >= 8 && again.column(0).unwrap().buffer(2).is_some());
-        let (down, stats) = counted(device, || early.to_host().unwrap());
+        let (down, stats) = counted(|| early.to_host().unwrap());
         assert_eq!(stats.host_waits, on_device, "none for sizes");
         assert_same(&strings(), &down, "text");
         assert_eq!(early.buffer(2).unwrap().len(), 8);
