@@ -7,9 +7,10 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 
 use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
 use super::samples::{ROWS, all, assert_same};
+use super::subject::Consumer;
 use super::watch::note;
 use super::{Hold, Subject, Verdict};
-use arrow_device::device::{EventPtr, ExportSync};
+use arrow_device::device::{DevicePtr, EventPtr, ExportSync};
 use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
 
 fn values() -> Int64Array {
@@ -110,10 +111,13 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
             checked.expect("check_event refused what was exported");
             let done = done.expect("query_event");
             assert!(!(pending && done), "the exported event completed early");
-            consumed = subject.consumer.as_ref().map(|wait| wait(device, event));
+            // The address that the struct has: all that another library knows.
+            let address = DevicePtr::new(exported.array().buffer(1).cast_mut().cast());
+            let read = |read: &Consumer| read(device, event, address, 8 * array.len());
+            consumed = subject.consumer.as_ref().map(read);
             if let Some(consumed) = consumed.as_mut().filter(|_| pending) {
                 sleep(MOMENT);
-                assert!(!consumed(), "another library has not waited");
+                assert!(consumed().is_none(), "another library has not waited");
             }
         }
         None => {
@@ -127,9 +131,19 @@ fn exported(subject: &Subject, sync: SyncPolicy) {
         let again = again.expect("import");
         let back = again.to_host().expect("to_host");
         assert!(*back == array, "other values came back");
-        // The import keeps the event.
-        let seen = consumed.is_none_or(|consumed| soon(subject.patience, consumed));
-        assert!(seen, "another library waits for ever");
+        // The import keeps the event and the memory.
+        if let Some(mut consumed) = consumed {
+            let mut read = None;
+            let is_read = || {
+                read = consumed();
+                read.is_some()
+            };
+            let seen = soon(subject.patience, is_read);
+            assert!(seen, "another library waits for ever");
+            let expected = array.values().inner().as_slice();
+            let same = read.as_deref() == Some(expected);
+            assert!(same, "another library has read other values");
+        }
     });
 }
 

@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arrow_device::device::engine::{Engine, Runtime};
-use arrow_device::device::{EventPtr, WeakDevice};
+use arrow_device::device::{DevicePtr, EventPtr, WeakDevice};
 use arrow_device::{Device, Devices, Error, Queue};
 
 type Make = Arc<dyn Fn() -> Device + Send + Sync>;
 type MakeHold = Arc<dyn Fn(&Queue) -> Hold + Send + Sync>;
 pub(super) type MakeForeign = Arc<dyn Fn(&Device) -> Foreign + Send + Sync>;
-type Consumer = Arc<dyn Fn(&Device, EventPtr) -> Box<dyn FnMut() -> bool> + Send + Sync>;
+/// Says what it has read, once it has.
+type Read = Box<dyn FnMut() -> Option<Vec<u8>>>;
+pub(super) type Consumer = Arc<dyn Fn(&Device, EventPtr, DevicePtr, usize) -> Read + Send + Sync>;
 type Registration = (fn(&Devices), i64);
 type Refused = Arc<dyn Fn(&Queue) -> Vec<Error> + Send + Sync>;
 type Balance = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -104,12 +106,13 @@ impl Subject {
         self
     }
 
-    /// Sets a function that gives another library of the program an event of an export, behind which a queue of that library waits, and
-    /// returns a function that says whether it has done so. The event lives until then.
+    /// Sets a function that gives another library of the program an event of an export, and the address and the length of a buffer,
+    /// which that library reads once the event has completed: it waits in its own way, and copies on a queue of its own. Returns a
+    /// function that never waits, and gives the bytes once they are read. Event and buffer live until then.
     #[must_use]
     pub fn with_consumer(
         mut self,
-        consumer: impl Fn(&Device, EventPtr) -> Box<dyn FnMut() -> bool> + Send + Sync + 'static,
+        consumer: impl Fn(&Device, EventPtr, DevicePtr, usize) -> Read + Send + Sync + 'static,
     ) -> Self {
         self.consumer = Some(Arc::new(consumer));
         self

@@ -193,12 +193,11 @@ int produce(ArrowDeviceArray *out, int64_t number, int64_t rows, int how, Gate *
 }
 
 // A consumer's queue, in the context of `queue`, copies after an event. (For a barrier SYCL waits within the call.)
-sycl::event *consume(sycl::queue *queue, sycl::event *event) {
-    static int64_t from, to;
+sycl::event *consume(sycl::queue *queue, sycl::event *event, void *to, const void *from, size_t bytes) {
     sycl::event *behind = nullptr;
     run([&] {
         sycl::queue own(queue->get_context(), queue->get_device());
-        behind = new sycl::event(own.memcpy(&to, &from, sizeof from, *event));
+        behind = new sycl::event(own.memcpy(to, from, bytes, *event));
     });
     return behind;
 }

@@ -1,12 +1,13 @@
 //! The device under test, and what tests need of SYCL: C++ that is compiled once and loaded.
 
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use arrow_device::Device;
-use arrow_device::device::{EventPtr, Queue};
+use arrow_device::device::{DevicePtr, EventPtr, Queue};
 use arrow_device_conformance::{Foreign, Hold, found};
 use arrow_device_oneapi::{OneApiConfig, OneApiQueue, device_count};
 use libloading::Library;
@@ -78,7 +79,7 @@ programs! {
     end_event: fn(*mut c_void, c_int);
     producer_live: fn() -> c_int;
     produce: fn(*mut c_void, i64, i64, c_int, *mut c_void) -> c_int;
-    consume: fn(*mut c_void, *mut c_void) -> *mut c_void;
+    consume: fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, usize) -> *mut c_void;
     has_consumed: fn(*mut c_void) -> c_int;
     queue_new: fn(i64, c_int) -> *mut c_void;
     queue_delete: fn(*mut c_void);
@@ -180,14 +181,23 @@ pub(crate) fn foreign(how: c_int) -> Foreign {
     unsafe { Foreign::new(event, held, move |works| end(status(works))) }
 }
 
-/// A queue of another library depends on an event.
-pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
-    // SAFETY: queue and event are live.
-    let behind =
-        unsafe { (programs().consume)(sycl_queue(&device.default_queue()), event.as_ptr()) };
+/// A queue of another library copies what is at an address, after an event.
+pub(crate) fn consumer(
+    device: &Device,
+    event: EventPtr,
+    from: DevicePtr,
+    bytes: usize,
+) -> Box<dyn FnMut() -> Option<Vec<u8>>> {
+    let queue = sycl_queue(&device.default_queue());
+    // Not freed before the copy has ended.
+    let mut read = ManuallyDrop::new(vec![0u8; bytes]);
+    let (to, from) = (read.as_mut_ptr().cast(), from.as_ptr());
+    // SAFETY: queue and event are live; memory and `read` live until the copy has ended.
+    let behind = unsafe { (programs().consume)(queue, event.as_ptr(), to, from, bytes) };
     assert!(!behind.is_null());
     // SAFETY: nobody asks again once it has.
-    Box::new(move || unsafe { (programs().has_consumed)(behind) } == 1)
+    let has_consumed = move || unsafe { (programs().has_consumed)(behind) } == 1;
+    Box::new(move || has_consumed().then(|| std::mem::take(&mut *read)))
 }
 
 impl Drop for Held {

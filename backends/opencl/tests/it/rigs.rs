@@ -1,14 +1,18 @@
 //! OpenCL devices for tests, and a program's own calls of OpenCL.
 
+use std::ffi::c_char;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use arrow_device::device::EventPtr;
+use arrow_device::device::{DevicePtr, EventPtr};
 use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Foreign, Hold, assert_balanced, found, next_id};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices};
 use cl3::command_queue::*;
+use cl3::device::{CL_DEVICE_PLATFORM, get_device_info};
 use cl3::event::*;
-use cl3::types::{cl_event, cl_int};
+use cl3::types::{CL_FALSE, cl_device_id, cl_event, cl_int};
+use opencl_sys::clEnqueueMemcpyINTEL_t;
 
 pub(crate) const REQUIRED: &str = "ARROW_DEVICE_OPENCL_REQUIRED";
 
@@ -98,20 +102,52 @@ pub(crate) fn foreign(device: &Device) -> Foreign {
     }
 }
 
-/// A command queue of another library waits for an event.
+/// A command queue of another library copies what is at an address, after an event.
 #[allow(deprecated)] // The newer function is not in OpenCL 1.2.
-pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
+pub(crate) fn consumer(
+    device: &Device,
+    event: EventPtr,
+    from: DevicePtr,
+    bytes: usize,
+) -> Box<dyn FnMut() -> Option<Vec<u8>>> {
     let opencl = OpenClDevice::of(device).unwrap();
-    // SAFETY: context and device are live and belong together; the event is live. Each reference is given back once.
+    // Not freed before the copy has ended.
+    let mut read = ManuallyDrop::new(vec![0; bytes]);
+    let (to, from) = (read.as_mut_ptr().cast(), from.as_ptr().cast_const());
+    // SAFETY: context and device are live and belong together; event and memory live until the copy has ended, and so does `read`. Each
+    // reference is given back once.
     let behind = unsafe {
         let event: cl_event = event.as_ptr().cast::<cl_event>().read();
         let queue = create_command_queue(opencl.context(), opencl.device_id(), 0).unwrap();
-        let behind = enqueue_marker_with_wait_list(queue, 1, &raw const event).unwrap();
+        let mut behind = std::ptr::null_mut();
+        if opencl.memory() == OpenClMemory::Usm {
+            let copy = memcpy_intel(opencl.device_id()).unwrap();
+            let (events, behind) = (&raw const event, &raw mut behind);
+            let code = copy(queue, CL_FALSE, to, from, bytes, 1, events, behind);
+            assert_eq!(code, 0);
+        } else {
+            let events = &raw const event;
+            let copy = enqueue_svm_mem_cpy(queue, CL_FALSE, to, from, bytes, 1, events);
+            behind = copy.unwrap();
+        }
         release_command_queue(queue).unwrap();
         Gate(behind)
     };
     let status = move || get_event_info(behind.event(), CL_EVENT_COMMAND_EXECUTION_STATUS).unwrap();
-    Box::new(move || i32::from(status()) == CL_COMPLETE)
+    Box::new(move || (i32::from(status()) == CL_COMPLETE).then(|| std::mem::take(&mut *read)))
+}
+
+/// The function of cl_intel_unified_shared_memory that copies.
+fn memcpy_intel(device: cl_device_id) -> clEnqueueMemcpyINTEL_t {
+    let platform = get_device_info(device, CL_DEVICE_PLATFORM).unwrap();
+    let name = c"clEnqueueMemcpyINTEL";
+    // SAFETY: the loader's function has this signature, and the function that it finds has that of the extension.
+    unsafe {
+        let loader = libloading::Library::new("libOpenCL.so.1").unwrap();
+        type Find = unsafe extern "C" fn(isize, *const c_char) -> clEnqueueMemcpyINTEL_t;
+        let find = loader.get::<Find>(b"clGetExtensionFunctionAddressForPlatform\0");
+        find.unwrap()(platform.into(), name.as_ptr())
+    }
 }
 
 #[track_caller]

@@ -1,14 +1,20 @@
 //! What a program has already: instance, device, queue, buffers and events.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_buffer::ScalarBuffer;
+use arrow_array::ffi::FFI_ArrowArray;
+use arrow_array::{Array, Int64Array};
+use arrow_buffer::{Buffer, ScalarBuffer};
+use arrow_device::FFI_ArrowDeviceArray;
 use arrow_device::device::AddressClass;
-use arrow_device::{DeviceBuffer, DeviceBufferMut};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, ImportOptions};
 use arrow_device_conformance::{assert_error, numbers, soon};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
+use arrow_schema::DataType;
+use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::program::Program;
 use crate::rigs::{Timeline, assert_clean, hold, is_there};
@@ -212,6 +218,79 @@ fn a_buffer_of_the_program_is_wrapped_without_a_copy() {
     drop(part);
     assert!(soon(|| weak.strong_count() == 0), "not released");
     assert_clean(&device);
+}
+
+/// An array of another library in a VkBuffer that was wrapped, with an event that commands set, which are submitted only while this crate
+/// waits.
+#[test]
+fn an_event_that_commands_set_is_waited_for() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let (device, functions) = (program.adopt(), &program.device);
+    let [memory, source] = [(); 2].map(|()| program.buffer(8 * 1000));
+    memory.write(&[-1; 1000]);
+    source.write(&values(1000));
+    // SAFETY: buffer and event live until the commands have run. Nobody reads the buffer before the event is set.
+    let wrapped =
+        unsafe { VulkanDevice::wrap(&device, memory.raw, memory.bytes, memory.clone()) }.unwrap();
+    // SAFETY: the device is live.
+    let mut event = unsafe { functions.create_event(&Default::default(), None) }.unwrap();
+    let commands = [program.record(|own| {
+        let all = vk::PipelineStageFlags::ALL_COMMANDS;
+        let none = vk::DependencyFlags::empty();
+        let region = [vk::BufferCopy::default().size(memory.bytes as u64)];
+        let barrier = [vk::MemoryBarrier::default()
+            .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+            .dst_access_mask(vk::AccessFlags::MEMORY_READ)];
+        // SAFETY: the buffers have the region, and all is recorded as its structures say.
+        unsafe {
+            functions.cmd_copy_buffer(own, source.raw, memory.raw, &region);
+            functions.cmd_pipeline_barrier(own, all, all, none, &barrier, &[], &[]);
+            functions.cmd_set_event(own, event, all);
+        }
+    })];
+    let address = NonNull::new(wrapped.address().as_ptr().cast()).unwrap();
+    let schema = FFI_ArrowSchema::try_from(&DataType::Int64).unwrap();
+    let devices = Devices::new();
+    devices.add(device.clone()).unwrap();
+    let options = ImportOptions {
+        devices: Some(devices),
+        ..Default::default()
+    };
+    // SAFETY: only the address is used, and `wrapped` keeps the memory. Its values are there once the event is set, which lives longer.
+    let array = unsafe {
+        let buffer = Buffer::from_custom_allocation(address, memory.bytes, Arc::new(()));
+        let data = Int64Array::from(values(1000)).into_data().into_builder();
+        let data = data.buffers(vec![buffer]).build_unchecked();
+        let (id, event) = (device.id(), (&raw mut event).cast());
+        let array =
+            FFI_ArrowDeviceArray::new(FFI_ArrowArray::new(&data), id.device_type, id.id, event);
+        DeviceArray::import(array, &schema, &options)
+    };
+    let array = array.unwrap();
+    assert!(!array.is_ready().unwrap(), "the event is not set yet");
+    let back = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
+            let queue = program.queue.lock().unwrap();
+            // SAFETY: this thread has the queue; the commands are recorded, and live as long as the program.
+            unsafe { functions.queue_submit(*queue, &submit, vk::Fence::null()) }.unwrap();
+        });
+        array.to_host().unwrap()
+    });
+    assert_eq!(&*back, &Int64Array::from(values(1000)) as &dyn Array);
+    assert!(array.is_ready().unwrap(), "read before it was written");
+    drop((back, array, wrapped));
+    device.synchronize().unwrap();
+    assert_clean(&device);
+    // SAFETY: the commands have run, and nothing uses the event any more.
+    unsafe {
+        functions.device_wait_idle().unwrap();
+        functions.destroy_event(event, None);
+    }
 }
 
 #[test]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use arrow_device::device::EventPtr;
+use arrow_device::device::{DevicePtr, EventPtr};
 use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Foreign, Hold, assert_balanced, found, is_required, next_id};
-use arrow_device_vulkan::ash::vk;
-use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
+use arrow_device_vulkan::ash::{self, vk};
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanParts, VulkanQueue, devices};
 
 use crate::timeline;
 
@@ -105,13 +105,42 @@ pub(crate) fn foreign(device: &Device) -> Foreign {
     made.never_fails()
 }
 
-/// Another library on the same VkDevice asks about an event.
-pub(crate) fn consumer(device: &Device, event: EventPtr) -> Box<dyn FnMut() -> bool> {
-    let functions = VulkanDevice::of(device).unwrap().device().clone();
-    // SAFETY: what an export carries points to a VkEvent, and lives until this has said that it is set.
-    Box::new(move || unsafe {
-        let event: vk::Event = event.as_ptr().cast::<vk::Event>().read();
-        functions.get_event_status(event).unwrap()
+/// Another library on the same VkDevice asks about an event, and then copies what is in the VkBuffer at an address. Its submissions are
+/// those of a second device of this crate, which knows nothing of the first one's memory and order.
+pub(crate) fn consumer(
+    device: &Device,
+    event: EventPtr,
+    from: DevicePtr,
+    bytes: usize,
+) -> Box<dyn FnMut() -> Option<Vec<u8>>> {
+    let ours = device.clone();
+    Box::new(move || {
+        let vulkan = VulkanDevice::of(&ours).unwrap();
+        let queue = ours.default_queue();
+        // SAFETY: what an export carries points to a VkEvent, which lives until this has read the buffer. Each part is one of the device,
+        // which `keep` keeps; the VkBuffer lives until this has read it, and nobody writes to it.
+        unsafe {
+            let event: vk::Event = event.as_ptr().cast::<vk::Event>().read();
+            if !vulkan.device().get_event_status(event).unwrap() {
+                return None;
+            }
+            let parts = VulkanParts {
+                entry: ash::Entry::load().unwrap(),
+                instance: vulkan.instance().clone(),
+                physical_device: vulkan.physical_device(),
+                device: vulkan.device().clone(),
+                queue_family: vulkan.queue_family(),
+                queue: VulkanQueue::of(&queue).unwrap().shared_queue().clone(),
+                keep: Box::new(ours.clone()),
+            };
+            let config = VulkanConfig::new(0).with_id(next_id());
+            let theirs = config.adopt(parts).unwrap();
+            let (raw, offset) = vulkan.resolve(from, bytes).unwrap();
+            let offset = offset as usize;
+            let whole = VulkanDevice::wrap(&theirs, raw, offset + bytes, ()).unwrap();
+            let read = whole.slice(offset, bytes).unwrap().to_host().unwrap();
+            Some(read.to_vec())
+        }
     })
 }
 
