@@ -227,11 +227,10 @@ impl Publisher {
         let end = end_of(timeout)?;
         let ended = || PyValueError::new_err("the publisher has ended its stream");
         py.detach(|| {
-            let publisher = self.read();
-            let publisher = publisher.as_ref().map_err(|_| ended())?;
-            let done = patiently(end, |time| match self.state.is_closed() {
-                true => Ok(None),
-                false => turn(publisher, time).map(Some),
+            // The lock is taken anew in each turn, since a signal's handler may end the stream between two.
+            let done = patiently(end, |time| match &*self.read() {
+                Ok(publisher) if !self.state.is_closed() => turn(publisher, time).map(Some),
+                _ => Ok(None),
             });
             done.map_err(raised)?.ok_or_else(ended)
         })

@@ -3,7 +3,8 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::{DeviceRecordBatch, DeviceRecordBatches};
@@ -159,15 +160,25 @@ impl Receiving {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The lock for one turn: a signal's handler may run between two, here and where another thread reads.
+    fn try_lock(&self) -> Result<MutexGuard<'_, Option<share::Subscriber>>> {
+        match self.subscriber.try_lock() {
+            Ok(subscriber) => Ok(subscriber),
+            Err(TryLockError::Poisoned(e)) => Ok(e.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                std::thread::sleep(Duration::from_millis(1));
+                Err(Error::TimedOut("another thread waits for a batch"))
+            }
+        }
+    }
+
     fn next(&self) -> Result<Option<DeviceRecordBatch>> {
         self.state.check_process()?;
-        let mut subscriber = self.lock();
-        let Some(subscriber) = subscriber.as_mut() else {
-            return Ok(None);
-        };
-        let next = patiently(None, |time| match self.state.is_closed() {
-            true => Ok(None),
-            false => subscriber.next_timeout(time).transpose(),
+        let next = patiently(None, |time| match self.try_lock()?.as_mut() {
+            Some(subscriber) if !self.state.is_closed() => {
+                subscriber.next_timeout(time).transpose()
+            }
+            _ => Ok(None),
         })?;
         let count = u64::from(next.is_some());
         self.batches.fetch_add(count, Ordering::Relaxed);
