@@ -396,15 +396,31 @@ class Ends(Shared):
             return [len(each) async for each in subscriber]
 
         self.assertEqual(asyncio.run(read()), [3])
-        publisher, subscriber = self.pair()
 
-        async def give_up():
-            with subscriber:
+    def test_cancelled_waits_lose_nothing(self):
+        publisher, subscriber = self.pair(leases=100)
+
+        async def read():
+            with self.assertRaises(TimeoutError):
                 await asyncio.wait_for(anext(subscriber), 0.05)
+            task = asyncio.create_task(anext(subscriber))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            # The thread's turn is not over.
+            await asyncio.gather(task, return_exceptions=True)
+            publisher.send(batch())
+            await asyncio.sleep(0.2)
+            there = len(await anext(subscriber))
+            # The end of the loop ends this one.
+            waiting = asyncio.create_task(anext(subscriber))
+            await asyncio.sleep(0.05)
+            return there, waiting.done()
 
-        # Closing it ends the thread that waits, without which asyncio would wait for ever.
-        with self.assertRaises(TimeoutError):
-            asyncio.run(give_up())
+        self.assertEqual(asyncio.run(read()), (3, False))
+        publisher.send(batch())
+        self.assertEqual(len(next(subscriber)), 3)
+        publisher.finish()
+        self.assertEqual(list(subscriber), [])
 
     def test_closing(self):
         publisher, subscriber = self.pair()

@@ -145,24 +145,14 @@ impl Publisher {
             Ok(publisher) => publisher.stats(),
             Err(last) => *last,
         });
-        let PublisherStats {
-            batches,
-            copied_batches,
-            copied_bytes,
-            subscribers,
-            leases,
-            left,
-            died,
-            ..
-        } = stats;
         Ok(HashMap::from([
-            ("batches", batches),
-            ("copied_batches", copied_batches),
-            ("copied_bytes", copied_bytes),
-            ("subscribers", subscribers as u64),
-            ("leases", leases as u64),
-            ("left", left),
-            ("died", died),
+            ("batches", stats.batches),
+            ("copied_batches", stats.copied_batches),
+            ("copied_bytes", stats.copied_bytes),
+            ("subscribers", stats.subscribers as u64),
+            ("leases", stats.leases as u64),
+            ("left", stats.left),
+            ("died", stats.died),
         ]))
     }
 
