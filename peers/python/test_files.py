@@ -114,6 +114,10 @@ class Refused(Files):
             with self.assertRaisesRegex(ValueError, f"{self.path.parent}: .*not a regular file"):
                 read(self.path.parent, "sim")
 
+    def test_batches_of_no_rows(self):
+        with self.assertRaisesRegex(ValueError, "batch_size must be at least 1"):
+            ad.read_parquet("absent", "cpu", batch_size=0)
+
     def test_devices_that_are_not_there(self):
         pq.write_table(table(), self.path)
         with self.assertRaisesRegex(NotImplementedError, "cuda:3"):

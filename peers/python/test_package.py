@@ -86,6 +86,10 @@ class Batches(Balanced):
                 sliced.slice(2, 2)
         with self.assertRaisesRegex(TypeError, "use Stream, or Device.upload"):
             ad.RecordBatch(pa.table(batch()))
+        with self.assertRaisesRegex(TypeError, r"array\[0:1\]"):
+            there["id"][0]
+        with self.assertRaisesRegex(TypeError, "expected a table.*of type dict"):
+            ad.Device("cpu").upload({"a": [1]})
 
     def test_of_arrays(self):
         there = ad.RecordBatch(batch()).to("sim")

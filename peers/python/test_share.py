@@ -310,9 +310,8 @@ class Ends(Shared):
         publisher, subscriber = self.pair()
         there = shared_cpu().upload(batch())
         self.assertEqual(repr(there.device), "Device('cpu')")
-        for sent in (there, there[1:], ad.RecordBatch.from_arrays([there["text"]], ["text"])):
-            if sent.num_columns == 3:
-                publisher.send(sent)
+        for sent in (there, there[1:]):
+            publisher.send(sent)
         self.assertEqual((publisher.stats()["batches"], publisher.stats()["copied_bytes"]), (2, 0))
         publisher.send(batch())
         stats = publisher.stats()
@@ -322,6 +321,11 @@ class Ends(Shared):
         # Still known.
         self.assertEqual(publisher.stats(), stats)
         self.assertEqual(len(list(subscriber)), 3)
+        publisher, subscriber = self.pair()
+        publisher.send(ad.RecordBatch.from_arrays([there["text"]], ["text"]))
+        self.assertEqual((publisher.stats()["batches"], publisher.stats()["copied_bytes"]), (1, 0))
+        self.assertEqual(pa.record_batch(next(subscriber)).column(0).to_pylist(), batch()["text"].to_pylist())
+        publisher.finish()
 
     def test_what_is_refused(self):
         publisher, subscriber = self.pair()
@@ -392,15 +396,31 @@ class Ends(Shared):
             return [len(each) async for each in subscriber]
 
         self.assertEqual(asyncio.run(read()), [3])
-        publisher, subscriber = self.pair()
 
-        async def give_up():
-            with subscriber:
+    def test_cancelled_waits_lose_nothing(self):
+        publisher, subscriber = self.pair(leases=100)
+
+        async def read():
+            with self.assertRaises(TimeoutError):
                 await asyncio.wait_for(anext(subscriber), 0.05)
+            task = asyncio.create_task(anext(subscriber))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            # The thread's turn is not over.
+            await asyncio.gather(task, return_exceptions=True)
+            publisher.send(batch())
+            await asyncio.sleep(0.2)
+            there = len(await anext(subscriber))
+            # The end of the loop ends this one.
+            waiting = asyncio.create_task(anext(subscriber))
+            await asyncio.sleep(0.05)
+            return there, waiting.done()
 
-        # Closing it ends the thread that waits, without which asyncio would wait for ever.
-        with self.assertRaises(TimeoutError):
-            asyncio.run(give_up())
+        self.assertEqual(asyncio.run(read()), (3, False))
+        publisher.send(batch())
+        self.assertEqual(len(next(subscriber)), 3)
+        publisher.finish()
+        self.assertEqual(list(subscriber), [])
 
     def test_closing(self):
         publisher, subscriber = self.pair()
@@ -432,25 +452,71 @@ class Ends(Shared):
 
 
 class Manners(Shared):
+    def interrupted(self, name, wait):
+        start = time.monotonic()
+        with self.subTest(name), self.assertRaises(KeyboardInterrupt):
+            interrupt(lambda: time.monotonic() > start + 0.1)
+            wait()
+
     def test_ctrl_c_ends_every_wait(self):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, before)
         publisher, subscriber = self.pair(leases=1)
-        waits = {
-            "next": lambda: next(subscriber),
-            "stream": subscriber.stream,
-            "send": lambda: publisher.send(batch(), timeout=None) and publisher.send(batch(), timeout=None),
-            "wait_for_subscribers": lambda: publisher.wait_for_subscribers(2),
-        }
-        for name, wait in waits.items():
-            start = time.monotonic()
-            interrupt(lambda: time.monotonic() > start + 0.1)
-            with self.subTest(name), self.assertRaises(KeyboardInterrupt):
-                wait()
-            self.assertLess(time.monotonic() - start, 30, name)
+        with subscriber:
+            behind = threading.Thread(target=lambda: list(subscriber))
+            behind.start()
+            time.sleep(0.1)
+            # Behind another thread, which waits for the same.
+            self.interrupted("behind", lambda: next(subscriber))
+        behind.join(LONG)
+        subscriber = Subscriber(self.path)
+        publisher.wait_for_subscribers(timeout=LONG)
+        self.interrupted("next", lambda: next(subscriber))
+        self.interrupted("stream", subscriber.stream)
+        self.interrupted("wait_for_subscribers", lambda: publisher.wait_for_subscribers(2))
+        publisher.send(batch())
+        self.interrupted("send", lambda: publisher.send(batch(), timeout=None))
         # Nothing is lost, and what was not sent was sent to nobody.
         publisher.finish()
         self.assertEqual([len(each) for each in subscriber], [3])
+
+    def test_a_signals_handler_ends_every_wait(self):
+        """A program of its own, which is killed if one does not end."""
+        program = """
+        import faulthandler, signal, threading
+        faulthandler.dump_traceback_later(30, exit=True)
+        one = pa.record_batch({"a": [1]})
+
+        def during(handler, wait):
+            signal.signal(signal.SIGUSR1, lambda *_: handler())
+            threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)).start()
+            try:
+                print("returns", wait())
+            except Exception as e:
+                print(type(e).__name__, e)
+
+        def pair():
+            publisher = Publisher(path, leases=1)
+            subscriber = Subscriber(path)
+            publisher.wait_for_subscribers()
+            return publisher, subscriber
+
+        publisher, subscriber = pair()
+        during(subscriber.close, lambda: [len(each) for each in subscriber])
+        subscriber = Subscriber(path)
+        publisher.wait_for_subscribers()
+        # The handler takes the first one.
+        during(lambda: (publisher.send(one), next(subscriber), publisher.finish()), lambda: list(subscriber))
+        for end in (Publisher.finish, lambda publisher: publisher.fail("no more")):
+            publisher, subscriber = pair()
+            during(lambda: end(publisher), lambda: publisher.wait_for_subscribers(2))
+            publisher, subscriber = pair()
+            publisher.send(one)
+            during(lambda: (end(publisher), publisher.stats()), lambda: publisher.send(one, timeout=None))
+        """
+        with Other(program, self.path) as other:
+            ended = "ValueError the publisher has ended its stream"
+            self.assertEqual(other.rest().splitlines(), ["returns []", "returns []", *[ended] * 4])
 
     def test_every_wait_releases_the_interpreter(self):
         """Another thread, which gets the interpreter only where it is given up, ends each wait."""
@@ -460,9 +526,12 @@ class Manners(Shared):
         sys.setswitchinterval(3600)
 
         def meanwhile(wait, then):
-            thread = threading.Thread(target=then)
+            begin = threading.Event()
+            thread = threading.Thread(target=lambda: begin.wait() and then())
             thread.start()
             try:
+                # The thread takes no step before the interpreter is given up once more: in the wait.
+                begin.set()
                 return wait()
             finally:
                 thread.join()

@@ -7,7 +7,7 @@ use arrow_device::python::{
     tensor_from_python_shared, tensor_to_python,
 };
 use arrow_device::{DeviceArray, Devices, Error};
-use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PySlice, PyTuple};
 
@@ -74,7 +74,10 @@ impl Array {
     }
 
     /// Returns the elements of a slice with a step of 1, without copying them.
-    fn __getitem__(&self, key: &Bound<'_, PySlice>) -> PyResult<Self> {
+    fn __getitem__(&self, key: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let key = key.cast::<PySlice>();
+        let text = "an array has slices, such as array[0:1], and no single values";
+        let key = key.map_err(|_| PyTypeError::new_err(text))?;
         let (offset, length) = range(key, self.0.len())?;
         self.slice(offset, length)
     }
@@ -180,10 +183,8 @@ impl Array {
         let to_host = dl_device == Some((ArrowDeviceType::CPU.value(), 0));
         if to_host && self.0.device().id().device_type != ArrowDeviceType::CPU {
             if copy == Some(false) {
-                let text = format!(
-                    "the data is on {}, so the CPU needs a copy",
-                    self.0.device()
-                );
+                let device = self.0.device();
+                let text = format!("the data is on {device}, so the CPU needs a copy");
                 return Err(PyBufferError::new_err(text));
             }
             let host = self.to_host(py)?;

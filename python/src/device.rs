@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use arrow_device::{Devices, TransferStats};
+use arrow_device::Devices;
 use pyo3::prelude::*;
 
 use crate::record_batch::RecordBatch;
@@ -66,28 +66,17 @@ impl Device {
     /// What the device has done since it was opened. Numbers: `allocations`, `frees`, `copies`, `host_waits`. Bytes: `allocated_bytes`,
     /// `bytes_to_device`, `bytes_to_host`, `bytes_on_device` (within it, or straight from another device), `host_copied_bytes` (by the CPU).
     fn counters(&self) -> HashMap<&'static str, u64> {
-        let TransferStats {
-            allocations,
-            allocated_bytes,
-            frees,
-            copies,
-            bytes_to_device,
-            bytes_to_host,
-            bytes_on_device,
-            host_copied_bytes,
-            host_waits,
-            ..
-        } = self.0.stats();
+        let stats = self.0.stats();
         HashMap::from([
-            ("allocations", allocations),
-            ("allocated_bytes", allocated_bytes),
-            ("frees", frees),
-            ("copies", copies),
-            ("bytes_to_device", bytes_to_device),
-            ("bytes_to_host", bytes_to_host),
-            ("bytes_on_device", bytes_on_device),
-            ("host_copied_bytes", host_copied_bytes),
-            ("host_waits", host_waits),
+            ("allocations", stats.allocations),
+            ("allocated_bytes", stats.allocated_bytes),
+            ("frees", stats.frees),
+            ("copies", stats.copies),
+            ("bytes_to_device", stats.bytes_to_device),
+            ("bytes_to_host", stats.bytes_to_host),
+            ("bytes_on_device", stats.bytes_on_device),
+            ("host_copied_bytes", stats.host_copied_bytes),
+            ("host_waits", stats.host_waits),
         ])
     }
 

@@ -13,7 +13,7 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use pyo3::exceptions::{PyKeyError, PyOSError};
+use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::ahead::upload_ahead;
@@ -36,7 +36,7 @@ type HostReader = Box<dyn RecordBatchReader + Send>;
 /// Raises:
 ///     OSError: if the file cannot be opened or read, such as FileNotFoundError.
 ///     KeyError: for a column that the file does not have.
-///     ValueError: for a file that is no Parquet file, or damaged.
+///     ValueError: for a file that is no Parquet file, or damaged, and for batches of 0 rows.
 ///     NotImplementedError: if there is no such device.
 #[pyfunction]
 #[pyo3(signature = (path, device, *, columns = None, batch_size = 65536, ahead = 2, memory_budget = 268435456))]
@@ -49,12 +49,15 @@ pub(crate) fn read_parquet(
     ahead: usize,
     memory_budget: usize,
 ) -> PyResult<Stream> {
+    if batch_size == 0 {
+        return Err(PyValueError::new_err("batch_size must be at least 1"));
+    }
     let open = |file: File, chosen: Option<&[usize]>| {
         let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
         let mask = chosen.map_or_else(ProjectionMask::all, |chosen| {
             ProjectionMask::roots(builder.parquet_schema(), chosen.iter().copied())
         });
-        let builder = builder.with_batch_size(batch_size.max(1));
+        let builder = builder.with_batch_size(batch_size);
         let reader = builder.with_projection(mask).build()?;
         Ok(Box::new(reader) as HostReader)
     };

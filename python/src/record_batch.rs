@@ -7,7 +7,7 @@ use arrow_device::python::{
 };
 use arrow_device::{DeviceRecordBatch, DeviceRecordBatchReader, Devices};
 use arrow_schema::Field;
-use pyo3::exceptions::{PyIndexError, PyKeyError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PySlice};
 
@@ -118,11 +118,7 @@ impl RecordBatch {
                 PyKeyError::new_err(format!("{e}; there are {}", summary(self.0.schema_ref())))
             })?,
             Key::Index(index) => {
-                let from_start = if index < 0 {
-                    index + columns as isize
-                } else {
-                    index
-                };
+                let from_start = index + if index < 0 { columns as isize } else { 0 };
                 let found = usize::try_from(from_start).ok().filter(|i| *i < columns);
                 let text = || PyIndexError::new_err(format!("no column {index} of {columns}"));
                 self.0.column(found.ok_or_else(text)?)?
@@ -217,6 +213,11 @@ impl RecordBatch {
         if has("__arrow_c_device_array__")? || has("__arrow_c_array__")? {
             let batch = Self::new(data)?;
             return Ok(Self(py.detach(|| batch.0.to_device(device))?));
+        }
+        if !has("__arrow_c_device_stream__")? && !has("__arrow_c_stream__")? {
+            let text = "expected a table, a frame or a batch of an Arrow library, got an object of";
+            let text = format!("{text} type {}", data.get_type().name()?);
+            return Err(PyTypeError::new_err(text));
         }
         let reader = stream_from_python(data)?;
         Self::join(py, reader, device)

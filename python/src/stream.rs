@@ -202,11 +202,8 @@ impl Stream {
         }
         let (schema, device_type) = (self.schema.clone(), device.id().device_type);
         let moved = reader.map(move |batch| batch?.to_device(&device));
-        Ok(Self::of(DeviceRecordBatches::new(
-            moved,
-            schema,
-            device_type,
-        )))
+        let moved = DeviceRecordBatches::new(moved, schema, device_type);
+        Ok(Self::of(moved))
     }
 
     /// Returns the stream on the CPU. Unlike `to("cpu")`, it copies the next batch while one is in use, and does not copy what the

@@ -145,24 +145,14 @@ impl Publisher {
             Ok(publisher) => publisher.stats(),
             Err(last) => *last,
         });
-        let PublisherStats {
-            batches,
-            copied_batches,
-            copied_bytes,
-            subscribers,
-            leases,
-            left,
-            died,
-            ..
-        } = stats;
         Ok(HashMap::from([
-            ("batches", batches),
-            ("copied_batches", copied_batches),
-            ("copied_bytes", copied_bytes),
-            ("subscribers", subscribers as u64),
-            ("leases", leases as u64),
-            ("left", left),
-            ("died", died),
+            ("batches", stats.batches),
+            ("copied_batches", stats.copied_batches),
+            ("copied_bytes", stats.copied_bytes),
+            ("subscribers", stats.subscribers as u64),
+            ("leases", stats.leases as u64),
+            ("left", stats.left),
+            ("died", stats.died),
         ]))
     }
 
@@ -227,11 +217,10 @@ impl Publisher {
         let end = end_of(timeout)?;
         let ended = || PyValueError::new_err("the publisher has ended its stream");
         py.detach(|| {
-            let publisher = self.read();
-            let publisher = publisher.as_ref().map_err(|_| ended())?;
-            let done = patiently(end, |time| match self.state.is_closed() {
-                true => Ok(None),
-                false => turn(publisher, time).map(Some),
+            // The lock is taken anew in each turn, since a signal's handler may end the stream between two.
+            let done = patiently(end, |time| match &*self.read() {
+                Ok(publisher) if !self.state.is_closed() => turn(publisher, time).map(Some),
+                _ => Ok(None),
             });
             done.map_err(raised)?.ok_or_else(ended)
         })

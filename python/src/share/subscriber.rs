@@ -2,8 +2,9 @@
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::{DeviceRecordBatch, DeviceRecordBatches};
@@ -32,10 +33,28 @@ use crate::stream::Stream;
 #[pyclass(frozen, module = "arrow_device.share")]
 pub(crate) struct Subscriber(Arc<Receiving>);
 
+/// For waits that nobody cancels.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 struct Receiving {
-    subscriber: Mutex<Option<share::Subscriber>>,
+    source: Mutex<Source>,
     batches: AtomicU64,
     state: State,
+}
+
+/// And what came for a wait that had been cancelled.
+type Source = (Option<share::Subscriber>, Option<Result<DeviceRecordBatch>>);
+
+/// Whether nobody waits any more for what a thread waits for.
+#[pyclass(frozen)]
+#[derive(Default)]
+struct Cancelled(AtomicBool);
+
+#[pymethods]
+impl Cancelled {
+    fn __call__(&self, _future: &Bound<'_, PyAny>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[pymethods]
@@ -77,7 +96,7 @@ impl Subscriber {
     ///     PermissionError: if the publisher accepts no more subscribers, or has another version.
     ///     OSError: if the publisher breaks the protocol.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
-        let next = py.detach(|| self.0.next()).map_err(raised)?;
+        let next = py.detach(|| self.0.next(&NEVER)).map_err(raised)?;
         Ok(next.map(RecordBatch))
     }
 
@@ -85,17 +104,25 @@ impl Subscriber {
         this
     }
 
-    /// Each batch is waited for by a thread of asyncio's default executor, until it comes or the subscriber is closed. A wait that is
-    /// cancelled loses its batch.
+    /// Each batch is waited for by a thread of asyncio's default executor, which a wait that is cancelled ends. The next wait gets
+    /// its batch.
     fn __anext__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let next = this.getattr("_next")?;
-        let asyncio = this.py().import("asyncio")?;
-        asyncio.call_method1("to_thread", (next,))
+        let py = this.py();
+        let asyncio = py.import("asyncio")?;
+        let cancelled = Bound::new(py, Cancelled::default())?;
+        let wait = (py.None(), this.getattr("_next")?, &cancelled);
+        let event_loop = asyncio.call_method0("get_running_loop")?;
+        let future = event_loop.call_method1("run_in_executor", wait)?;
+        future.call_method1("add_done_callback", (cancelled,))?;
+        // A coroutine, of which tasks can be made, unlike of a future.
+        asyncio.call_method1("wait_for", (future, py.None()))
     }
 
-    fn _next(&self, py: Python<'_>) -> PyResult<RecordBatch> {
-        let next = self.__next__(py)?;
-        next.ok_or_else(|| PyStopAsyncIteration::new_err(()))
+    fn _next(&self, py: Python<'_>, cancelled: &Bound<'_, Cancelled>) -> PyResult<RecordBatch> {
+        let cancelled = &cancelled.get().0;
+        let next = py.detach(|| self.0.next(cancelled)).map_err(raised)?;
+        next.map(RecordBatch)
+            .ok_or_else(|| PyStopAsyncIteration::new_err(()))
     }
 
     /// Returns the batches that have not been taken as a stream, which other libraries read. Waits for the first one, of which the schema
@@ -104,25 +131,22 @@ impl Subscriber {
     /// Raises:
     ///     OSError, RuntimeError, ValueError: as the next batch. Later, the stream raises them.
     fn stream(&self, py: Python<'_>) -> PyResult<Stream> {
-        let first = py.detach(|| self.0.next()).map_err(raised)?;
+        let first = py.detach(|| self.0.next(&NEVER)).map_err(raised)?;
         let schema = first.as_ref().map(DeviceRecordBatch::schema);
         let schema = schema.unwrap_or_else(|| Arc::new(Schema::empty()));
         let rest = self.0.clone();
-        let rest = std::iter::from_fn(move || rest.next().map_err(in_stream).transpose());
+        let rest = std::iter::from_fn(move || rest.next(&NEVER).map_err(in_stream).transpose());
         let batches = first.map(Ok).into_iter().chain(rest);
-        let device_type = ArrowDeviceType::CPU;
-        Ok(Stream::of(DeviceRecordBatches::new(
-            batches,
-            schema,
-            device_type,
-        )))
+        let reader = DeviceRecordBatches::new(batches, schema, ArrowDeviceType::CPU);
+        Ok(Stream::of(reader))
     }
 
     /// Takes nothing more. Batches that were taken stay. A loop in another thread ends.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.0.state.close()?;
-        py.detach(|| drop(self.0.lock().take()));
-        Ok(())
+        let clear = |mut source: MutexGuard<'_, Source>| *source = (None, None);
+        let closed = || patiently(None, |_| self.0.try_lock().map(clear));
+        py.detach(closed).map_err(raised)
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -144,7 +168,7 @@ impl Subscriber {
 impl Subscriber {
     fn of(subscriber: share::Subscriber, path: PathBuf) -> Self {
         Self(Arc::new(Receiving {
-            subscriber: Mutex::new(Some(subscriber)),
+            source: Mutex::new((Some(subscriber), None)),
             batches: AtomicU64::new(0),
             state: State::new(path),
         }))
@@ -152,22 +176,32 @@ impl Subscriber {
 }
 
 impl Receiving {
-    /// Must be called detached from the interpreter.
-    fn lock(&self) -> MutexGuard<'_, Option<share::Subscriber>> {
-        self.subscriber
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// The lock for one turn: a signal's handler may run between two, here and where another thread reads.
+    fn try_lock(&self) -> Result<MutexGuard<'_, Source>> {
+        match self.source.try_lock() {
+            Ok(source) => Ok(source),
+            Err(TryLockError::Poisoned(e)) => Ok(e.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                std::thread::sleep(Duration::from_millis(1));
+                Err(Error::TimedOut("another thread waits for a batch"))
+            }
+        }
     }
 
-    fn next(&self) -> Result<Option<DeviceRecordBatch>> {
+    fn next(&self, cancelled: &AtomicBool) -> Result<Option<DeviceRecordBatch>> {
         self.state.check_process()?;
-        let mut subscriber = self.lock();
-        let Some(subscriber) = subscriber.as_mut() else {
-            return Ok(None);
-        };
-        let next = patiently(None, |time| match self.state.is_closed() {
-            true => Ok(None),
-            false => subscriber.next_timeout(time).transpose(),
+        let ended = || self.state.is_closed() || cancelled.load(Ordering::Relaxed);
+        let next = patiently(None, |time| {
+            let (subscriber, kept) = &mut *self.try_lock()?;
+            let Some(subscriber) = subscriber.as_mut().filter(|_| !ended()) else {
+                return Ok(None);
+            };
+            let next = kept.take().or_else(|| subscriber.next_timeout(time));
+            if ended() && !matches!(next, Some(Err(Error::TimedOut(_)))) {
+                *kept = next;
+                return Ok(None);
+            }
+            next.transpose()
         })?;
         let count = u64::from(next.is_some());
         self.batches.fetch_add(count, Ordering::Relaxed);
