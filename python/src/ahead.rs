@@ -18,17 +18,15 @@ pub(crate) fn upload_ahead(
     batches: usize,
     budget: usize,
 ) -> Result<impl DeviceRecordBatchReader + Send + 'static> {
-    let budget = Budget(Arc::new((Mutex::default(), Condvar::new())), budget);
-    let limited = Limited {
-        reader,
-        budget: budget.clone(),
-    };
+    let shared = Arc::new((Mutex::default(), Condvar::new()));
+    let budget = Budget(shared, budget, std::process::id());
+    let limited = Limited(reader, budget.clone());
     let reader = upload_reader_ahead(limited, device, batches)?;
     Ok(Taken { reader, budget })
 }
 
 #[derive(Clone)]
-struct Budget(Arc<(Mutex<Waiting>, Condvar)>, usize);
+struct Budget(Arc<(Mutex<Waiting>, Condvar)>, usize, u32);
 
 /// The batches that were read and not taken.
 #[derive(Default)]
@@ -46,10 +44,12 @@ impl Budget {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what waits, and wakes the reader.
+    /// Changes what waits, and wakes the reader. Does nothing in a forked child, where the thread may have the lock for ever.
     fn change(&self, change: impl FnOnce(&mut Waiting)) {
-        change(&mut self.lock());
-        self.0.1.notify_all();
+        if self.2 == std::process::id() {
+            change(&mut self.lock());
+            self.0.1.notify_all();
+        }
     }
 
     /// Waits until one more batch may be read. Returns whether anybody wants it.
@@ -64,25 +64,22 @@ impl Budget {
 }
 
 /// Runs on a thread of its own.
-struct Limited<R> {
-    reader: R,
-    budget: Budget,
-}
+struct Limited<R>(R, Budget);
 
 impl<R: RecordBatchReader> Iterator for Limited<R> {
     type Item = Result<RecordBatch, ArrowError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if !self.budget.wait() {
+        if !self.1.wait() {
             return None;
         }
-        let batch = self.reader.next()?;
+        let batch = self.0.next()?;
         // Batches may be slices of one large buffer: only their own rows count.
         let bytes = batch.as_ref().map_or(0, |batch| {
             let sizes = batch.columns().iter().map(bytes);
             sizes.fold(0, usize::saturating_add)
         });
-        self.budget.change(|waiting| {
+        self.1.change(|waiting| {
             waiting.sizes.push_back(bytes);
             waiting.bytes = waiting.bytes.saturating_add(bytes);
         });
@@ -114,7 +111,7 @@ fn has_views(data_type: &DataType) -> bool {
 
 impl<R: RecordBatchReader> RecordBatchReader for Limited<R> {
     fn schema(&self) -> SchemaRef {
-        self.reader.schema()
+        self.0.schema()
     }
 }
 

@@ -4,8 +4,9 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 #[cfg(unix)]
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::{Python, ffi};
 
@@ -145,24 +146,34 @@ impl<T: Send + 'static> Drop for DropAttached<T> {
 
 type Releaser = Sender<Box<dyn Send>>;
 
-/// The thread that drops values attached to the interpreter. Each process has one, a forked one too. It never ends; if it
-/// cannot be started, it receives nothing.
-fn releaser() -> Releaser {
-    static RELEASER: Mutex<Option<(u32, Releaser)>> = Mutex::new(None);
-    let mut releaser = RELEASER.lock().unwrap_or_else(PoisonError::into_inner);
+/// The thread that drops values attached to the interpreter. Each process has one, a forked one too, whose parent may have held any lock.
+/// It never ends; if it cannot be started, it receives nothing.
+fn releaser() -> &'static Releaser {
+    static RELEASER: AtomicPtr<(u32, Releaser)> = AtomicPtr::new(std::ptr::null_mut());
     let process = std::process::id();
-    let here = releaser.as_ref().filter(|(of, _)| *of == process);
-    if let Some((_, sender)) = here {
-        return sender.clone();
+    loop {
+        let known = RELEASER.load(Acquire);
+        // SAFETY: what was stored is never freed.
+        match unsafe { known.as_ref() } {
+            Some((of, sender)) if *of == process => return sender,
+            _ => {}
+        }
+        let (sender, values) = channel::<Box<dyn Send>>();
+        let thread = std::thread::Builder::new().name("arrow-device-python".into());
+        let run = move || values.into_iter().for_each(drop_when_attached);
+        let is_started = thread.spawn(run).is_ok();
+        let made = Box::into_raw(Box::new((process, sender)));
+        if !is_started
+            || RELEASER
+                .compare_exchange(known, made, AcqRel, Acquire)
+                .is_ok()
+        {
+            // SAFETY: just made, and never freed.
+            return unsafe { &(*made).1 };
+        }
+        // SAFETY: just made, and not stored. The thread ends, since another one has come first.
+        drop(unsafe { Box::from_raw(made) });
     }
-    let (sender, values) = channel::<Box<dyn Send>>();
-    let thread = std::thread::Builder::new().name("arrow-device-python".into());
-    let run = move || values.into_iter().for_each(drop_when_attached);
-    if thread.spawn(run).is_ok() {
-        // After a fork, the parent's sender may hold a lock that no thread here will release.
-        std::mem::forget(releaser.replace((process, sender.clone())));
-    }
-    sender
 }
 
 /// Must be called on a thread that pyo3 knows to be detached.

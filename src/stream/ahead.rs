@@ -1,5 +1,6 @@
 //! [`ahead`]: a thread that takes items before they are asked for.
 
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
@@ -50,7 +51,7 @@ pub(super) fn ahead<T: Send + 'static>(
     let thread = thread::Builder::new().name("arrow-device reader".into());
     thread.spawn(run).map_err(ArrowError::from)?;
     Ok(Ahead {
-        items: receiver,
+        items: ManuallyDrop::new(receiver),
         process: Process::this(),
         task,
     })
@@ -60,11 +61,21 @@ pub(super) fn ahead<T: Send + 'static>(
 /// thread does not exist, each item is an error.
 #[derive(Debug)]
 pub(super) struct Ahead<T> {
-    pub(super) items: Receiver<Result<T>>,
+    pub(super) items: ManuallyDrop<Receiver<Result<T>>>,
     pub(super) process: Process,
     /// The waker of the task that waits for an item.
     #[cfg_attr(not(feature = "async"), expect(dead_code, reason = "nothing polls"))]
     pub(super) task: Arc<Mutex<Option<Waker>>>,
+}
+
+impl<T> Drop for Ahead<T> {
+    fn drop(&mut self) {
+        // In a child the thread may have locked the channel for ever.
+        if self.process.is_this() {
+            // SAFETY: it is dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.items) }
+        }
+    }
 }
 
 impl<T> Iterator for Ahead<T> {
