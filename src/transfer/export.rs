@@ -83,8 +83,8 @@ impl<'a> Planner<'a> {
         };
         if lacks_offset(node) {
             // Of 64 bits, which are enough for one of 32.
-            let offset = self.known(vec![0u8; 8]);
-            exported.buffers[1] = self.buffer(true, [offset])?;
+            self.add_known(vec![0u8; 8])?;
+            exported.buffers[1] = self.finish(true)?;
         }
         let bitmap = moves(view).then(|| self.numbers.bitmap(view));
         if let Some(bitmap) = bitmap.flatten() {
@@ -93,8 +93,8 @@ impl<'a> Planner<'a> {
             // Of rows that are skipped.
             moved.append_n(view.offset, false);
             moved.append_packed_range(first..first + view.length, bitmap);
-            let moved = self.known(moved.finish().into_inner());
-            exported.buffers[0] = self.buffer(true, [moved])?;
+            self.add_known(moved.finish().into_inner())?;
+            exported.buffers[0] = self.finish(true)?;
             exported.validity_offset = exported.offset;
         }
         for child in &node.children {

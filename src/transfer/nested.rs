@@ -74,8 +74,9 @@ impl<'a> Planner<'a> {
             let instead = "concatenate fewer arrays, or cast them to wider run ends";
             self.check_most(ends_of, rows as usize, most, "rows", instead)?;
         }
-        let (n, cut) = (cut.len() / width, self.known(cut));
-        let buffers = smallvec![NodeBuffer::absent(), self.buffer(self.to_device, [cut])?];
+        let n = cut.len() / width;
+        self.add_known(cut)?;
+        let buffers = smallvec![NodeBuffer::absent(), self.finish(self.to_device)?];
         let of = ends_of.node.data_type.clone();
         node.children.push(Arc::new(Node {
             padded: true,
@@ -157,8 +158,8 @@ impl<'a> Planner<'a> {
                 moved.extend((int(offset, 4) as i32).wrapping_add(start).to_ne_bytes());
             }
         }
-        let moved = self.known(moved);
-        self.buffer(self.to_device, [moved])
+        self.add_known(moved)?;
+        self.finish(self.to_device)
     }
 
     /// Adds the views, and the data buffers: those that the rows refer to if the host can read the views, otherwise all.
@@ -176,7 +177,6 @@ impl<'a> Planner<'a> {
             self.check_present(parts, 1)?;
         }
         let mut used = vec![!self.readable; data.len()];
-        let mut regions = SmallVec::<[CopyRegion; 1]>::new();
         for (view, table) in parts.iter().zip(&tables) {
             let buffer = &view.node.buffers[1];
             let (from, bytes) = (view.offset * 16, view.length.saturating_mul(16));
@@ -189,24 +189,24 @@ impl<'a> Planner<'a> {
                 mark(views.unwrap_or_default(), table, &mut used);
             }
             match views.filter(|_| !is_same) {
-                Some(views) => regions.push(self.known(renumbered(views, table))),
+                Some(views) => self.add_known(renumbered(views, table))?,
                 None if buffer.is_null() => {}
                 None => {
                     let region = CopyRegion::of(buffer, from, bytes);
-                    regions.push(region.padded(one && is_whole(*view)));
+                    self.add(region.padded(one && is_whole(*view)))?;
                 }
             }
         }
-        node.buffers.push(self.buffer(self.to_device, regions)?);
+        node.buffers.push(self.finish(self.to_device)?);
         for ((view, buffer), used) in data.into_iter().zip(used) {
-            let bytes = buffer.bytes().unwrap_or(0);
-            let region = CopyRegion::of(buffer, 0, bytes).padded(one && is_whole(view));
-            let wanted = used && view.length > 0;
-            node.buffers
-                .push(self.buffer(self.to_device, wanted.then_some(region))?);
+            if used && view.length > 0 {
+                let region = CopyRegion::of(buffer, 0, buffer.bytes().unwrap_or(0));
+                self.add(region.padded(one && is_whole(view)))?;
+            }
+            node.buffers.push(self.finish(self.to_device)?);
         }
         // Their sizes.
-        node.buffers.push(self.buffer(self.to_device, [])?);
+        node.buffers.push(self.finish(self.to_device)?);
         Ok(())
     }
 

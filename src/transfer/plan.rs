@@ -131,6 +131,11 @@ pub(super) struct Planner<'a> {
     pub(super) numbers: &'a Numbers,
     /// What was planned so far. The root is not its own yet.
     plan: Plan,
+    /// Of the buffer that is planned now: its end, where the source of its only region would end, and the place of another buffer that has
+    /// its bytes.
+    end: usize,
+    room: usize,
+    shared: Option<usize>,
     /// Where regions went that may be asked for again.
     places: HashMap<(DevicePtr, usize, Rewrite), usize>,
 }
@@ -172,6 +177,9 @@ impl<'a> Planner<'a> {
                 made: Vec::new(),
                 numbers: Numbers::default(),
             },
+            end: 0,
+            room: 0,
+            shared: None,
             places: HashMap::new(),
         }
     }
@@ -182,47 +190,58 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    /// Adds a buffer of these regions, one after the other. Without bytes it is there if it is to be `present`.
-    pub(super) fn buffer(
-        &mut self,
-        present: bool,
-        regions: impl IntoIterator<Item = CopyRegion>,
-    ) -> Result<NodeBuffer> {
-        let start = self.plan.bytes;
-        let (mut end, mut room, mut n) = (start, start, 0);
-        for mut region in regions {
-            if region.room() == 0 {
-                continue;
-            }
-            region.dst = end;
-            end = add(region.dst, region.room())?;
-            // Where it is changed in place, the source has room too.
-            room = end.max(add(region.dst, region.source())?);
-            n += 1;
-            if self.scope == Scope::Reachable {
-                // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
-                let key = (region.src, region.len, region.rewrite);
-                let place = *self.places.entry(key).or_insert(region.dst);
-                if place != region.dst {
-                    return Ok(self.placed(place, region.len));
-                }
-            }
-            self.add_region(region);
+    /// Adds a region to the buffer that is planned now. A copy on a device takes what is rewritten from the host, where it is read first:
+    /// what was not yet is left out.
+    pub(super) fn add(&mut self, mut region: CopyRegion) -> Result<()> {
+        if region.len == 0 {
+            return Ok(());
         }
-        if n == 0 {
-            return Ok(match present {
-                true => self.placed(0, 0),
+        let rewritten = !matches!(region.rewrite, Rewrite::None | Rewrite::Made);
+        if rewritten && self.to_device && !self.readable {
+            match self.numbers.read(region.src, region.source(), false) {
+                Some(bytes) => region.src = on_host(bytes),
+                None => return Ok(()),
+            }
+        }
+        region.dst = self.end;
+        self.end = add(region.dst, region.len)?;
+        // Where it is changed in place, the source has room too.
+        self.room = match region.dst == self.plan.bytes {
+            true => add(region.dst, region.source())?,
+            false => 0,
+        };
+        if self.scope == Scope::Reachable {
+            // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
+            let key = (region.src, region.len, region.rewrite);
+            let place = *self.places.entry(key).or_insert(region.dst);
+            if place != region.dst {
+                self.shared = Some(place);
+                return Ok(());
+            }
+        }
+        self.add_region(region);
+        Ok(())
+    }
+
+    /// Ends the buffer that is planned now. Without bytes it is there if it is to be `present`.
+    pub(super) fn finish(&mut self, present: bool) -> Result<NodeBuffer> {
+        let (start, end) = (self.plan.bytes, self.end);
+        let shared = self.shared.take();
+        if shared.is_some() || end == start {
+            self.end = start;
+            return Ok(match present || end > start {
+                true => self.placed(shared.unwrap_or(0), end - start),
                 false => NodeBuffer::absent(),
             });
         }
-        let room = if n == 1 { room } else { end };
-        let padded = room.checked_next_multiple_of(ALIGNMENT);
+        let padded = end.max(self.room).checked_next_multiple_of(ALIGNMENT);
         let padded = padded.ok_or_else(too_large)?;
         if let Some(last) = self.plan.regions.last_mut() {
             last.pad = padded - end;
         }
         let next = padded.checked_next_multiple_of(self.grain);
-        self.plan.bytes = add(next.ok_or_else(too_large)?, 0)?;
+        self.end = add(next.ok_or_else(too_large)?, 0)?;
+        self.plan.bytes = self.end;
         Ok(self.placed(start, end - start))
     }
 
@@ -253,20 +272,12 @@ impl<'a> Planner<'a> {
         buffer
     }
 
-    /// A region of bytes that are known.
-    pub(super) fn known(&mut self, bytes: impl Into<Buffer>) -> CopyRegion {
+    /// Adds bytes that are known to the buffer that is planned now.
+    pub(super) fn add_known(&mut self, bytes: impl Into<Buffer>) -> Result<()> {
         let bytes = bytes.into();
-        self.plan.made.push(bytes.clone());
-        CopyRegion::new(on_host(&bytes), 0, bytes.len()).rewritten(Rewrite::Made)
-    }
-
-    /// A region that is rewritten. A copy on a device takes the source from the host, where it is read first: `None` if it was not yet.
-    pub(super) fn changed(&self, region: CopyRegion, rewrite: Rewrite) -> Option<CopyRegion> {
-        let mut region = region.rewritten(rewrite);
-        if rewrite != Rewrite::None && self.to_device && !self.readable {
-            region.src = on_host(self.numbers.read(region.src, region.source(), false)?);
-        }
-        Some(region)
+        let region = CopyRegion::new(on_host(&bytes), 0, bytes.len());
+        self.plan.made.push(bytes);
+        self.add(region.rewritten(Rewrite::Made))
     }
 
     /// Finds out the sizes of a node's buffers that are not known yet. Returns whether they are known now.

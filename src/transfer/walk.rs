@@ -19,12 +19,17 @@ const MOST: u64 = 1 << 40;
 impl<'a> Planner<'a> {
     /// Returns the node of type `of` that the rows of the parts become.
     pub(super) fn node(&mut self, of: &DataType, parts: &[View<'a>]) -> Result<Arc<Node>> {
-        let with_rows = parts.iter().copied().filter(|view| view.length > 0);
-        let with_rows: Parts<'a> = with_rows.collect();
-        let parts = match with_rows.is_empty() {
-            true => &parts[..1],
-            false => &with_rows,
-        };
+        let with_rows: Parts<'a>;
+        let mut parts = parts;
+        if parts.len() > 1 {
+            let some = parts.iter().copied().filter(|view| view.length > 0);
+            with_rows = some.collect();
+            parts = if with_rows.is_empty() {
+                &parts[..1]
+            } else {
+                &with_rows
+            };
+        }
         let view = parts[0];
         let layout = view.layout();
         let mut rows = parts.iter().map(|view| view.length);
@@ -68,8 +73,12 @@ impl<'a> Planner<'a> {
                     // The type ids of a sparse union.
                     node.buffers.push(self.values(parts, 0, |_| 0)?);
                 }
+                let mut rows = Parts::new();
                 for i in 0..layout.n_children() {
-                    let rows: Parts<'a> = parts.iter().map(|view| view.child(i)).collect();
+                    rows.clear();
+                    for view in parts {
+                        rows.push(view.child(i));
+                    }
                     self.child(&rows, &mut node)?;
                 }
                 if layout.nesting == Nesting::Runs {
@@ -103,16 +112,16 @@ impl<'a> Planner<'a> {
         if !one && width > 0 {
             self.check_present(parts, i)?;
         }
-        let mut regions = SmallVec::<[CopyRegion; 1]>::new();
         for (k, view) in parts.iter().enumerate() {
             let buffer = &view.node.buffers[i];
             if !buffer.is_null() {
                 let (from, bytes) = (view.offset * width, view.length.saturating_mul(width));
                 let region = CopyRegion::of(buffer, from, bytes).padded(one && is_whole(*view));
-                regions.extend(self.changed(region, Rewrite::add(width, more(k) as i64)));
+                let rewrite = Rewrite::add(width, more(k) as i64);
+                self.add(region.rewritten(rewrite))?;
             }
         }
-        self.buffer(self.to_device, regions)
+        self.finish(self.to_device)
     }
 
     /// Refuses rows whose buffer `i` is missing.
@@ -127,12 +136,15 @@ impl<'a> Planner<'a> {
     /// Adds the validity bitmap of a node, and its null count. Nulls are counted if the host can read the bitmaps, or if they must be known.
     fn validity(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let counts = self.readable || self.scope == Scope::Compact;
-        let nulls = parts.iter().map(|view| match counts {
-            true => self.numbers.null_count(*view),
-            false => view.null_count(),
-        });
-        let nulls: SmallVec<[_; 1]> = nulls.collect();
-        let all: Option<usize> = nulls.iter().copied().sum();
+        let (mut nulls, mut all) = (SmallVec::<[_; 1]>::new(), Some(0));
+        for view in parts {
+            let some = match counts {
+                true => self.numbers.null_count(*view),
+                false => view.null_count(),
+            };
+            all = all.zip(some).map(|(all, some)| all + some);
+            nulls.push(some);
+        }
         node.nulls = NullCount::from(all);
         node.buffers.push(match all {
             Some(0) => NodeBuffer::absent(),
@@ -153,13 +165,13 @@ impl<'a> Planner<'a> {
     ) -> Result<NodeBuffer> {
         let rows: usize = parts.iter().map(|view| view.length).sum();
         if rows == 0 {
-            return self.buffer(self.to_device, []);
+            return self.finish(self.to_device);
         }
         // Rows that take no memory may be more than there are bits anywhere.
         if rows.div_ceil(8) as u64 > MOST {
             return Err(too_large());
         }
-        let (mut start, mut regions) = (0, SmallVec::<[CopyRegion; 2]>::new());
+        let mut start = 0;
         let mut made = BooleanBufferBuilder::new(0);
         for (k, view) in parts.iter().enumerate() {
             let (buffer, mut bits, first) = (&view.node.buffers[i], view.length, first(k));
@@ -170,19 +182,19 @@ impl<'a> Planner<'a> {
                 let in_place = first % 8 == 0;
                 if in_place && (bits % 8 == 0 || whole) {
                     let region = CopyRegion::of(buffer, first / 8, bits.div_ceil(8));
-                    regions.push(region.padded(whole));
+                    self.add(region.padded(whole))?;
                     continue;
                 }
                 if start == rows {
                     // The last byte has bits after the last row; those before it are copied by the device.
                     let copies = self.to_device && (!self.readable || bits / 8 >= DIRECT);
                     if in_place && copies && bits > 8 {
-                        regions.push(CopyRegion::of(buffer, first / 8, bits / 8));
+                        self.add(CopyRegion::of(buffer, first / 8, bits / 8))?;
                         (first, bits) = (first + bits / 8 * 8, bits % 8);
                     }
                     let region = CopyRegion::of(buffer, first / 8, bits.div_ceil(8));
                     let skip = (first % 8) as u8;
-                    regions.extend(self.changed(region, Rewrite::Bits { skip, bits }));
+                    self.add(region.rewritten(Rewrite::Bits { skip, bits }))?;
                     continue;
                 }
             }
@@ -197,10 +209,10 @@ impl<'a> Planner<'a> {
                 }
             }
             if start % 8 == 0 || start == rows {
-                regions.push(self.known(made.finish().into_inner()));
+                self.add_known(made.finish().into_inner())?;
             }
         }
-        self.buffer(true, regions)
+        self.finish(true)
     }
 
     /// Adds the offsets, and what they refer to.
@@ -237,7 +249,7 @@ impl<'a> Planner<'a> {
         if ends.len() < parts.len() {
             return Ok(());
         }
-        let (mut offsets, mut items) = (SmallVec::<[CopyRegion; 1]>::new(), 0usize);
+        let mut items = 0usize;
         for (k, (view, (first, last))) in parts.iter().zip(ends.iter().copied()).enumerate() {
             self.check_ends(*view, first, last)?;
             // The first offset of a part is the last one of the part before.
@@ -246,10 +258,10 @@ impl<'a> Planner<'a> {
             let region = CopyRegion::of(&view.node.buffers[1], from * width, n * width);
             let region = region.padded(one && is_whole(*view));
             let rewrite = Rewrite::add(width, (items as i64).wrapping_sub(first));
-            offsets.extend(match view.length {
-                0 => Some(self.known(vec![0u8; width])),
-                _ => self.changed(region, rewrite),
-            });
+            match view.length {
+                0 => self.add_known(vec![0u8; width])?,
+                _ => self.add(region.rewritten(rewrite))?,
+            }
             items = items.saturating_add((last - first) as usize);
         }
         if width == 4 && !one {
@@ -257,7 +269,7 @@ impl<'a> Planner<'a> {
             let instead = "concatenate fewer arrays, or cast them to the large type";
             self.check_most(view, items, i32::MAX as u64, what, instead)?;
         }
-        node.buffers.push(self.buffer(true, offsets)?);
+        node.buffers.push(self.finish(true)?);
         let targets = parts.iter().zip(ends);
         let targets = targets.map(|(view, (a, b))| (*view, a as usize, (b - a) as usize));
         if nested {
@@ -266,12 +278,12 @@ impl<'a> Planner<'a> {
             self.child(&rows, node)?;
         } else {
             // They are present even if they are empty, because some consumers reject a null pointer.
-            let bytes = targets.map(|(view, first, bytes)| {
+            for (view, first, bytes) in targets {
                 let values = &view.node.buffers[2];
                 let whole = one && values.bytes() == Some(bytes) && is_whole(view);
-                CopyRegion::of(values, first, bytes).padded(whole)
-            });
-            node.buffers.push(self.buffer(true, bytes)?);
+                self.add(CopyRegion::of(values, first, bytes).padded(whole))?;
+            }
+            node.buffers.push(self.finish(true)?);
         }
         Ok(())
     }
