@@ -12,7 +12,7 @@ use crate::data::node::{Node, NullCount, View};
 use crate::data::numbers::{Numbers, resolve};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
-use crate::transfer::plan::{Plan, Planner, Scope};
+use crate::transfer::plan::{Planner, Scope};
 
 impl DeviceArray {
     /// Whether an export reads bitmaps, or makes something. If it `counts`, it states all null counts.
@@ -32,7 +32,12 @@ impl DeviceArray {
     /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as this one would. Its
     /// bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known, to this array too.
     pub(crate) async fn to_exported(&self, counts: bool, polls: bool) -> Result<Self> {
-        let walk = |numbers: &Numbers| self.plan_export(counts, numbers);
+        let walk = |numbers: &Numbers| {
+            let arrays = [self];
+            let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
+            let root = planner.exported(self.node(), counts)?;
+            Ok(planner.end(root))
+        };
         let plan = resolve(&mut Numbers::default(), &[self], None, polls, walk).await?;
         let device = self.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
@@ -42,14 +47,6 @@ impl DeviceArray {
             false => execute(plan, &[self], &device.default_queue())?,
         };
         Ok(self.like(device.clone(), node))
-    }
-
-    /// Plans what is new in the array that is exported.
-    fn plan_export(&self, counts: bool, numbers: &Numbers) -> Result<Plan> {
-        let arrays = [self];
-        let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-        let root = planner.exported(self.node(), counts)?;
-        Ok(planner.end(root))
     }
 }
 

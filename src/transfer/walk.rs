@@ -73,12 +73,8 @@ impl<'a> Planner<'a> {
                     // The type ids of a sparse union.
                     node.buffers.push(self.values(parts, 0, |_| 0)?);
                 }
-                let mut rows = Parts::new();
                 for i in 0..layout.n_children() {
-                    rows.clear();
-                    for view in parts {
-                        rows.push(view.child(i));
-                    }
+                    let rows: Parts<'a> = parts.iter().map(|view| view.child(i)).collect();
                     self.child(&rows, &mut node)?;
                 }
                 if layout.nesting == Nesting::Runs {
@@ -136,15 +132,12 @@ impl<'a> Planner<'a> {
     /// Adds the validity bitmap of a node, and its null count. Nulls are counted if the host can read the bitmaps, or if they must be known.
     fn validity(&mut self, parts: &[View<'a>], node: &mut Node) -> Result<()> {
         let counts = self.readable || self.scope == Scope::Compact;
-        let (mut nulls, mut all) = (SmallVec::<[_; 1]>::new(), Some(0));
-        for view in parts {
-            let some = match counts {
-                true => self.numbers.null_count(*view),
-                false => view.null_count(),
-            };
-            all = all.zip(some).map(|(all, some)| all + some);
-            nulls.push(some);
-        }
+        let nulls = parts.iter().map(|view| match counts {
+            true => self.numbers.null_count(*view),
+            false => view.null_count(),
+        });
+        let nulls: SmallVec<[_; 1]> = nulls.collect();
+        let all: Option<usize> = nulls.iter().copied().sum();
         node.nulls = NullCount::from(all);
         node.buffers.push(match all {
             Some(0) => NodeBuffer::absent(),
