@@ -11,9 +11,7 @@ use crate::abi::guard;
 use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
 use crate::device::host_pool::{HostPool, IDLE_LIMIT};
-use crate::device::{
-    ALIGNMENT, Counters, DeviceId, HostBackend, Process, Queue, TransferStats, lock,
-};
+use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
 use crate::error::{Error, Result};
 
 /// The name of the threads that run what comes after events.
@@ -142,9 +140,8 @@ impl Device {
         }
     }
 
-    /// Returns the queue that is used when no other is named.
-    pub fn default_queue(&self) -> Queue {
-        Queue::new(self.clone(), self.0.default_queue.clone())
+    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
+        self.0.default_queue.clone()
     }
 
     /// Whether this process is a child of the one that made the device.

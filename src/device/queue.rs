@@ -40,6 +40,11 @@ impl PartialEq for Queue {
 impl Eq for Queue {}
 
 impl Device {
+    /// Returns the queue that is used when no other is named.
+    pub fn default_queue(&self) -> Queue {
+        Queue::new(self.clone(), self.raw_default_queue())
+    }
+
     /// Creates a queue.
     ///
     /// # Errors

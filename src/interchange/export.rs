@@ -133,7 +133,7 @@ fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_A
     Ok(FFI_ArrowDeviceArray {
         array: c_array::build(array, event, options.release)?,
         device_id: id.id,
-        device_type: id.device_type,
+        device_type: options.label(id.device_type),
         sync_event,
         reserved: [0; 3],
     })

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, FieldRef, SchemaRef};
 
-use crate::abi::FFI_ArrowDeviceArray;
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::check_type;
 use crate::data::numbers::{Numbers, resolve};
@@ -199,7 +199,11 @@ unsafe fn import(
     if array.is_released() {
         return Err(Error::Released("the ArrowDeviceArray"));
     }
-    let id = DeviceId::new(array.device_type, array.device_id);
+    let device_type = match array.device_type {
+        ArrowDeviceType::CUDA if options.cuda_is_rocm => ArrowDeviceType::ROCM,
+        stated => stated,
+    };
+    let id = DeviceId::new(device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
     // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
     let address = || unsafe { first_address(&array.array, data_type) };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::abi::ArrowDeviceType;
 use crate::device::Devices;
 use crate::memory::Owner;
 
@@ -39,6 +40,8 @@ pub struct ImportOptions {
     pub devices: Option<Devices>,
     /// How much is checked.
     pub validation: Validation,
+    /// An array of type CUDA is one of ROCm: hipDF says so of HIP's memory. It is refused if HIP does not know the memory.
+    pub cuda_is_rocm: bool,
 }
 
 /// What an export does with the events that guard the memory.
@@ -96,6 +99,8 @@ pub struct ExportOptions {
     pub counts_nulls: bool,
     /// What may be concluded from the consumer's release.
     pub release: ReleasePolicy,
+    /// Memory of ROCm goes out with the type CUDA, for hipDF, which takes no other.
+    pub rocm_as_cuda: bool,
 }
 
 impl ExportOptions {
@@ -105,6 +110,15 @@ impl ExportOptions {
             sync,
             counts_nulls: true,
             release: ReleasePolicy::Ordered,
+            rocm_as_cuda: false,
+        }
+    }
+
+    /// The type with which memory of this type goes out.
+    pub(crate) fn label(&self, device_type: ArrowDeviceType) -> ArrowDeviceType {
+        match device_type {
+            ArrowDeviceType::ROCM if self.rocm_as_cuda => ArrowDeviceType::CUDA,
+            own => own,
         }
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn export<S: CStream>(
     // An error is better reported here than at every call by a consumer.
     let schema = reader.schema();
     export_schema(&schema)?;
-    let (declared, fit) = (reader.device_type(), schema.clone());
+    let (declared, fit) = (options.label(reader.device_type()), schema.clone());
     // All batches of a stream are on one type of device. Their device ids may differ.
     let arrays = reader.map(move |batch| {
         let array = batch?.with_schema(fit.clone())?.export_array(&options)?;

@@ -4,6 +4,11 @@
 use std::ffi::c_void;
 
 use arrow_array::{Array, Int32Array};
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::{
+    DeviceArray, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, DeviceRecordBatches,
+    ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
+};
 
 use crate::block::Block;
 use crate::fake::{Group, MODES};
@@ -64,5 +69,55 @@ fn addresses() {
             drop((managed, pinned));
             rig.end();
         }
+    }
+}
+
+/// hipDF's label, out and in: of an array, and of a stream.
+#[test]
+fn memory_that_is_called_cudas() {
+    for mode in MODES {
+        let group = Group::open(1, mode);
+        let rig = Rig::of(group, open_device(DEVICE, group.ordinal()));
+        let export = ExportOptions {
+            rocm_as_cuda: true,
+            ..ExportOptions::new(SyncPolicy::Event)
+        };
+        let import = ImportOptions {
+            cuda_is_rocm: true,
+            ..rig.options.clone()
+        };
+        let up = rig.upload_array(&ints()).unwrap();
+        let schema = up.export(SyncPolicy::Event).unwrap().1;
+        let labelled = || up.export_array(&export).unwrap();
+        assert_eq!(labelled().device_type(), ArrowDeviceType::CUDA);
+        // SAFETY: the arrays and their type were exported here.
+        let (taken, refused) = unsafe {
+            (
+                DeviceArray::import(labelled(), &schema, &import).unwrap(),
+                DeviceArray::import(labelled(), &schema, &rig.options).unwrap_err(),
+            )
+        };
+        assert_eq!(taken.device(), &rig.device);
+        assert_same(&ints(), &taken.to_host().unwrap(), "labelled");
+        assert!(refused.to_string().contains("cuda:"), "{refused}");
+        // Other memory is not HIP's, whatever the program says.
+        let mut foreign = Foreign::new(&ints().to_data(), &rig.device);
+        foreign.device_array.device_type = ArrowDeviceType::CUDA.value();
+        let freed = Block::device(rig.group.first, 400).ptr;
+        foreign.set_buffer(&[], 1, freed);
+        let e = foreign.import(&import).unwrap_err().to_string();
+        assert!(e.contains("array.buffers[1]") && e.contains("rocm:"), "{e}");
+
+        let batch = arrow_array::record_batch!(("a", Int32, [1, 2, 3])).unwrap();
+        let batches = [rig.upload(&batch)];
+        let reader = DeviceRecordBatches::new(batches, batch.schema(), ArrowDeviceType::ROCM);
+        let stream = FFI_ArrowDeviceArrayStream::new(reader, export).unwrap();
+        // SAFETY: the stream was exported here.
+        let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, import) }.unwrap();
+        assert_eq!(reader.device_type(), ArrowDeviceType::CUDA);
+        let read: Vec<_> = reader.map(|b| b.unwrap().to_host().unwrap()).collect();
+        assert_eq!(read, [batch]);
+        drop((up, taken, read));
+        rig.end();
     }
 }

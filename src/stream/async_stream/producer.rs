@@ -85,7 +85,7 @@ pub unsafe fn produce<S: DeviceRecordBatchStream>(
         Ok(metadata) => (metadata, Ok(())),
         Err(e) => (ForeignSchema::empty(), Err(e)),
     };
-    let shared = Shared::new(stream.device_type(), metadata);
+    let shared = Shared::new(options.label(stream.device_type()), metadata);
     // SAFETY: the caller guarantees that no other producer uses the handler and that it is valid until its release.
     let handler = unsafe { ForeignHandler::new(handler, shared) };
     Box::pin(async move {
