@@ -13,7 +13,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches, Devices,
-    ExportOptions, ImportOptions, Result, SyncPolicy, TransferStats, Validation,
+    ExportOptions, ImportOptions, Result, SyncPolicy, TransferStats,
 };
 use arrow_schema::{DataType, Field, Schema};
 
@@ -31,7 +31,7 @@ fn unknown(up: &DeviceArray) -> DeviceArray {
     devices.add(up.device().clone()).unwrap();
     let options = ImportOptions {
         devices: Some(devices),
-        validation: Validation::Structure,
+        ..Default::default()
     };
     let export = ExportOptions {
         counts_nulls: false,

@@ -263,6 +263,7 @@ fn exports_with_their_events() {
     let options = ImportOptions {
         devices: Some(devices),
         validation: Validation::Full,
+        ..Default::default()
     };
     let slice = device.upload(&batch).unwrap().slice(1, 4).unwrap();
     let (array, schema) = slice.export(SyncPolicy::Event).unwrap();
