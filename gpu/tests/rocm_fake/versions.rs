@@ -16,7 +16,7 @@ fn the_numbers_of_each_version() {
             "own::the_threads",
             "transfer::structs",
         ];
-        child(&tests, "test result: ok. 7 passed", |command| {
+        child(&tests, "test result: ok. 8 passed", |command| {
             command.env("HIP_ON_CUDA_VERSION", version);
         });
     }
