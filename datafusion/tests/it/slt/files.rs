@@ -1,6 +1,5 @@
 //! The files, their records, and what their statements read and write.
 
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -79,21 +78,23 @@ impl Folder {
 
     /// The statement with the paths of this machine, for one of the sessions. `None` if there is no such data.
     pub(super) fn localized(&self, sql: &str, session: usize) -> Option<String> {
-        let (source, data) = (self.source.display(), self.own.join("data"));
-        let arrow = self
-            .source
-            .with_file_name(format!("datafusion-datasource-arrow-{DATAFUSION_VERSION}"));
-        let sql = sql
-            .replace("test_files/scratch/", &self.scratch(session))
-            .replace("'test_files/", &format!("'{source}/test_files/"))
-            .replace("'data/", &format!("'{source}/data/"))
-            .replace("'../datasource-arrow/", &format!("'{}/", arrow.display()))
-            .replace("'../../testing/data/csv/", &format!("'{}/", data.display()))
-            .replace("'../core/tests/data/", &format!("'{}/", data.display()));
+        let source = format!("'{}/", self.source.display());
+        let data = format!("'{}/data/", self.own.display());
+        let arrow = format!("{source}../datafusion-datasource-arrow-{DATAFUSION_VERSION}/");
+        let mut sql = sql.replace("test_files/scratch/", &self.scratch(session));
+        for (path, own) in [
+            ("'test_files/", &format!("{source}test_files/")),
+            ("'data/", &format!("{source}data/")),
+            ("'../datasource-arrow/", &arrow),
+            ("'../../testing/data/csv/", &data),
+            ("'../core/tests/data/", &data),
+        ] {
+            sql = sql.replace(path, own);
+        }
         let mut read = sql.split('\'').skip(1).step_by(2);
         let exists = |path: &str| {
-            let outside = path.starts_with("../") || path.starts_with(&*data.to_string_lossy());
-            !outside || Path::new(path).exists()
+            let elsewhere = path.starts_with("../") || path.starts_with(&data[1..]);
+            !elsewhere || Path::new(path).exists()
         };
         read.all(exists).then(|| sql.clone())
     }
@@ -155,54 +156,40 @@ fn parse(path: &Path, records: &mut Vec<Record>) {
 /// Other data in place of what the files read and the crate does not have: of the same columns and orders. The sessions are
 /// compared with each other, so any rows will do.
 fn stand_ins(folder: &Path) {
-    let (mut hundred, mut dates) = (String::new(), String::new());
-    let mut ordered = String::from("a0,a,b,c,d\n");
-    let mut simple = String::from("c1,c2,c3\n");
-    let header: Vec<_> = (1..=15).map(|i| format!("c{i}")).collect();
-    writeln!(hundred, "{}", header[..13].join(",")).unwrap();
-    writeln!(dates, "{}", header.join(",")).unwrap();
+    let columns = |n| {
+        (1..=n)
+            .map(|i| format!("c{i}"))
+            .collect::<Vec<_>>()
+            .join(",")
+    };
+    let (mut hundred, mut dates) = (columns(13) + "\n", columns(15) + "\n");
+    let (mut ordered, mut simple) = ("a0,a,b,c,d\n".to_owned(), columns(3) + "\n");
     let mut seed = 1u64;
     let mut next = || {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        seed = seed.wrapping_mul(6364136223846793005);
+        seed = seed.wrapping_add(1442695040888963407);
         seed ^ (seed >> 29)
     };
+    let fraction = |n: u64| (n >> 11) as f64 / (1u64 << 53) as f64;
     for i in 0..100 {
-        let letter = char::from(b'a' + (next() % 5) as u8);
-        let (c2, c3, c4, c5, c6) = (
-            next() % 5 + 1,
-            next() as i8,
-            next() as i16,
-            next() as i32,
-            next() as i64,
-        );
-        let (c7, c8, c9, c10) = (next() as u8, next() as u16, next() as u32, next());
-        let mut fraction = || (next() >> 11) as f64 / (1u64 << 53) as f64;
-        let (c11, c12) = (fraction() as f32, fraction());
-        let row = format!(
-            "{letter},{c2},{c3},{c4},{c5},{c6},{c7},{c8},{c9},{c10},{c11},{c12},{:016x}",
-            next()
-        );
-        writeln!(hundred, "{row}").unwrap();
-        let (month, day, hour) = (next() % 12 + 1, next() % 28 + 1, next() % 24);
-        writeln!(
-            dates,
-            "{row},2023-{month:02}-{day:02},2023-{month:02}-{day:02}T{hour:02}:00:00"
-        )
-        .unwrap();
-        writeln!(ordered, "1,{},{},{i},{}", i / 50, i / 25, next() % 5).unwrap();
+        let mut row = String::from(char::from(b'a' + (next() % 5) as u8));
+        row += &format!(",{},{},{}", next() % 5 + 1, next() as i8, next() as i16);
+        row += &format!(",{},{},{}", next() as i32, next() as i64, next() as u8);
+        row += &format!(",{},{},{}", next() as u16, next() as u32, next());
+        row += &format!(",{},{}", fraction(next()) as f32, fraction(next()));
+        row += &format!(",{:016x}", next());
+        let date = format!("2023-{:02}-{:02}", next() % 12 + 1, next() % 28 + 1);
+        hundred += &format!("{row}\n");
+        dates += &format!("{row},{date},{date}T{:02}:00:00\n", next() % 24);
+        ordered += &format!("1,{},{},{i},{}\n", i / 50, i / 25, next() % 5);
     }
     for i in 1..=15 {
-        let n = (i as f64).sqrt() as u32;
-        writeln!(simple, "{n}e-5,{n}e-12,{}", i % 2 == 0).unwrap();
+        let n = f64::from(i).sqrt() as u32;
+        simple += &format!("{n}e-5,{n}e-12,{}\n", i % 2 == 0);
     }
-    for (name, text) in [
-        ("aggregate_test_100.csv", hundred),
-        ("aggregate_test_100_with_dates.csv", dates),
-        ("window_2.csv", ordered),
-        ("aggregate_simple.csv", simple),
-    ] {
-        fs::write(folder.join(name), text).unwrap();
-    }
+    let write = |name, text| fs::write(folder.join(name), text).unwrap();
+    write("aggregate_test_100.csv", hundred);
+    write("aggregate_test_100_with_dates.csv", dates);
+    write("window_2.csv", ordered);
+    write("aggregate_simple.csv", simple);
 }

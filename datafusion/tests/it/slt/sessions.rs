@@ -96,6 +96,17 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// The same session with rows in other batches and partitions.
+    pub(super) fn divided(&self) -> Self {
+        let config = self.ctx.copied_config();
+        let config = config.with_batch_size(2).with_target_partitions(3);
+        let state = SessionStateBuilder::new_from_existing(self.ctx.state()).with_config(config);
+        Self {
+            ctx: SessionContext::new_with_state(state.build()),
+            device: None,
+        }
+    }
+
     /// Moves the tables in memory that statements have created to the device.
     pub(super) async fn move_tables(&self) -> Result<()> {
         let (Some(device), Some(catalog)) = (&self.device, self.ctx.catalog("datafusion")) else {
