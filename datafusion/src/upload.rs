@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_null_array};
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
@@ -80,14 +80,9 @@ fn has_states(input: &Arc<dyn ExecutionPlan>) -> bool {
     if let Some(aggregate) = input.downcast_ref::<AggregateExec>() {
         return aggregate.mode().output_mode() == AggregateOutputMode::Partial;
     }
-    let passes = [
-        "RepartitionExec",
-        "CoalescePartitionsExec",
-        "CoalesceBatchesExec",
-        "CooperativeExec",
-    ];
     match input.children()[..] {
-        [child] => passes.contains(&input.name()) && has_states(child),
+        // Nodes of the host and of devices that pass them on, such as exchanges.
+        [child] => child.schema() == input.schema() && has_states(child),
         _ => false,
     }
 }
@@ -242,9 +237,13 @@ impl ToUpload {
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let (_, mut columns, rows) = batch.into_parts();
         for (field, column) in self.schema.fields().iter().zip(&mut columns) {
-            // Such as those of a `PlaceholderRowExec` with the schema of an aggregate.
+            // Such as those of a `PlaceholderRowExec` with the schema of an aggregate, whose values nobody reads.
             if column.data_type() == &DataType::Null {
                 *column = new_null_array(field.data_type(), rows);
+                if !field.is_nullable() {
+                    let values = column.to_data().into_builder().nulls(None);
+                    *column = make_array(values.build()?);
+                }
             }
         }
         Ok(RecordBatch::try_new_with_options(

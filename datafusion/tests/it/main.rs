@@ -27,6 +27,7 @@ mod runs;
 mod runtimes;
 mod schemas;
 mod sink;
+mod slt;
 mod small;
 mod source;
 mod spec;

@@ -17,6 +17,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
 use crate::kit::*;
+use crate::nodes::{down, on_host, up};
 use crate::ops::no_columns;
 use crate::support::compare::assert_same_batch;
 use crate::support::r#gen::{Nulls, batch};
@@ -240,14 +241,26 @@ async fn slow_rows_go_up_before_they_are_many() {
 /// DataFusion's placeholder for a row has columns of nulls, whatever its schema says.
 #[tokio::test]
 async fn nulls_without_a_type_take_the_plans() {
-    let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Int64, true)]));
-    let nulls = Arc::new(NullArray::new(3)) as ArrayRef;
-    let nulls = RecordBatch::try_from_iter([("a", nulls)]).unwrap();
-    let (table, _) = host_stream_of(schema.clone(), move |i| (i == 0).then(|| Ok(nulls.clone())));
-    let stream = execute_on_device(scan(table).await, context(100), &Sim::new()).unwrap();
-    let up: Vec<_> = stream.collect().await;
-    let up = up[0].as_ref().unwrap().to_host().unwrap();
-    assert_eq!((up.schema(), up.column(0).null_count()), (schema, 3));
+    for (nullable, null_count) in [(true, 3), (false, 0)] {
+        let fields = vec![
+            Field::new("a", DataType::Int64, nullable),
+            Field::new("b", DataType::Utf8, nullable),
+        ];
+        let schema = Arc::new(Schema::new(fields));
+        let nulls = Arc::new(NullArray::new(3)) as ArrayRef;
+        let nulls = RecordBatch::try_from_iter([("a", nulls.clone()), ("b", nulls)]).unwrap();
+        let (table, _) =
+            host_stream_of(schema.clone(), move |i| (i == 0).then(|| Ok(nulls.clone())));
+        let stream = execute_on_device(scan(table).await, context(100), &Sim::new()).unwrap();
+        let up: Vec<_> = stream.collect().await;
+        let up = up[0].as_ref().unwrap().to_host().unwrap();
+        assert_eq!(up.schema(), schema);
+        assert!(
+            up.columns()
+                .iter()
+                .all(|c| c.null_count() == null_count && c.len() == 3)
+        );
+    }
 }
 
 /// Of an aggregate's states, DataFusion's `percentile_cont` reads one of each batch.
@@ -263,13 +276,17 @@ async fn states_of_aggregates_are_not_joined() {
     while node.name() != "CoalescePartitionsExec" {
         node = node.children()[0].clone();
     }
-    let stream = execute_on_device(node, ctx.task_ctx(), &Sim::new()).unwrap();
-    let up: Vec<_> = stream.collect().await;
-    let sizes: Vec<_> = up
-        .iter()
-        .map(|up| up.as_ref().unwrap().num_rows())
-        .collect();
-    assert_eq!(sizes, [1; 4]);
+    // What has come down from a device is what it was.
+    let again = on_host(down(up(node.children()[0].clone(), &Sim::new())));
+    for states in [node, again] {
+        let stream = execute_on_device(states, ctx.task_ctx(), &Sim::new()).unwrap();
+        let up: Vec<_> = stream.collect().await;
+        let sizes: Vec<_> = up
+            .iter()
+            .map(|up| up.as_ref().unwrap().num_rows())
+            .collect();
+        assert_eq!(sizes, [1; 4]);
+    }
 }
 
 /// What comes down has the batch size of the session, whatever is on the device.

@@ -1,0 +1,234 @@
+//! The sessions: which tables are on devices, and which nodes of plans.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use arrow_device::DeviceRecordBatches;
+use arrow_device::{Device, Devices as All};
+use arrow_device_datafusion::{
+    DeviceExec, DevicePlan, DeviceSpec, DeviceTable, DeviceTransitions, SendableDeviceStream,
+    execute_child, to_datafusion,
+};
+use datafusion::catalog::{MemTable, TableProvider};
+use datafusion::common::Result;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::PlanProperties;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::{StreamExt, stream};
+
+use crate::kit::{Plan, Sim};
+
+/// A kind of session. Devices are numbers of [`Devices`].
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    /// On which device the tables are that statements create.
+    tables: Option<usize>,
+    rule: bool,
+    /// The devices of an operator above every node, in turn.
+    operators: &'static [usize],
+}
+
+const CPU: usize = 2;
+
+#[rustfmt::skip]
+pub(super) const KINDS: [Kind; 6] = [
+    Kind { name: "tables", tables: Some(0), rule: false, operators: &[] },
+    Kind { name: "tables, rule", tables: Some(0), rule: true, operators: &[] },
+    Kind { name: "operators", tables: Some(0), rule: true, operators: &[0] },
+    Kind { name: "operators on the CPU", tables: Some(CPU), rule: true, operators: &[CPU] },
+    Kind { name: "operators, host tables", tables: None, rule: true, operators: &[0] },
+    Kind { name: "devices in turn", tables: Some(0), rule: true, operators: &[0, 1, CPU] },
+];
+
+/// Two simulated devices and the CPU.
+pub(super) struct Devices([Device; 3], [Sim; 2]);
+
+impl Devices {
+    pub(super) fn new() -> Self {
+        let sims = [Sim::new(), Sim::new()];
+        Self(
+            [sims[0].device.clone(), sims[1].device.clone(), All::cpu()],
+            sims,
+        )
+    }
+
+    /// Nothing was done wrong on them.
+    pub(super) fn check(&self) {
+        for sim in &self.1 {
+            assert_eq!(sim.sim.report().violations, [""; 0]);
+        }
+    }
+
+    /// A session of this kind, or a plain one.
+    pub(super) fn session(&self, kind: Option<&Kind>) -> Session {
+        // As in DataFusion's own runs of the files.
+        let config = SessionConfig::new().with_target_partitions(4);
+        let mut state = SessionStateBuilder::new()
+            .with_config(config)
+            .with_default_features();
+        if let Some(kind) = kind {
+            let devices: Vec<_> = kind
+                .operators
+                .iter()
+                .map(|&i| DeviceSpec::from(&self.0[i]))
+                .collect();
+            if !devices.is_empty() {
+                state = state.with_physical_optimizer_rule(Arc::new(Everywhere(devices)));
+            }
+            if kind.rule {
+                state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+            }
+        }
+        let ctx = SessionContext::new_with_state(state.build());
+        let tables = kind.and_then(|kind| kind.tables);
+        let device = tables.map(|i| self.0[i].clone());
+        Session { ctx, device }
+    }
+}
+
+/// A session, and the device of its tables.
+pub(super) struct Session {
+    pub(super) ctx: SessionContext,
+    device: Option<Device>,
+}
+
+impl Session {
+    /// The same session with rows in other batches and partitions.
+    pub(super) fn divided(&self) -> Self {
+        let config = self.ctx.copied_config();
+        let config = config.with_batch_size(2).with_target_partitions(3);
+        let state = SessionStateBuilder::new_from_existing(self.ctx.state()).with_config(config);
+        Self {
+            ctx: SessionContext::new_with_state(state.build()),
+            device: None,
+        }
+    }
+
+    /// Moves the tables in memory that statements have created to the device.
+    pub(super) async fn move_tables(&self) -> Result<()> {
+        let (Some(device), Some(catalog)) = (&self.device, self.ctx.catalog("datafusion")) else {
+            return Ok(());
+        };
+        let schemas = catalog.schema_names().into_iter();
+        for schema in schemas.filter_map(|name| catalog.schema(&name)) {
+            for name in schema.table_names() {
+                let table = schema.table(&name).await?;
+                let table = table.as_deref().map(|table| table as &dyn Any);
+                let table = table.and_then(|table| table.downcast_ref::<MemTable>());
+                // Tables of batches declare no constraints.
+                let free = |table: &&MemTable| table.constraints().is_none_or(|c| c.is_empty());
+                if let Some(table) = table.filter(free) {
+                    let moved = Arc::new(moved(table, device).await?);
+                    schema.deregister_table(&name)?;
+                    schema.register_table(name, moved)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn moved(table: &MemTable, device: &Device) -> Result<DeviceTable> {
+    let mut partitions = Vec::new();
+    for partition in &table.batches {
+        let partition = partition.read().await;
+        let up = partition.iter().map(|batch| device.upload(batch));
+        let up = up.collect::<arrow_device::Result<_>>();
+        partitions.push(up.map_err(to_datafusion)?);
+    }
+    let schema = table.schema();
+    let fields = schema.fields().iter().map(|field| field.name());
+    let default = |name: &String| Some((name.clone(), table.get_column_default(name)?.clone()));
+    let defaults = fields.filter_map(default).collect();
+    let moved = DeviceTable::from_batches(schema.clone(), device.clone(), partitions);
+    Ok(moved.map_err(to_datafusion)?.with_column_defaults(defaults))
+}
+
+/// Puts an operator above every node of a plan.
+#[derive(Debug)]
+struct Everywhere(Vec<DeviceSpec>);
+
+impl PhysicalOptimizerRule for Everywhere {
+    fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
+        let mut devices = self.0.iter().cycle();
+        let above = |child: Plan| {
+            let device = devices.next().unwrap().clone();
+            let operator = Slices { child, device };
+            Ok(Transformed::yes(
+                Arc::new(DeviceExec::new(Arc::new(operator))) as Plan,
+            ))
+        };
+        Ok(plan.transform_up(above)?.data)
+    }
+
+    fn name(&self) -> &str {
+        "Everywhere"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// Passes its child's rows on, each batch as two slices if it has so many rows.
+#[derive(Debug)]
+struct Slices {
+    child: Plan,
+    device: DeviceSpec,
+}
+
+impl DevicePlan for Slices {
+    fn name(&self) -> &str {
+        "SlicesExec"
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.child.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn children(&self) -> Vec<&Plan> {
+        vec![&self.child]
+    }
+
+    fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
+        let (child, device) = (children[0].clone(), self.device.clone());
+        Ok(Arc::new(Self { child, device }))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        device: &Device,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let input = execute_child(&self.child, partition, device, context)?;
+        let (schema, device_type) = (input.schema(), input.device_type());
+        let slices = input.flat_map(|batch| {
+            let slices = batch.and_then(|batch| {
+                let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
+                let rest = (rows > first).then(|| batch.slice(first, rows - first));
+                Ok((batch.slice(0, first)?, rest))
+            });
+            stream::iter(match slices {
+                Ok((first, rest)) => [Ok(first)].into_iter().chain(rest).collect(),
+                Err(e) => vec![Err(e)],
+            })
+        });
+        Ok(Box::pin(DeviceRecordBatches::from_stream(
+            slices,
+            schema,
+            device_type,
+        )))
+    }
+}
