@@ -2,10 +2,7 @@
 
 use std::panic::catch_unwind;
 
-use arrow_ipc::{
-    DateUnit, Endianness, Field, Int, IntervalUnit, MessageHeader, Precision, TimeUnit, Type,
-    UnionMode,
-};
+use arrow_ipc::{Endianness, Field, Int, MessageHeader, TimeUnit, Type};
 use arrow_schema::Schema;
 use flatbuffers::FlatBufferBuilder;
 
@@ -31,33 +28,21 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Schema> {
     let schema = message.header_as_schema();
     let schema = schema.ok_or_else(|| Error::protocol("a message that is no schema"))?;
     let mut fields = schema.fields().into_iter().flatten();
-    if schema.fields().is_none() || schema.endianness() != Endianness::Little {
-        return Err(Error::protocol(
-            "a schema without fields, or of another byte order",
-        ));
-    }
-    if !fields.all(is_possible) {
-        return Err(Error::protocol(
-            "a schema with a type that Arrow does not have",
-        ));
+    let is_ours = schema.fields().is_some() && schema.endianness() == Endianness::Little;
+    if !is_ours || !fields.all(is_possible) {
+        return Error::broken("a schema without fields, or that Arrow does not have");
     }
     // `is_possible` refuses what arrow-ipc is known to panic on; this catches what it does not know.
     let read = catch_unwind(|| arrow_ipc::convert::try_schema_from_flatbuffer_bytes(bytes));
     match read {
         Ok(Ok(schema)) => Ok(schema),
-        Ok(Err(e)) => Err(Error::protocol(format!("a schema: {e}"))),
-        Err(_) => Err(Error::protocol("a schema that arrow-ipc cannot read")),
+        Ok(Err(e)) => Error::broken(format!("a schema: {e}")),
+        Err(_) => Error::broken("a schema that arrow-ipc cannot read"),
     }
 }
 
 /// Whether arrow-ipc reads the field without a panic. The depth is bound: the message was verified.
 fn is_possible(field: Field<'_>) -> bool {
-    const UNITS: [TimeUnit; 4] = [
-        TimeUnit::SECOND,
-        TimeUnit::MILLISECOND,
-        TimeUnit::MICROSECOND,
-        TimeUnit::NANOSECOND,
-    ];
     let is_int = |int: Int<'_>| matches!(int.bitWidth(), 8 | 16 | 32 | 64);
     let children = field.children();
     let number = children.map_or(0, |children| children.len());
@@ -69,31 +54,26 @@ fn is_possible(field: Field<'_>) -> bool {
         Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::Struct_ => true,
         Type::Int => field.type_as_int().is_some_and(is_int),
         Type::FixedSizeBinary => field.type_as_fixed_size_binary().is_some(),
-        Type::FloatingPoint => field.type_as_floating_point().is_some_and(|of| {
-            [Precision::HALF, Precision::SINGLE, Precision::DOUBLE].contains(&of.precision())
-        }),
+        Type::FloatingPoint => field
+            .type_as_floating_point()
+            .is_some_and(|of| of.precision().variant_name().is_some()),
         Type::Date => field
             .type_as_date()
-            .is_some_and(|of| [DateUnit::DAY, DateUnit::MILLISECOND].contains(&of.unit())),
+            .is_some_and(|of| of.unit().variant_name().is_some()),
         Type::Time => field.type_as_time().is_some_and(|of| match of.bitWidth() {
-            32 => UNITS[..2].contains(&of.unit()),
-            64 => UNITS[2..].contains(&of.unit()),
+            32 => [TimeUnit::SECOND, TimeUnit::MILLISECOND].contains(&of.unit()),
+            64 => [TimeUnit::MICROSECOND, TimeUnit::NANOSECOND].contains(&of.unit()),
             _ => false,
         }),
         Type::Timestamp => field
             .type_as_timestamp()
-            .is_some_and(|of| UNITS.contains(&of.unit())),
+            .is_some_and(|of| of.unit().variant_name().is_some()),
         Type::Duration => field
             .type_as_duration()
-            .is_some_and(|of| UNITS.contains(&of.unit())),
-        Type::Interval => field.type_as_interval().is_some_and(|of| {
-            let all = [
-                IntervalUnit::YEAR_MONTH,
-                IntervalUnit::DAY_TIME,
-                IntervalUnit::MONTH_DAY_NANO,
-            ];
-            all.contains(&of.unit())
-        }),
+            .is_some_and(|of| of.unit().variant_name().is_some()),
+        Type::Interval => field
+            .type_as_interval()
+            .is_some_and(|of| of.unit().variant_name().is_some()),
         Type::List | Type::LargeList | Type::ListView | Type::LargeListView => number == 1,
         Type::FixedSizeList => number == 1 && field.type_as_fixed_size_list().is_some(),
         Type::Map => number == 1 && field.type_as_map().is_some(),
@@ -104,8 +84,7 @@ fn is_possible(field: Field<'_>) -> bool {
                 && i8::try_from(of.scale()).is_ok()
         }),
         Type::Union => field.type_as_union().is_some_and(|of| {
-            let is_mode = [UnionMode::Dense, UnionMode::Sparse].contains(&of.mode());
-            is_mode
+            of.mode().variant_name().is_some()
                 && of
                     .typeIds()
                     .map_or(number < 128, |ids| are_ids(ids.iter(), number))
