@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result};
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, flush, receive};
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Box<dyn Any + Send + Sync>;
@@ -129,17 +129,14 @@ impl Peers {
         Ok(())
     }
 
-    /// Tells the subscribers that hold leases that the memory may be read, or never can.
-    pub(crate) fn ready(&self, leases: &[(u64, u64)], packet: &Outgoing) {
+    /// Tells a subscriber that holds a lease that the memory may be read, or never can.
+    pub(crate) fn ready(&self, (id, number): (u64, u64), packet: Outgoing) {
         let mut state = self.lock();
-        for (id, number) in leases {
-            let peer = state.peers.iter_mut().find(|peer| peer.id == *id);
-            let lease = peer.and_then(|peer| {
-                peer.leases.get_mut(number)?.is_unready = false;
-                Some(peer)
-            });
-            if let Some(peer) = lease {
-                peer.post(packet.numbered(*number));
+        let mut peers = state.peers.iter_mut();
+        if let Some(peer) = peers.find(|peer| peer.id == id) {
+            if let Some(lease) = peer.leases.get_mut(&number) {
+                lease.is_unready = false;
+                peer.post(packet);
             }
         }
         drop(state);
@@ -173,23 +170,20 @@ impl Peers {
                     self.changed.notify_all();
                     return;
                 }
-                let peers = state.peers.iter();
-                let waiting = peers.map(|peer| {
-                    let socket = peer.socket.as_raw_fd();
-                    (peer.id, socket, !peer.outbox.is_empty(), peer.is_crowded)
+                let waiting = state.peers.iter().map(|peer| {
+                    let flags = match peer.outbox.is_empty() || peer.is_crowded {
+                        true => PollFlags::IN,
+                        false => PollFlags::IN | PollFlags::OUT,
+                    };
+                    (peer.id, peer.socket.as_raw_fd(), flags, peer.is_crowded)
                 });
-                waiting.collect::<Vec<(u64, RawFd, bool, bool)>>()
+                waiting.collect::<Vec<_>>()
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, has_more, later) in &sockets {
-                let flags = if *has_more && !later {
-                    PollFlags::OUT
-                } else {
-                    PollFlags::empty()
-                };
+            for (_, socket, flags, _) in &sockets {
                 // SAFETY: only this thread removes connections, after the wait.
                 let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
-                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | flags));
+                polled.push(PollFd::from_borrowed_fd(socket, *flags));
             }
             if let Some(listener) = listener.filter(|_| !is_crowded) {
                 polled.push(PollFd::new(listener, PollFlags::IN));
@@ -259,11 +253,8 @@ impl State {
         let (changed, is_over) = peer.hear(freed);
         if is_over {
             let peer = self.peers.remove(at);
-            match (peer.is_subscriber, peer.gone) {
-                (true, true) => self.left += 1,
-                (true, false) => self.died += 1,
-                (false, _) => {}
-            }
+            self.left += u64::from(peer.is_subscriber && peer.gone);
+            self.died += u64::from(peer.takes_batches());
             freed.push(Box::new(peer));
         }
         changed || is_over
@@ -301,19 +292,12 @@ impl Peer {
     }
 
     fn flush(&mut self) {
-        self.is_crowded = false;
-        while let Some(packet) = self.outbox.front() {
-            match packet.send(self.socket.as_fd()) {
-                Ok(Sent::All) => _ = self.outbox.pop_front(),
-                Ok(Sent::NoRoom) => return,
-                Ok(Sent::Crowded) => return self.is_crowded = true,
-                // The subscriber must not take what follows for all there is.
-                Err(_) => {
-                    self.outbox.clear();
-                    self.is_broken = true;
-                    let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
-                }
-            }
+        let sent = flush(&mut self.outbox, self.socket.as_fd());
+        self.is_crowded = sent == Ok(Sent::Crowded);
+        if sent.is_err() {
+            // The subscriber must not take what follows for all there is.
+            self.is_broken = true;
+            let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
         }
     }
 
@@ -347,10 +331,10 @@ impl Peer {
                 if packet.body != VERSION {
                     let why = "the publisher has another version of the protocol: 1";
                     let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
-                    return Err(Error::protocol("another version"));
+                    return Error::broken("another version");
                 }
                 self.is_subscriber = true;
-                self.post(Outgoing::new(Kind::Welcome, 0, &VERSION)?);
+                self.post(Outgoing::new(Kind::Welcome, &VERSION)?);
                 Ok(())
             }
             Kind::Done if self.is_subscriber => {
@@ -367,7 +351,7 @@ impl Peer {
                 self.outbox.clear();
                 Ok(())
             }
-            _ => Err(Error::protocol("a packet out of order")),
+            _ => Error::broken("a packet out of order"),
         }
     }
 }
