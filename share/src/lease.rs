@@ -62,8 +62,8 @@ impl Link {
             Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
             // The publisher is not there any more.
             Ok(Sent::All) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            // What was to be sent is lost: the publisher must not take what follows for all there is.
-            Err(_) => _ = rustix::net::shutdown(self.socket(), Shutdown::Both),
+            // Leases are lost, which end with the connection. Ours stays open: to close it would return those whose memory is in use.
+            Err(_) => _ = rustix::net::shutdown(self.socket(), Shutdown::Read),
         }
         PollFlags::IN
     }

@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -33,10 +34,10 @@ pub(crate) struct State {
     pub(crate) peers: Vec<Peer>,
     pub(crate) next_lease: u64,
     next_peer: u64,
-    /// Subscribers that have left in order, and that have died.
+    /// Subscribers that have left in order, and that have died, of the connections that are over.
     pub(crate) left: u64,
-    pub(crate) died: u64,
-    /// The thread ends.
+    died: u64,
+    /// The publisher is gone.
     over: bool,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Peer {
     outbox: VecDeque<Outgoing>,
     /// The system had no room for it, rather than the socket.
     is_crowded: bool,
-    /// Something was lost, so that the connection is over as soon as the thread notices.
+    /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
 }
 
@@ -150,24 +151,45 @@ impl Peers {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Ends the thread, and closes all connections.
+    /// Ends [`run`](Self::run).
     pub(crate) fn end(&self) {
         self.lock().over = true;
         self.wake();
     }
 
-    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end).
-    pub(crate) fn serve(&self, listener: Option<&OwnedFd>) {
+    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end). Then no subscriber gets anything more, and
+    /// a thread that nobody waits for keeps what they have: a device's memory would be used again while they read it.
+    pub(crate) fn run(self: Arc<Self>, listener: Option<OwnedFd>) {
+        self.serve(listener.as_ref(), |state| state.over);
+        drop(listener);
+        let mut state = self.lock();
+        state.peers.iter_mut().for_each(Peer::break_off);
+        let all = std::mem::take(&mut state.peers).into_iter();
+        let (over, lasting): (Vec<_>, Vec<_>) = all.partition(Peer::is_over);
+        state.peers = lasting;
+        let is_last = state.peers.is_empty();
+        drop(state);
+        // Without the lock: this frees memory.
+        drop(over);
+        if !is_last {
+            let (rest, thread) = (self.clone(), Builder::new());
+            let thread = thread.name("arrow-device leases".into());
+            let until_empty = move || rest.serve(None, |state| state.peers.is_empty());
+            if thread.spawn(until_empty).is_err() {
+                // Rather kept for ever than too short.
+                std::mem::forget(self);
+            }
+        }
+    }
+
+    fn serve(&self, listener: Option<&OwnedFd>, is_end: impl Fn(&State) -> bool) {
         // Without a descriptor for the next connection there is no use in asking again at once.
         let mut is_crowded = false;
         loop {
             let mut freed = Vec::new();
             let sockets = {
-                let mut state = self.lock();
-                if state.over {
-                    freed.extend(state.peers.drain(..).map(|peer| Box::new(peer) as Kept));
-                    drop(state);
-                    self.changed.notify_all();
+                let state = self.lock();
+                if is_end(&state) {
                     return;
                 }
                 let waiting = state.peers.iter().map(|peer| {
@@ -181,7 +203,7 @@ impl Peers {
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
             for (_, socket, flags, _) in &sockets {
-                // SAFETY: only this thread removes connections, after the wait.
+                // SAFETY: only the one thread that serves removes connections, after the wait.
                 let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
                 polled.push(PollFd::from_borrowed_fd(socket, *flags));
             }
@@ -244,6 +266,11 @@ impl State {
         self.peers.iter().map(|peer| peer.leases.len()).sum()
     }
 
+    pub(crate) fn died(&self) -> u64 {
+        let broken = self.peers.iter().filter(|peer| peer.is_broken);
+        self.died + broken.filter(|peer| peer.has_died()).count() as u64
+    }
+
     /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
     fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
         let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
@@ -254,7 +281,7 @@ impl State {
         if is_over {
             let peer = self.peers.remove(at);
             self.left += u64::from(peer.is_subscriber && peer.gone);
-            self.died += u64::from(peer.takes_batches());
+            self.died += u64::from(peer.has_died());
             freed.push(Box::new(peer));
         }
         changed || is_over
@@ -263,7 +290,17 @@ impl State {
 
 impl Peer {
     pub(crate) fn takes_batches(&self) -> bool {
+        self.has_died() && !self.is_broken
+    }
+
+    /// Whether it is a subscriber that has not left, once the connection is over.
+    fn has_died(&self) -> bool {
         self.is_subscriber && !self.gone
+    }
+
+    /// Whether nothing more is sent, and it has nothing any more.
+    fn is_over(&self) -> bool {
+        self.is_broken && self.leases.is_empty()
     }
 
     pub(crate) fn batches(&self) -> usize {
@@ -296,14 +333,20 @@ impl Peer {
         self.is_crowded = sent == Ok(Sent::Crowded);
         if sent.is_err() {
             // The subscriber must not take what follows for all there is.
-            self.is_broken = true;
-            let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
+            self.break_off();
         }
+    }
+
+    /// Sends nothing more, and says so. What it has stays until it returns it, or closes its own end, as its death does.
+    fn break_off(&mut self) {
+        self.is_broken = true;
+        self.outbox.clear();
+        let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
     /// Whether everything was sent.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty() && !self.is_broken
+        self.outbox.is_empty()
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.
@@ -315,14 +358,15 @@ impl Peer {
             match receive(self.socket.as_fd(), false) {
                 Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
                     Ok(()) => changed = true,
-                    Err(_) => return (true, true),
+                    Err(_) => self.break_off(),
                 },
                 Ok(Received::Nothing) => break,
-                // Also a peer that does not keep to the protocol.
-                Ok(Received::Closed) | Err(_) => return (true, true),
+                Ok(Received::Closed) => return (true, true),
+                // What was received is no packet.
+                Err(_) => self.break_off(),
             }
         }
-        (changed, false)
+        (changed || self.is_broken, self.is_over())
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
@@ -344,7 +388,7 @@ impl Peer {
                 Ok(())
             }
             Kind::Gone if self.is_subscriber && !self.gone => {
-                self.gone = true;
+                self.gone = !self.is_broken;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));
                 freed.extend(unseen.into_values().map(|lease| Box::new(lease) as Kept));

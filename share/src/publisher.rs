@@ -21,7 +21,8 @@ use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
 /// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
 ///
 /// A thread of its own accepts subscribers and frees what they return. Dropping a publisher without [`finish`](Self::finish) looks to its
-/// subscribers like its death, as a panic does.
+/// subscribers like its death, as a panic does. However it ends, a batch is kept until subscribers return it: nobody waits for that, also
+/// not the end of the process.
 ///
 /// A child that was forked can only drop it. It keeps the sockets open all the same, so that subscribers notice the death of the publisher
 /// only when the child has ended, too, or runs another program.
@@ -133,7 +134,7 @@ impl Publisher {
         let peers = Arc::new(Peers::new(options.users.clone(), options.subscribers)?);
         let thread = std::thread::Builder::new().name("arrow-device publisher".into());
         let served = peers.clone();
-        let thread = thread.spawn(move || served.serve(listener.as_ref()));
+        let thread = thread.spawn(move || served.run(listener));
         Ok(Self {
             peers,
             options,
@@ -267,8 +268,8 @@ impl Publisher {
     fn report(&self, reported: &mut u64) -> Result<()> {
         let state = self.peers.lock();
         // The only one there will ever be has died before it said what it is, so that nobody counted it.
-        let never = self.over && state.peers.is_empty() && state.left + state.died == 0;
-        let died = state.died + u64::from(never);
+        let never = self.over && state.peers.is_empty() && state.left + state.died() == 0;
+        let died = state.died() + u64::from(never);
         if self.options.dead == DeadPeers::Report && *reported < died {
             *reported += 1;
             return Err(Error::SubscriberDied);
@@ -277,7 +278,7 @@ impl Publisher {
     }
 
     /// Ends the stream: subscribers read what was sent, and then its end. Waits until all memory is ready and all that was
-    /// sent has left this process. What subscribers still have stays in their own addresses.
+    /// sent has left this process. What subscribers still have is kept for them.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
@@ -331,7 +332,7 @@ impl Publisher {
             subscribers: state.subscribers(),
             leases: state.leases(),
             left: state.left,
-            died: state.died,
+            died: state.died(),
             ..counts
         }
     }
@@ -351,8 +352,9 @@ impl Drop for Publisher {
             }
         }
         self.peers.end();
-        if let Some(thread) = thread {
-            let _ = thread.join();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            // A panic of what it freed: nobody is there to keep what subscribers have.
+            std::mem::forget(self.peers.clone());
         }
     }
 }

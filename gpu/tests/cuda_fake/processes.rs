@@ -340,6 +340,61 @@ fn memory_is_reused_after_the_last_use() {
     place.end();
 }
 
+/// However a publisher ends, memory that a subscriber has, or has not read yet, is not used again as long as the subscriber lives.
+#[test]
+fn memory_outlives_its_publisher() {
+    let test = "processes::memory_outlives_its_publisher";
+    let rows = 400_000;
+    match role() {
+        _ if is_lazy() => return,
+        Some(step) if step != "alone" => {
+            let place = Place::new(GPU, 3);
+            let before = Held::now();
+            let publisher = publisher(socket());
+            for from in 0..2 {
+                let batch = place.shared.upload(&numbers(from, rows)).unwrap();
+                publisher.send(&batch).unwrap();
+            }
+            place.shared.synchronize().unwrap();
+            match &*step {
+                "finishes" => publisher.finish().unwrap(),
+                "fails" => publisher.fail("on purpose").unwrap(),
+                _ => drop(publisher),
+            }
+            // Nothing that was freed is idle any more after this.
+            let more: Vec<_> = (2..6)
+                .map(|from| place.shared.upload(&numbers(from, rows)).unwrap())
+                .collect();
+            place.shared.synchronize().unwrap();
+            say("has used as much again");
+            drop(more);
+            place.assert_empty();
+            until("the connection is closed", || Held::now() == before);
+            say("has all back");
+            return place.end();
+        }
+        _ if !alone(test) => return,
+        _ => {}
+    }
+    let place = Place::new(GPU, 0);
+    for step in ["finishes", "fails", "drops"] {
+        let (mut other, socket) = Other::connected(test, step).unwrap();
+        let mut subscriber = place.subscribe(socket);
+        let first = subscriber.next().unwrap().unwrap();
+        other.expect("has used as much again");
+        let second = subscriber.next().unwrap().unwrap();
+        assert_eq!(first.to_host().unwrap(), numbers(0, rows), "{step}: torn");
+        assert_eq!(second.to_host().unwrap(), numbers(1, rows), "{step}: torn");
+        let end = subscriber.next();
+        assert_eq!(end.is_none(), step == "finishes", "{end:?}");
+        drop((first, second));
+        other.expect("has all back");
+        drop(subscriber);
+        other.passed();
+    }
+    place.end();
+}
+
 /// Events that have been waited for are given back: ten times as many batches as a subscriber may have are sent before they are ready, more
 /// than a process can have events for.
 #[test]
