@@ -1,6 +1,6 @@
 //! [`Subscriber`].
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -81,8 +81,6 @@ pub struct Subscriber {
     batches: VecDeque<Next>,
     /// Whether the next batch needs the publisher's word, whatever its own memory does: a dictionary does.
     is_late: bool,
-    /// Leases of batches for which the device waits, and of which the publisher has not spoken yet.
-    early: BTreeSet<u64>,
     last_lease: u64,
     over: bool,
 }
@@ -143,7 +141,6 @@ impl Subscriber {
             dictionaries: Vec::new(),
             batches: VecDeque::new(),
             is_late: false,
-            early: BTreeSet::new(),
             last_lease: 0,
             over: false,
         })
@@ -260,15 +257,14 @@ impl Subscriber {
             }
             Kind::Dictionary => self.take_dictionary(packet),
             Kind::Offer => self.take_batch(packet),
+            Kind::Ready if packet.number > self.last_lease => {
+                Error::broken("a batch that does not wait")
+            }
+            Kind::Ready if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
             Kind::Ready => {
+                // The program may have a batch for which its device waits.
                 let mut waiting = self.batches.iter_mut();
-                let found = waiting.find(|next| next.lease == packet.number && !next.ready);
-                if found.is_none() && !self.early.remove(&packet.number) {
-                    return Error::broken("a batch that does not wait");
-                }
-                if !packet.body.is_empty() {
-                    return Err(Error::Failed(text(&packet.body)));
-                }
+                let found = waiting.find(|next| next.lease == packet.number);
                 found.into_iter().for_each(|next| next.ready = true);
                 Ok(())
             }
@@ -306,9 +302,6 @@ impl Subscriber {
         let batch = unsafe { self.building(&memory).batch(&manifest.parts, &schema) }?;
         let is_late = std::mem::take(&mut self.is_late);
         let ready = manifest.ready && !is_late;
-        if ready && manifest.event.is_some() {
-            self.early.insert(packet.number);
-        }
         self.batches.push_back(Next {
             lease: packet.number,
             ready,
