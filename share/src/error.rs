@@ -50,6 +50,16 @@ impl Error {
         Self::Protocol(what.into())
     }
 
+    /// Refuses what a peer sent.
+    pub(crate) fn broken<T>(what: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(Self::protocol(what))
+    }
+
+    /// Refuses what cannot take part.
+    pub(crate) fn refused<T>(what: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(Self::Refused(what.into()))
+    }
+
     /// Makes an error of a failed call.
     pub(crate) fn of<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
         move |source| Self::Io {
@@ -64,9 +74,7 @@ impl Error {
 pub(crate) fn check_process(process: u32) -> Result<()> {
     match process == std::process::id() {
         true => Ok(()),
-        false => Err(Error::Refused(
-            "this process was forked; what it asks for is its parent's".into(),
-        )),
+        false => Error::refused("this process was forked; what it asks for is its parent's"),
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result};
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, flush, receive};
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Box<dyn Any + Send + Sync>;
@@ -33,10 +34,10 @@ pub(crate) struct State {
     pub(crate) peers: Vec<Peer>,
     pub(crate) next_lease: u64,
     next_peer: u64,
-    /// Subscribers that have left in order, and that have died.
+    /// Subscribers that have left in order, and that have died, of the connections that are over.
     pub(crate) left: u64,
-    pub(crate) died: u64,
-    /// The thread ends.
+    died: u64,
+    /// The publisher is gone.
     over: bool,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Peer {
     outbox: VecDeque<Outgoing>,
     /// The system had no room for it, rather than the socket.
     is_crowded: bool,
-    /// Something was lost, so that the connection is over as soon as the thread notices.
+    /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
 }
 
@@ -129,17 +130,14 @@ impl Peers {
         Ok(())
     }
 
-    /// Tells the subscribers that hold leases that the memory may be read, or never can.
-    pub(crate) fn ready(&self, leases: &[(u64, u64)], packet: &Outgoing) {
+    /// Tells a subscriber that holds a lease that the memory may be read, or never can.
+    pub(crate) fn ready(&self, (id, number): (u64, u64), packet: Outgoing) {
         let mut state = self.lock();
-        for (id, number) in leases {
-            let peer = state.peers.iter_mut().find(|peer| peer.id == *id);
-            let lease = peer.and_then(|peer| {
-                peer.leases.get_mut(number)?.is_unready = false;
-                Some(peer)
-            });
-            if let Some(peer) = lease {
-                peer.post(packet.numbered(*number));
+        let mut peers = state.peers.iter_mut();
+        if let Some(peer) = peers.find(|peer| peer.id == id) {
+            if let Some(lease) = peer.leases.get_mut(&number) {
+                lease.is_unready = false;
+                peer.post(packet);
             }
         }
         drop(state);
@@ -153,43 +151,61 @@ impl Peers {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Ends the thread, and closes all connections.
+    /// Ends [`run`](Self::run).
     pub(crate) fn end(&self) {
         self.lock().over = true;
         self.wake();
     }
 
-    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end).
-    pub(crate) fn serve(&self, listener: Option<&OwnedFd>) {
+    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end). Then no subscriber gets anything more, and
+    /// a thread that nobody waits for keeps what they have: a device's memory would be used again while they read it.
+    pub(crate) fn run(self: Arc<Self>, listener: Option<OwnedFd>) {
+        self.serve(listener.as_ref(), |state| state.over);
+        drop(listener);
+        let mut state = self.lock();
+        state.peers.iter_mut().for_each(Peer::break_off);
+        let all = std::mem::take(&mut state.peers).into_iter();
+        let (over, lasting): (Vec<_>, Vec<_>) = all.partition(Peer::is_over);
+        state.peers = lasting;
+        let is_last = state.peers.is_empty();
+        drop(state);
+        // Without the lock: this frees memory.
+        drop(over);
+        if !is_last {
+            let (rest, thread) = (self.clone(), Builder::new());
+            let thread = thread.name("arrow-device leases".into());
+            let until_empty = move || rest.serve(None, |state| state.peers.is_empty());
+            if thread.spawn(until_empty).is_err() {
+                // Rather kept for ever than too short.
+                std::mem::forget(self);
+            }
+        }
+    }
+
+    fn serve(&self, listener: Option<&OwnedFd>, is_end: impl Fn(&State) -> bool) {
         // Without a descriptor for the next connection there is no use in asking again at once.
         let mut is_crowded = false;
         loop {
             let mut freed = Vec::new();
             let sockets = {
-                let mut state = self.lock();
-                if state.over {
-                    freed.extend(state.peers.drain(..).map(|peer| Box::new(peer) as Kept));
-                    drop(state);
-                    self.changed.notify_all();
+                let state = self.lock();
+                if is_end(&state) {
                     return;
                 }
-                let peers = state.peers.iter();
-                let waiting = peers.map(|peer| {
-                    let socket = peer.socket.as_raw_fd();
-                    (peer.id, socket, !peer.outbox.is_empty(), peer.is_crowded)
+                let waiting = state.peers.iter().map(|peer| {
+                    let flags = match peer.outbox.is_empty() || peer.is_crowded {
+                        true => PollFlags::IN,
+                        false => PollFlags::IN | PollFlags::OUT,
+                    };
+                    (peer.id, peer.socket.as_raw_fd(), flags, peer.is_crowded)
                 });
-                waiting.collect::<Vec<(u64, RawFd, bool, bool)>>()
+                waiting.collect::<Vec<_>>()
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, has_more, later) in &sockets {
-                let flags = if *has_more && !later {
-                    PollFlags::OUT
-                } else {
-                    PollFlags::empty()
-                };
-                // SAFETY: only this thread removes connections, after the wait.
+            for (_, socket, flags, _) in &sockets {
+                // SAFETY: only the one thread that serves removes connections, after the wait.
                 let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
-                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | flags));
+                polled.push(PollFd::from_borrowed_fd(socket, *flags));
             }
             if let Some(listener) = listener.filter(|_| !is_crowded) {
                 polled.push(PollFd::new(listener, PollFlags::IN));
@@ -250,6 +266,11 @@ impl State {
         self.peers.iter().map(|peer| peer.leases.len()).sum()
     }
 
+    pub(crate) fn died(&self) -> u64 {
+        let broken = self.peers.iter().filter(|peer| peer.is_broken);
+        self.died + broken.filter(|peer| peer.has_died()).count() as u64
+    }
+
     /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
     fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
         let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
@@ -259,11 +280,8 @@ impl State {
         let (changed, is_over) = peer.hear(freed);
         if is_over {
             let peer = self.peers.remove(at);
-            match (peer.is_subscriber, peer.gone) {
-                (true, true) => self.left += 1,
-                (true, false) => self.died += 1,
-                (false, _) => {}
-            }
+            self.left += u64::from(peer.is_subscriber && peer.gone);
+            self.died += u64::from(peer.has_died());
             freed.push(Box::new(peer));
         }
         changed || is_over
@@ -272,7 +290,17 @@ impl State {
 
 impl Peer {
     pub(crate) fn takes_batches(&self) -> bool {
+        self.has_died() && !self.is_broken
+    }
+
+    /// Whether it is a subscriber that has not left, once the connection is over.
+    fn has_died(&self) -> bool {
         self.is_subscriber && !self.gone
+    }
+
+    /// Whether nothing more is sent, and it has nothing any more.
+    fn is_over(&self) -> bool {
+        self.is_broken && self.leases.is_empty()
     }
 
     pub(crate) fn batches(&self) -> usize {
@@ -301,25 +329,24 @@ impl Peer {
     }
 
     fn flush(&mut self) {
-        self.is_crowded = false;
-        while let Some(packet) = self.outbox.front() {
-            match packet.send(self.socket.as_fd()) {
-                Ok(Sent::All) => _ = self.outbox.pop_front(),
-                Ok(Sent::NoRoom) => return,
-                Ok(Sent::Crowded) => return self.is_crowded = true,
-                // The subscriber must not take what follows for all there is.
-                Err(_) => {
-                    self.outbox.clear();
-                    self.is_broken = true;
-                    let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
-                }
-            }
+        let sent = flush(&mut self.outbox, self.socket.as_fd());
+        self.is_crowded = sent == Ok(Sent::Crowded);
+        if sent.is_err() {
+            // The subscriber must not take what follows for all there is.
+            self.break_off();
         }
+    }
+
+    /// Sends nothing more, and says so. What it has stays until it returns it, or closes its own end, as its death does.
+    fn break_off(&mut self) {
+        self.is_broken = true;
+        self.outbox.clear();
+        let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
     /// Whether everything was sent.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty() && !self.is_broken
+        self.outbox.is_empty()
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.
@@ -331,14 +358,15 @@ impl Peer {
             match receive(self.socket.as_fd(), false) {
                 Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
                     Ok(()) => changed = true,
-                    Err(_) => return (true, true),
+                    Err(_) => self.break_off(),
                 },
                 Ok(Received::Nothing) => break,
-                // Also a peer that does not keep to the protocol.
-                Ok(Received::Closed) | Err(_) => return (true, true),
+                Ok(Received::Closed) => return (true, true),
+                // What was received is no packet.
+                Err(_) => self.break_off(),
             }
         }
-        (changed, false)
+        (changed || self.is_broken, self.is_over())
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
@@ -347,10 +375,10 @@ impl Peer {
                 if packet.body != VERSION {
                     let why = "the publisher has another version of the protocol: 1";
                     let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
-                    return Err(Error::protocol("another version"));
+                    return Error::broken("another version");
                 }
                 self.is_subscriber = true;
-                self.post(Outgoing::new(Kind::Welcome, 0, &VERSION)?);
+                self.post(Outgoing::new(Kind::Welcome, &VERSION)?);
                 Ok(())
             }
             Kind::Done if self.is_subscriber => {
@@ -360,14 +388,14 @@ impl Peer {
                 Ok(())
             }
             Kind::Gone if self.is_subscriber && !self.gone => {
-                self.gone = true;
+                self.gone = !self.is_broken;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));
                 freed.extend(unseen.into_values().map(|lease| Box::new(lease) as Kept));
                 self.outbox.clear();
                 Ok(())
             }
-            _ => Err(Error::protocol("a packet out of order")),
+            _ => Error::broken("a packet out of order"),
         }
     }
 }

@@ -21,7 +21,8 @@ use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
 /// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
 ///
 /// A thread of its own accepts subscribers and frees what they return. Dropping a publisher without [`finish`](Self::finish) looks to its
-/// subscribers like its death, as a panic does.
+/// subscribers like its death, as a panic does. However it ends, a batch is kept until subscribers return it: nobody waits for that, also
+/// not the end of the process.
 ///
 /// A child that was forked can only drop it. It keeps the sockets open all the same, so that subscribers notice the death of the publisher
 /// only when the child has ended, too, or runs another program.
@@ -133,7 +134,7 @@ impl Publisher {
         let peers = Arc::new(Peers::new(options.users.clone(), options.subscribers)?);
         let thread = std::thread::Builder::new().name("arrow-device publisher".into());
         let served = peers.clone();
-        let thread = thread.spawn(move || served.serve(listener.as_ref()));
+        let thread = thread.spawn(move || served.run(listener));
         Ok(Self {
             peers,
             options,
@@ -173,11 +174,10 @@ impl Publisher {
         is_done: impl Fn(&State) -> bool,
     ) -> Result<()> {
         check_process(self.process)?;
-        let end = Instant::now().checked_add(at_most);
+        let start = Instant::now();
         let mut state = self.peers.lock();
         while !is_done(&state) {
-            let left = |end: Instant| end.saturating_duration_since(Instant::now());
-            let left = end.map_or(at_most, left);
+            let left = at_most.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return Err(Error::TimedOut(what));
             }
@@ -188,13 +188,13 @@ impl Publisher {
 
     /// Sends a batch to all subscribers, and returns how many these are. The batch is kept until each has returned it, gone or died.
     ///
-    /// A batch that lies in one shareable allocation, on [`shared_cpu`](crate::shared_cpu) or a [`shared_sim`](crate::shared_sim), is not
-    /// copied: slices and projections of such a batch neither. Its dictionaries may lie in others. Any other batch is copied once, on
+    /// A batch that lies in one shareable allocation, on [`shared_cpu`](crate::shared_cpu), a [`shared_sim`](crate::shared_sim) or a
+    /// `shared_cuda`, is not copied: slices and projections of such a batch neither. Its dictionaries may lie in others. Any other batch is copied once, on
     /// its device, and [`stats`](Self::stats) says so. From now on nobody can write to memory of the CPU that was sent, also not after
     /// [`DeviceBuffer::into_raw`](arrow_device::DeviceBuffer::into_raw).
     ///
-    /// This does not wait for the work that fills the memory, unless sizes in device memory are not known yet: subscribers wait for it. It
-    /// waits for subscribers that have as many batches as they may.
+    /// This does not wait for the work that fills the memory, unless sizes in device memory are not known yet: subscribers wait for it, or on
+    /// CUDA their devices. It waits for subscribers that have as many batches as they may.
     ///
     /// # Errors
     /// Returns [`Error::Device`] if the batch has another schema than the first one, or is on a device whose memory cannot be shared;
@@ -216,48 +216,18 @@ impl Publisher {
 
     /// Sends a batch to each subscriber, once it may have another one. Returns their number.
     fn each(&self, prepared: &Prepared) -> Result<usize> {
-        let mut unready = Vec::new();
-        let tell = |unready: &mut Vec<_>| {
-            if let Some(event) = &prepared.event {
-                tell_when_ready(&self.peers, event, std::mem::take(unready));
-            }
-        };
-        let mut state = self.peers.lock();
-        let ids: Vec<_> = state.peers.iter().map(|peer| peer.id).collect();
+        let ids = Vec::from_iter(self.peers.lock().peers.iter().map(|peer| peer.id));
         let mut sent = 0;
         for id in ids {
-            loop {
-                let State {
-                    peers, next_lease, ..
-                } = &mut *state;
-                let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
-                    break;
-                };
-                let is_full = self.is_full(peer);
-                if !is_full && !peer.takes_batches() {
-                    break;
-                }
-                if !is_full {
-                    let lease = prepared.post(peer, next_lease);
-                    unready.extend(prepared.event.as_ref().map(|_| (peer.id, lease)));
-                    sent += 1;
-                    if !peer.is_flushed() {
-                        self.peers.wake();
-                    }
-                    break;
-                }
-                if unready.is_empty() {
-                    state = self.patiently(state)?;
-                } else {
-                    // Those that have it need not wait for this one.
-                    drop(state);
-                    tell(&mut unready);
-                    state = self.peers.lock();
-                }
+            let Some(lease) = self.one(prepared, id)? else {
+                continue;
+            };
+            sent += 1;
+            // Not under the lock, which this may take. It need not wait for the others.
+            if let Some(event) = &prepared.event {
+                tell_when_ready(&self.peers, event, (id, lease));
             }
         }
-        drop(state);
-        tell(&mut unready);
         Ok(sent)
     }
 
@@ -270,12 +240,36 @@ impl Publisher {
         }
     }
 
+    /// Sends a batch to a subscriber that still is one. Returns the lease.
+    fn one(&self, prepared: &Prepared, id: u64) -> Result<Option<u64>> {
+        let mut state = self.peers.lock();
+        loop {
+            let State {
+                peers, next_lease, ..
+            } = &mut *state;
+            let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
+                return Ok(None);
+            };
+            if !self.is_full(peer) {
+                if !peer.takes_batches() {
+                    return Ok(None);
+                }
+                let lease = prepared.post(peer, next_lease);
+                if !peer.is_flushed() {
+                    self.peers.wake();
+                }
+                return Ok(Some(lease));
+            }
+            state = self.patiently(state)?;
+        }
+    }
+
     /// Reports a subscriber that has died.
     fn report(&self, reported: &mut u64) -> Result<()> {
         let state = self.peers.lock();
         // The only one there will ever be has died before it said what it is, so that nobody counted it.
-        let never = self.over && state.peers.is_empty() && state.left + state.died == 0;
-        let died = state.died + u64::from(never);
+        let never = self.over && state.peers.is_empty() && state.left + state.died() == 0;
+        let died = state.died() + u64::from(never);
         if self.options.dead == DeadPeers::Report && *reported < died {
             *reported += 1;
             return Err(Error::SubscriberDied);
@@ -284,7 +278,7 @@ impl Publisher {
     }
 
     /// Ends the stream: subscribers read what was sent, and then its end. Waits until all memory is ready and all that was
-    /// sent has left this process. What subscribers still have stays in their own addresses.
+    /// sent has left this process. What subscribers still have is kept for them.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
@@ -338,7 +332,7 @@ impl Publisher {
             subscribers: state.subscribers(),
             leases: state.leases(),
             left: state.left,
-            died: state.died,
+            died: state.died(),
             ..counts
         }
     }
@@ -358,8 +352,9 @@ impl Drop for Publisher {
             }
         }
         self.peers.end();
-        if let Some(thread) = thread {
-            let _ = thread.join();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            // A panic of what it freed: nobody is there to keep what subscribers have.
+            std::mem::forget(self.peers.clone());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use arrow_device::DeviceRecordBatch;
@@ -84,11 +84,12 @@ impl Watch {
         Ok(watch)
     }
 
+    fn lock(&self) -> MutexGuard<'_, (Option<Waker>, bool)> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn ask(&self, waker: Option<Waker>, over: bool) {
-        let before = {
-            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *asked, (waker, over))
-        };
+        let before = std::mem::replace(&mut *self.lock(), (waker, over));
         // Without the lock: it is the program's.
         drop(before);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -96,31 +97,25 @@ impl Watch {
 
     fn run(&self, link: &Link) {
         loop {
-            let is_asked = {
-                let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-                if asked.1 {
-                    return;
-                }
-                asked.0.is_some()
+            let (is_asked, over) = {
+                let asked = self.lock();
+                (asked.0.is_some(), asked.1)
             };
+            if over {
+                return;
+            }
             let mut waits = vec![PollFd::new(&self.wake, PollFlags::IN)];
             let mut flags = link.flush(None);
-            if !is_asked {
-                flags.remove(PollFlags::IN);
-            }
+            flags.set(PollFlags::IN, is_asked);
             if !flags.is_empty() {
                 waits.push(PollFd::from_borrowed_fd(link.socket(), flags));
             }
             // After an error, such as a signal, the task looks for itself.
             let _ = rustix::event::poll(&mut waits, None);
-            let has_come = waits
-                .get(1)
-                .is_some_and(|socket| !socket.revents().is_empty());
+            let has_come = waits.get(1).map(|socket| !socket.revents().is_empty());
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-            if has_come {
-                let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-                let waker = asked.0.take();
-                drop(asked);
+            if has_come == Some(true) {
+                let waker = self.lock().0.take();
                 waker.into_iter().for_each(Waker::wake);
             }
         }

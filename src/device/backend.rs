@@ -103,6 +103,10 @@ pub enum CopyKind {
     DeviceToDevice,
 }
 
+/// How a program allocates memory of a device: at least so many bytes, and what frees them when it is dropped.
+pub(crate) type Allocate =
+    Box<dyn Fn(usize) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)> + Send + Sync>;
+
 /// One contiguous copy.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOp {

@@ -1,13 +1,16 @@
 //! The CPU: ordinary host memory as a device.
 
 use std::alloc::{self, Layout};
-use std::sync::Arc;
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use crate::abi::ArrowDeviceType;
-use crate::device::DeviceId;
 use crate::device::backend::{
-    Backend, Capabilities, CopyOp, DevicePtr, RawQueue, not_supported, out_of_memory,
+    Allocate, Backend, Capabilities, CopyOp, DevicePtr, RawQueue, not_supported, out_of_memory,
 };
+use crate::device::{DeviceId, Process, lock};
 use crate::error::{Error, Result};
 
 /// The alignment, in bytes, of everything this crate allocates.
@@ -28,6 +31,20 @@ struct HostQueue {
     /// Allocations start at a multiple of this many bytes and are padded to one. `None` if memory
     /// of this type must come from elsewhere.
     page: Option<usize>,
+    program: Option<Program>,
+}
+
+/// Where memory of a program's own comes from, and what frees it, by its address.
+struct Program {
+    allocate: Allocate,
+    live: Mutex<HashMap<usize, Box<dyn Any + Send + Sync>>>,
+    process: Process,
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program").finish_non_exhaustive()
+    }
 }
 
 impl HostBackend {
@@ -37,7 +54,22 @@ impl HostBackend {
             ArrowDeviceType::METAL => Some(METAL_PAGE),
             _ => None,
         };
-        Self(Arc::new(HostQueue { id, page }))
+        let program = None;
+        Self(Arc::new(HostQueue { id, page, program }))
+    }
+
+    /// The CPU, with memory that a program allocates.
+    pub(crate) fn of_program(allocate: Allocate) -> Self {
+        let program = Program {
+            allocate,
+            live: Mutex::default(),
+            process: Process::this(),
+        };
+        Self(Arc::new(HostQueue {
+            id: DeviceId::CPU,
+            page: None,
+            program: Some(program),
+        }))
     }
 
     /// The number of bytes of which each buffer fills a multiple, if memory of this type is the host's own.
@@ -46,8 +78,8 @@ impl HostBackend {
     }
 }
 
-// SAFETY: all memory of this device is host memory, from the global allocator or from a producer
-// that declares it as such; work has completed when a call returns, and there are no events;
+// SAFETY: all memory of this device is host memory, from the global allocator, from a program that
+// vouches for it, or from a producer that declares it as such; work has completed when a call returns, and there are no events;
 // `classify` accepts no address.
 unsafe impl Backend for HostBackend {
     fn capabilities(&self) -> Capabilities {
@@ -80,10 +112,15 @@ impl HostQueue {
 }
 
 // SAFETY: memory comes from the global allocator with at least the requested size, aligned to
-// `ALIGNMENT` or to a page; work runs at once, so in order.
+// `ALIGNMENT` or to a page, or from a program that vouches for as much; work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        if self.page.is_none() {
+        if let Some(program) = self.program.as_ref().filter(|_| bytes > 0) {
+            let (base, owner) = (program.allocate)(bytes)?;
+            lock(&program.live).insert(base.address(), owner);
+            return Ok(base);
+        }
+        if self.page.is_none() && self.program.is_none() {
             let reason = "page-locked memory needs the device's own backend";
             return Err(not_supported(self.id, "allocate", reason));
         }
@@ -102,6 +139,16 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        if let Some(program) = &self.program {
+            // In a child of the process the table may be locked for ever.
+            if program.process.is_this() {
+                let owner = lock(&program.live).remove(&base.address());
+                // Without the lock: it is the program's.
+                let what = "free of memory that is not allocated";
+                drop(owner.ok_or_else(|| Error::argument(what))?);
+            }
+            return Ok(());
+        }
         let layout = self
             .layout(bytes)
             .ok_or_else(|| Error::argument("free of a size that was never allocated"))?;

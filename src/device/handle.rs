@@ -1,5 +1,6 @@
 //! [`Device`].
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +9,9 @@ use std::thread::{available_parallelism, sleep};
 use std::time::Duration;
 
 use crate::abi::guard;
-use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
+use crate::device::backend::{
+    Backend, Capabilities, DevicePtr, ExportSync, RawQueue, not_supported,
+};
 use crate::device::engine::Worker;
 use crate::device::host_pool::{HostPool, IDLE_LIMIT};
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
@@ -84,10 +87,49 @@ impl Device {
         })))
     }
 
+    /// Makes a device of type CPU whose memory the program allocates: memory that other processes can map, for example, or large pages.
+    /// `allocate` returns the address of at least so many bytes, and what frees them when it is dropped. An upload to the device copies,
+    /// unlike one to the CPU. In a child that was forked nothing of it is freed.
+    ///
+    /// ```
+    /// use arrow_device::Device;
+    /// use arrow_device::device::DevicePtr;
+    ///
+    /// #[repr(align(64))]
+    /// #[derive(Clone)]
+    /// struct Line([u8; 64]);
+    ///
+    /// // SAFETY: the vector keeps as many bytes, wherever it is moved, and nobody else has them.
+    /// let device = unsafe {
+    ///     Device::cpu_with(|bytes| {
+    ///         let mut memory = vec![Line([0; 64]); bytes.div_ceil(64)];
+    ///         Ok((DevicePtr::new(memory.as_mut_ptr().cast()), Box::new(memory)))
+    ///     })
+    /// };
+    /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
+    /// assert_eq!(device.upload(&batch)?.to_host()?, batch);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// The memory is aligned to 64 bytes and initialised, the host can read and write it, and nothing else uses it until what frees it is
+    /// dropped, which happens on any thread.
+    pub unsafe fn cpu_with(
+        allocate: impl Fn(usize) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self::on_host_of(HostBackend::of_program(Box::new(allocate)))
+    }
+
     /// Wraps a backend of host memory.
     pub(crate) fn on_host(id: DeviceId) -> Self {
-        Self::new(Arc::new(HostBackend::new(id)))
-            .expect("the host backend always has a default queue")
+        Self::on_host_of(HostBackend::new(id))
+    }
+
+    pub(crate) fn on_host_of(backend: HostBackend) -> Self {
+        Self::new(Arc::new(backend)).expect("the host backend always has a default queue")
     }
 
     /// Returns the device type and id.

@@ -5,6 +5,7 @@
 
 mod sys;
 
+use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,7 +17,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use self::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
-use crate::device::backend::{CopyOp, device_error};
+use crate::device::backend::{Allocate, CopyOp, DevicePtr, device_error};
 use crate::device::engine::Engine;
 use crate::device::gpu::{
     self, Answer, Context, Failed, Found, Gpu, Library, PointerKind, RawStream, Vendor, find,
@@ -44,17 +45,21 @@ pub fn device_count() -> Result<usize> {
 pub fn register(devices: &Devices) {
     for device_type in TYPES {
         devices.register(device_type, move |ordinal| {
-            open(DeviceId::new(device_type, ordinal), None)
+            open(DeviceId::new(device_type, ordinal), None, None)
         });
     }
 }
 
 /// Opens a device in its primary context, or in the one that is given.
-fn open(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Device> {
+fn open(
+    id: DeviceId,
+    given: Option<Arc<CudaContext>>,
+    program: Option<Allocate>,
+) -> Result<Device> {
     let cuda = Cuda::new(id, given)?;
     let pools = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
     let reads_managed = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
-    Gpu::open(id, cuda, pools, reads_managed)
+    Gpu::open(id, cuda, pools, reads_managed, program)
 }
 
 impl Device {
@@ -86,7 +91,29 @@ impl Device {
             drop(Kept::new(context, ()));
             return Err(Error::argument(format!("{id} is no CUDA device")));
         }
-        open(id, Some(context))
+        open(id, Some(context), None)
+    }
+
+    /// As [`from_cuda_context`](Self::from_cuda_context), for a device of type CUDA whose memory the program allocates: memory that other
+    /// processes can map, for example, or that of an allocator which several libraries share. `allocate` returns the address of at least so
+    /// many bytes, and what frees them when it is dropped. What is freed is kept for reuse first, as where the driver has no pools; on
+    /// [`Error::OutOfMemory`] the device frees what it has kept, and asks once more. The device's memory cannot become a slice of cudarc's.
+    ///
+    /// # Errors
+    /// As [`from_cuda_context`](Self::from_cuda_context).
+    ///
+    /// # Safety
+    /// The memory is aligned to 64 bytes, kernels of the context can read and write it, and nothing else uses it until what frees it is
+    /// dropped, which happens on any thread. The context is current during the call and the drop, which leave it so.
+    pub unsafe fn from_cuda_context_with(
+        context: Arc<CudaContext>,
+        allocate: impl Fn(usize) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<Self> {
+        let id = DeviceId::new(ArrowDeviceType::CUDA, context.ordinal() as i64);
+        open(id, Some(context), Some(Box::new(allocate)))
     }
 
     /// Returns cudarc's handle of a CUDA device's context. For the primary context, the first call

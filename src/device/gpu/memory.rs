@@ -1,5 +1,6 @@
 //! Memory of each kind, whose memory an address is, and lists of copies.
 
+use std::any::Any;
 use std::ffi::c_uint;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,15 +26,23 @@ pub(crate) struct Block<V: Vendor> {
     kind: Kind,
     pub(super) address: usize,
     is_freed: AtomicBool,
+    /// What frees memory that a program has allocated.
+    owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<V: Vendor> Block<V> {
-    fn new(context: &Arc<Context<V>>, kind: Kind, address: usize) -> Arc<Self> {
+    fn new(
+        context: &Arc<Context<V>>,
+        kind: Kind,
+        address: usize,
+        owner: Option<Box<dyn Any + Send + Sync>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
             kind,
             address,
             is_freed: AtomicBool::new(false),
+            owner,
         })
     }
 
@@ -49,6 +58,10 @@ impl<V: Vendor> Block<V> {
         stream: RawStream,
     ) -> Result<Arc<Self>> {
         const ATTACH_GLOBAL: c_uint = 1;
+        if let (Kind::Device, Some(allocate)) = (kind, &context.program) {
+            let (base, owner) = allocate(bytes)?;
+            return Ok(Self::new(context, kind, base.address(), Some(owner)));
+        }
         let (calls, mut address) = (current.calls(), 0);
         let at = &raw mut address;
         // SAFETY: `at` is valid for the write of an address; the context has the pool, and the caller guarantees the stream.
@@ -66,13 +79,13 @@ impl<V: Vendor> Block<V> {
             _ => Ok(()),
         });
         context.check_memory(made, bytes)?;
-        Ok(Self::new(context, kind, address))
+        Ok(Self::new(context, kind, address, None))
     }
 
     /// Adopts memory of the device itself.
     #[cfg(feature = "cuda")]
     pub(crate) fn adopt(context: &Arc<Context<V>>, address: usize) -> Arc<Self> {
-        Self::new(context, Kind::Device, address)
+        Self::new(context, Kind::Device, address, None)
     }
 
     /// Somebody else frees the memory, or has.
@@ -85,6 +98,10 @@ impl<V: Vendor> Drop for Block<V> {
     fn drop(&mut self) {
         if *self.is_freed.get_mut() {
             return;
+        }
+        if let Some(owner) = self.owner.take() {
+            let _current = self.context.enter();
+            return drop(owner);
         }
         let ptr = to_ptr(self.address).as_ptr();
         // An error has no place to go: a failed device keeps its memory until its context is released.
