@@ -3,7 +3,6 @@
 //! Each allocation is one of the driver's virtual memory management, with a POSIX descriptor of its own; whoever maps it reserves as many
 //! addresses as it has bytes. Events of the kind for other processes travel as the driver's 64 bytes.
 
-use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,7 +12,7 @@ use arrow_device::device::{DevicePtr, WeakDevice, device_error};
 use arrow_device::{Device, DeviceId, Queue, SyncEvent};
 
 use crate::error::{Error, Result, check_process};
-use crate::region::{Region, check_owner};
+use crate::region::{self, Region, check_owner};
 
 const FILE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -45,28 +44,47 @@ const EVENT_FLAGS: u32 = 2 | 4;
 /// Returns [`Error::Device`] if it is no CUDA device, or one without such memory.
 pub fn shared_cuda(device: &Device) -> Result<Device> {
     static SHARED: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
-    let (id, context) = (device.id(), device.cuda_context()?);
-    let (raw, ordinal) = (context.cu_ctx().addr(), context.ordinal() as c_int);
+    let raw = device.cuda_context()?.cu_ctx().addr();
     let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(_, shared)| shared.upgrade().is_some());
     let found = all.iter().find(|(of, _)| *of == raw);
     if let Some(shared) = found.and_then(|(_, shared)| shared.upgrade()) {
         return Ok(shared);
     }
-    let allocate = move |bytes| Ok(allocate(id, ordinal, bytes)?);
+    check_support(device)?;
     // SAFETY: the driver aligns the memory to its pages, access is set for the device, and nothing else has the addresses. Other processes
     // map the memory to read it.
-    let shared = unsafe { Device::from_cuda_context_with(context, allocate) }?;
+    let shared = unsafe { device.with_memory(|id, bytes| Ok(allocate(id, bytes)?), region::free) }?;
     all.push((raw, shared.downgrade()));
     Ok(shared)
 }
 
+/// # Errors
+/// Says of a device without memory that has descriptors what it lacks.
+fn check_support(device: &Device) -> Result<()> {
+    use sys::CUdevice_attribute as Of;
+    let context = device.cuda_context()?;
+    let needed = [
+        (
+            Of::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            "the GPU or its driver has no virtual memory management",
+        ),
+        (
+            Of::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+            "its memory has no descriptors that another process can map on this system",
+        ),
+    ];
+    for (attribute, reason) in needed {
+        if context.attribute(attribute).unwrap_or(0) == 0 {
+            return Err(Error::not_shared(device.id(), reason));
+        }
+    }
+    Ok(())
+}
+
 /// Allocates memory with a descriptor. The context is current.
-fn allocate(
-    id: DeviceId,
-    ordinal: c_int,
-    bytes: usize,
-) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)> {
+fn allocate(id: DeviceId, bytes: usize) -> Result<DevicePtr> {
+    let ordinal = id.id as c_int;
     check_owner()?;
     // SAFETY: all members are numbers or pointers, for which 0 means the default.
     let mut props: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
@@ -98,9 +116,7 @@ fn allocate(
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)
         .map_err(Error::of("keep a descriptor from other programs"))?;
     let mapped = Mapped::new(id, ordinal, &handle, bytes)?;
-    let published = Region::with(mapped.base(), bytes, file, None).publish();
-    // Nobody finds the memory any more when it is unmapped.
-    Ok((published.0, Box::new((published, mapped))))
+    Ok(Region::new(mapped.base(), bytes, file, mapped).publish())
 }
 
 /// The place of a device's memory. In some versions of the bindings the ordinal is a member of a union.

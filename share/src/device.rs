@@ -1,12 +1,11 @@
 //! Devices whose memory other processes can map.
 
-use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimBacking, SimConfig, SimDevice};
-use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, DeviceRecordBatch};
+use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, DeviceRecordBatch, Devices};
 
 use crate::error::{Error, Result};
 use crate::manifest::machine;
@@ -29,23 +28,23 @@ use crate::region::{self, Region, check_owner};
 pub fn shared_cpu() -> Device {
     static CPU: OnceLock<Device> = OnceLock::new();
     // SAFETY: each region is a mapping of its own, of zeros, aligned to a page, to which nobody else writes.
-    CPU.get_or_init(|| unsafe { Device::cpu_with(allocate) })
+    let cpu = || unsafe { Devices::cpu().with_memory(allocate, region::free) };
+    CPU.get_or_init(|| cpu().expect("the CPU can have such memory"))
         .clone()
 }
 
-fn allocate(bytes: usize) -> arrow_device::Result<(DevicePtr, Box<dyn Any + Send + Sync>)> {
+fn allocate(device: DeviceId, bytes: usize) -> arrow_device::Result<DevicePtr> {
     check_owner()?;
-    let region = Region::new(bytes).map_err(|e| match e {
+    let region = Region::of_file(bytes).map_err(|e| match e {
         Error::Io { source, .. } if is_too_much(&source) => arrow_device::Error::OutOfMemory {
-            device: DeviceId::CPU,
+            device,
             operation: "allocate shared memory",
             bytes,
         },
         // Such as a lack of descriptors.
         e => e.into(),
     })?;
-    let published = region.publish();
-    Ok((published.0, Box::new(published)))
+    Ok(region.publish())
 }
 
 /// Returns the configuration of a simulated device whose memory other processes can map.
@@ -61,7 +60,7 @@ fn allocate(bytes: usize) -> arrow_device::Result<(DevicePtr, Box<dyn Any + Send
 /// ```
 pub fn shared_sim(config: SimConfig) -> SimConfig {
     let memory = |bytes| {
-        let region = Arc::new(Region::new(bytes).ok()?);
+        let region = Arc::new(Region::of_file(bytes).ok()?);
         let start = NonNull::new(region.start.as_ptr().cast())?;
         let bytes = region.bytes;
         // SAFETY: the region keeps its mapping, to which nobody else writes: other processes map it read-only.
@@ -86,18 +85,28 @@ pub(crate) fn region_of(buffer: &DeviceBuffer) -> Option<(Arc<Region>, usize)> {
 }
 
 /// Copies a batch to one shareable allocation, once, on its device.
+///
+/// # Errors
+/// Refuses devices that have no such memory, before anything is copied.
 pub(crate) fn copied(batch: &DeviceRecordBatch) -> Result<DeviceRecordBatch> {
     let device = batch.device();
     let shared = match device.id().device_type {
         ArrowDeviceType::CPU => shared_cpu(),
         #[cfg(feature = "cuda")]
         ArrowDeviceType::CUDA => crate::cuda::shared_cuda(device)?,
-        _ => device.clone(),
+        ArrowDeviceType::EXT_DEV => device.clone(),
+        _ => return Err(own_memory(device)),
     };
     Ok(match *device == shared {
         true => batch.compact()?,
         false => batch.to_device(&shared)?,
     })
+}
+
+pub(crate) fn own_memory(device: &Device) -> Error {
+    let reason = "its memory is this process's own; copy the batch with to_device to \
+                  arrow_device_share::shared_cpu or shared_cuda, or simulate the device with shared_sim";
+    Error::not_shared(device.id(), reason)
 }
 
 /// Whether there is not as much memory, or no file as large.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 
+use arrow_device::DeviceId;
 use arrow_schema::ArrowError;
 
 /// The result of a fallible function of this crate.
@@ -58,6 +59,15 @@ impl Error {
     /// Refuses what cannot take part.
     pub(crate) fn refused<T>(what: impl Into<Cow<'static, str>>) -> Result<T> {
         Err(Self::Refused(what.into()))
+    }
+
+    /// Refuses a device whose memory has no descriptors.
+    pub(crate) fn not_shared(device: DeviceId, reason: &'static str) -> Self {
+        Self::Device(arrow_device::Error::NotSupported {
+            device,
+            operation: "sharing with another process",
+            reason: reason.into(),
+        })
     }
 
     /// Makes an error of a failed call.

@@ -1,5 +1,6 @@
 //! [`Region`]: an allocation that other processes can map, and [`Mapping`]: what they map.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -26,13 +27,12 @@ pub(crate) struct Region {
     /// Whether others cannot write to it any more, as far as that is possible.
     is_sealed: Mutex<bool>,
     process: u32,
-    /// Of a file's memory.
-    _mapping: Option<Mapping>,
+    _mapped: Box<dyn Any + Send + Sync>,
 }
 
 impl Region {
     /// Allocates at least `bytes` bytes, all zero, whose size cannot change.
-    pub(crate) fn new(bytes: usize) -> Result<Self> {
+    pub(crate) fn of_file(bytes: usize) -> Result<Self> {
         let io = Error::of("allocate shared memory");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(c"arrow-device", flags).map_err(&io)?;
@@ -51,12 +51,12 @@ impl Region {
         // SAFETY: the addresses are the mapping's; the advice does not change its content.
         unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontFork) }.map_err(&io)?;
         let start = DevicePtr::new(start);
-        Ok(Self::with(start, bytes, file, Some(mapping)))
+        Ok(Self::new(start, bytes, file, mapping))
     }
 
     /// Allocates memory with this content, which nobody can write any more.
     pub(crate) fn of(content: &[u8]) -> Result<Self> {
-        let this = Self::new(content.len())?;
+        let this = Self::of_file(content.len())?;
         let start = this.start.as_ptr().cast::<u8>();
         // SAFETY: the memory is mapped writable, has as many bytes, and nobody else has it yet.
         unsafe { ptr::copy_nonoverlapping(content.as_ptr(), start, content.len()) };
@@ -64,12 +64,12 @@ impl Region {
         Ok(this)
     }
 
-    /// All of a mapping, or else of an allocation of a device, whose driver has made the descriptor.
-    pub(crate) fn with(
+    /// What `mapped` keeps in this process's addresses.
+    pub(crate) fn new(
         start: DevicePtr,
         bytes: usize,
         file: OwnedFd,
-        mapping: Option<Mapping>,
+        mapped: impl Any + Send + Sync,
     ) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -77,18 +77,18 @@ impl Region {
             bytes,
             file,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            is_sealed: Mutex::new(mapping.is_none()),
+            is_sealed: Mutex::default(),
             process: std::process::id(),
-            _mapping: mapping,
+            _mapped: Box::new(mapped),
         }
     }
 
-    /// Lets [`find`] find the allocation by its address, as long as the result lives.
-    pub(crate) fn publish(self) -> Published {
+    /// Lets [`find`] find the allocation by its address, which is returned, until that is [freed](free).
+    pub(crate) fn publish(self) -> DevicePtr {
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         let start = self.start;
         regions.insert(start.address(), Arc::new(self));
-        Published(start)
+        start
     }
 
     /// Ends all writing to memory of the CPU: this process maps it read-only from now on, at the same address, and the system
@@ -133,19 +133,15 @@ impl Region {
 /// The published allocations by their addresses. All devices whose addresses are the process's own have different ones.
 static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
 
-/// Where an allocation begins that can be sent.
-pub(crate) struct Published(pub(crate) DevicePtr);
-
-impl Drop for Published {
-    fn drop(&mut self) {
-        // The child's copy of a region, and the addresses, stay as they are.
-        if check_owner().is_ok() {
-            let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
-            let forgotten = regions.remove(&self.0.address());
-            drop(regions);
-            // Without the lock, once nobody is about to send it.
-            drop(forgotten);
-        }
+/// Frees a published allocation, once nobody is about to send it.
+pub(crate) fn free(start: DevicePtr) {
+    // The child's copy of a region, and the addresses, stay as they are.
+    if check_owner().is_ok() {
+        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let freed = regions.remove(&start.address());
+        // Without the lock.
+        drop(regions);
+        drop(freed);
     }
 }
 

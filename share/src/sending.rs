@@ -4,11 +4,11 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 
-use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Queue, SyncEvent};
+use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::describe::{Described, Description, describe};
-use crate::device::{copied, origin};
+use crate::device::{copied, origin, own_memory};
 use crate::error::Result;
 use crate::manifest::{Manifest, Slot, slots};
 use crate::peers::{Peer, Peers};
@@ -82,12 +82,14 @@ impl Known {
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
         let (batch, described, copied) = place(batch)?;
-        let of_cpu = batch.device().id() == DeviceId::CPU;
+        let device_type = batch.device().id().device_type;
         let all = described.dictionaries.iter().map(|(of, _)| of);
         for region in all.chain([&described.batch]).flat_map(|of| &of.region) {
-            match of_cpu {
-                true => region.freeze()?,
-                false => region.keep_others_from_writing()?,
+            match device_type {
+                ArrowDeviceType::CPU => region.freeze()?,
+                // No driver can.
+                ArrowDeviceType::CUDA => {}
+                _ => region.keep_others_from_writing()?,
             }
         }
         let event = batch.as_struct().ready_event(None)?;
@@ -215,16 +217,7 @@ fn place(batch: &DeviceRecordBatch) -> Result<(DeviceRecordBatch, Description, O
         return Ok((batch.clone(), described, None));
     }
     let copy = copied(batch)?;
-    let Some(described) = describe(&copy)? else {
-        return Err(arrow_device::Error::NotSupported {
-            device: batch.device().id(),
-            operation: "sharing with another process",
-            reason: "its memory is this process's own; copy the batch with to_device to \
-                     arrow_device_share::shared_cpu or shared_cuda, or simulate the device with shared_sim"
-                .into(),
-        }
-        .into());
-    };
+    let described = describe(&copy)?.ok_or_else(|| own_memory(batch.device()))?;
     let bytes = copy.get_array_memory_size() as u64;
     Ok((copy, described, Some(bytes)))
 }

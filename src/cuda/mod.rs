@@ -55,7 +55,7 @@
 //!
 //! | type of cudarc's | becomes | and back |
 //! | --- | --- | --- |
-//! | `CudaContext` | a device: [`Device::from_cuda_context`], with memory of the program's own [`Device::from_cuda_context_with`] | [`Device::cuda_context`] |
+//! | `CudaContext` | a device: [`Device::from_cuda_context`] | [`Device::cuda_context`] |
 //! | `CudaStream` | a queue: [`Queue::from_cuda_stream`] | [`Queue::cuda_stream`] |
 //! | `CudaEvent` | an event: [`SyncEvent::from_cuda_event`] | [`SyncEvent::as_ptr`] points to the `CUevent` |
 //! | `CudaSlice<T>` | a buffer: [`DeviceBuffer::from_cuda_slice`] | [`DeviceBuffer::try_into_cuda_slice`] |
@@ -212,13 +212,12 @@ impl SyncEvent {
 /// Returns the engine of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&Engine<Gpu<Cuda>>> {
     let cuda = Engine::<Gpu<Cuda>>::of(device)?;
-    let reason = match device.id().device_type {
-        ArrowDeviceType::CUDA if cuda.runtime().context.program.is_none() => return Ok(cuda),
-        ArrowDeviceType::CUDA => {
-            "a program allocates the device's memory, which cudarc cannot free"
-        }
-        _ => "a slice is the device's own memory: use the device of type CUDA",
-    };
+    if device.id().device_type == ArrowDeviceType::CUDA
+        && cuda.runtime().context.vendor.program.is_none()
+    {
+        return Ok(cuda);
+    }
+    let reason = "a slice is the driver's own memory: use a device of type CUDA whose memory no program allocates";
     Err(not_supported(device.id(), "CudaSlice", reason))
 }
 

@@ -103,9 +103,12 @@ pub enum CopyKind {
     DeviceToDevice,
 }
 
-/// How a program allocates memory of a device: at least so many bytes, and what frees them when it is dropped.
-pub(crate) type Allocate =
-    Box<dyn Fn(usize) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)> + Send + Sync>;
+/// How a program allocates the memory of a device: see [`Device::with_memory`](crate::Device::with_memory).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    pub(crate) allocate: fn(DeviceId, usize) -> Result<DevicePtr>,
+    pub(crate) free: fn(DevicePtr),
+}
 
 /// One contiguous copy.
 #[derive(Clone, Copy, Debug)]

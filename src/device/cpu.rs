@@ -1,16 +1,13 @@
 //! The CPU: ordinary host memory as a device.
 
 use std::alloc::{self, Layout};
-use std::any::Any;
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::abi::ArrowDeviceType;
+use crate::device::DeviceId;
 use crate::device::backend::{
-    Allocate, Backend, Capabilities, CopyOp, DevicePtr, RawQueue, not_supported, out_of_memory,
+    Backend, Capabilities, CopyOp, DevicePtr, Program, RawQueue, not_supported, out_of_memory,
 };
-use crate::device::{DeviceId, Process, lock};
 use crate::error::{Error, Result};
 
 /// The alignment, in bytes, of everything this crate allocates.
@@ -34,42 +31,16 @@ struct HostQueue {
     program: Option<Program>,
 }
 
-/// Where memory of a program's own comes from, and what frees it, by its address.
-struct Program {
-    allocate: Allocate,
-    live: Mutex<HashMap<usize, Box<dyn Any + Send + Sync>>>,
-    process: Process,
-}
-
-impl fmt::Debug for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Program").finish_non_exhaustive()
-    }
-}
-
 impl HostBackend {
-    pub(crate) fn new(id: DeviceId) -> Self {
+    /// Memory of the host's own, or what a program allocates.
+    pub(crate) fn new(id: DeviceId, program: Option<Program>) -> Self {
         let page = match id.device_type {
+            _ if program.is_some() => None,
             ArrowDeviceType::CPU => Some(ALIGNMENT),
             ArrowDeviceType::METAL => Some(METAL_PAGE),
             _ => None,
         };
-        let program = None;
         Self(Arc::new(HostQueue { id, page, program }))
-    }
-
-    /// The CPU, with memory that a program allocates.
-    pub(crate) fn of_program(allocate: Allocate) -> Self {
-        let program = Program {
-            allocate,
-            live: Mutex::default(),
-            process: Process::this(),
-        };
-        Self(Arc::new(HostQueue {
-            id: DeviceId::CPU,
-            page: None,
-            program: Some(program),
-        }))
     }
 
     /// The number of bytes of which each buffer fills a multiple, if memory of this type is the host's own.
@@ -115,17 +86,15 @@ impl HostQueue {
 // `ALIGNMENT` or to a page, or from a program that vouches for as much; work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        if let Some(program) = self.program.as_ref().filter(|_| bytes > 0) {
-            let (base, owner) = (program.allocate)(bytes)?;
-            lock(&program.live).insert(base.address(), owner);
-            return Ok(base);
-        }
-        if self.page.is_none() && self.program.is_none() {
-            let reason = "page-locked memory needs the device's own backend";
-            return Err(not_supported(self.id, "allocate", reason));
-        }
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
+        }
+        if let Some(program) = self.program {
+            return (program.allocate)(self.id, bytes);
+        }
+        if self.page.is_none() {
+            let reason = "page-locked memory needs the device's own backend";
+            return Err(not_supported(self.id, "allocate", reason));
         }
         let oom = || out_of_memory(self.id, "allocate", bytes);
         let layout = self.layout(bytes).ok_or_else(oom)?;
@@ -139,14 +108,8 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        if let Some(program) = &self.program {
-            // In a child of the process the table may be locked for ever.
-            if program.process.is_this() {
-                let owner = lock(&program.live).remove(&base.address());
-                // Without the lock: it is the program's.
-                let what = "free of memory that is not allocated";
-                drop(owner.ok_or_else(|| Error::argument(what))?);
-            }
+        if let Some(program) = self.program {
+            (program.free)(base);
             return Ok(());
         }
         let layout = self

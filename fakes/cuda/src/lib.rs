@@ -40,6 +40,8 @@
 //! | 4 | `NO_POOLS` | There are no memory pools. |
 //! | 8 | `NO_CONCURRENT_MANAGED` | The host must not use managed memory while the device works. |
 //! | 16 | `NO_BATCH` | Lists of copies are not supported. |
+//! | 32 | `NO_VIRTUAL_MEMORY` | A device says that it has no virtual memory management. |
+//! | 64 | `NO_DESCRIPTORS` | A device says that its virtual memory cannot be exported. |
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
 //!

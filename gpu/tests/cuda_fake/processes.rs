@@ -8,15 +8,16 @@ use arrow_device::{Device, DeviceBufferMut, DeviceRecordBatch};
 use arrow_device_conformance::{Subject, run};
 use arrow_device_share::{
     DeadPeers, Error, Publisher, PublisherOptions, Subscriber, SubscriberOptions, shared_cuda,
+    socket_pair,
 };
 use arrow_schema::{DataType, Field};
 
-use crate::fake::{Group, LAZY, fake, in_mode};
+use crate::fake::{Group, LAZY, NO_DESCRIPTORS, NO_VIRTUAL_MEMORY, fake, in_mode};
 use crate::gpu_suite::soon;
 use crate::rig::{Rig, hold, left};
 use crate::support::{Nulls, assert_same_batch, batch};
 use crate::two::{Held, Other, alone, role, say, socket, stay};
-use crate::vendor::{DEVICE, open_device, unset_context};
+use crate::vendor::{DEVICE, HOST, MANAGED, open_device, unset_context};
 
 /// What the stand-in's sizes are multiples of.
 const GRANULE: u64 = 2 << 20;
@@ -134,7 +135,7 @@ fn the_shared_device_keeps_the_contract() {
         .unwrap()
         .try_into_cuda_slice::<u8>(&stream)
         .unwrap_err();
-    assert!(refused.to_string().contains("a program"), "{refused}");
+    assert!(refused.to_string().contains("no program"), "{refused}");
     drop((memory, stream));
     unset_context();
     place.end();
@@ -338,6 +339,42 @@ fn memory_is_reused_after_the_last_use() {
     publisher.finish().unwrap();
     other.passed();
     place.end();
+}
+
+/// A device without memory of this kind says so when it is asked for, and not at the first allocation.
+#[test]
+fn a_gpu_without_such_memory_says_so() {
+    for (flag, what) in [
+        (NO_VIRTUAL_MEMORY, "virtual memory"),
+        (NO_DESCRIPTORS, "descriptors"),
+    ] {
+        let plain = Rig::with(flag, DEVICE);
+        let refused = shared_cuda(&plain).unwrap_err();
+        let is_clear = refused.to_string().contains(what);
+        let refused = arrow_device::Error::from(refused);
+        let is_unsupported = matches!(refused, arrow_device::Error::NotSupported { .. });
+        assert!(is_clear && is_unsupported, "{refused}");
+        unset_context();
+        plain.end();
+    }
+}
+
+/// Memory that has no descriptors is refused before anything is copied.
+#[test]
+fn other_memory_is_refused() {
+    let (here, _there) = socket_pair().unwrap();
+    let publisher = publisher(here);
+    for kind in [HOST, MANAGED] {
+        let rig = Rig::with(0, kind);
+        let batch = rig.upload(&numbers(0, 9)).unwrap();
+        let before = rig.stats();
+        let refused = publisher.send(&batch).unwrap_err();
+        assert!(refused.to_string().contains("shared_cuda"), "{refused}");
+        let did = rig.stats().since(&before);
+        assert_eq!((did.allocations, did.copies), (0, 0), "{kind:?}");
+        drop(batch);
+        rig.end();
+    }
 }
 
 /// What is idle has descriptors, too: without any more, it is freed, and asked again.

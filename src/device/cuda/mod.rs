@@ -5,7 +5,6 @@
 
 mod sys;
 
-use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -17,7 +16,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use self::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
-use crate::device::backend::{Allocate, CopyOp, DevicePtr, device_error};
+use crate::device::backend::{CopyOp, Program, device_error};
 use crate::device::engine::Engine;
 use crate::device::gpu::{
     self, Answer, Context, Failed, Found, Gpu, Library, PointerKind, RawStream, Vendor, find,
@@ -50,16 +49,19 @@ pub fn register(devices: &Devices) {
     }
 }
 
+/// Returns a device of the same context whose memory a program allocates.
+pub(crate) fn with_memory(device: &Device, program: Program) -> Result<Device> {
+    open(device.id(), Some(device.cuda_context()?), Some(program))
+}
+
 /// Opens a device in its primary context, or in the one that is given.
-fn open(
-    id: DeviceId,
-    given: Option<Arc<CudaContext>>,
-    program: Option<Allocate>,
-) -> Result<Device> {
-    let cuda = Cuda::new(id, given)?;
-    let pools = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+fn open(id: DeviceId, given: Option<Arc<CudaContext>>, program: Option<Program>) -> Result<Device> {
+    let mut cuda = Cuda::new(id, given)?;
+    cuda.program = program;
+    let pools =
+        program.is_none() && cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
     let reads_managed = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
-    Gpu::open(id, cuda, pools, reads_managed, program)
+    Gpu::open(id, cuda, pools, reads_managed)
 }
 
 impl Device {
@@ -94,28 +96,6 @@ impl Device {
         open(id, Some(context), None)
     }
 
-    /// As [`from_cuda_context`](Self::from_cuda_context), for a device of type CUDA whose memory the program allocates: memory that other
-    /// processes can map, for example, or that of an allocator which several libraries share. `allocate` returns the address of at least so
-    /// many bytes, and what frees them when it is dropped. What is freed is kept for reuse first, as where the driver has no pools; on
-    /// [`Error::OutOfMemory`] the device frees what it has kept, and asks once more. The device's memory cannot become a slice of cudarc's.
-    ///
-    /// # Errors
-    /// As [`from_cuda_context`](Self::from_cuda_context).
-    ///
-    /// # Safety
-    /// The memory is aligned to 64 bytes, kernels of the context can read and write it, and nothing else uses it until what frees it is
-    /// dropped, which happens on any thread. The context is current during the call and the drop, which leave it so.
-    pub unsafe fn from_cuda_context_with(
-        context: Arc<CudaContext>,
-        allocate: impl Fn(usize) -> Result<(DevicePtr, Box<dyn Any + Send + Sync>)>
-        + Send
-        + Sync
-        + 'static,
-    ) -> Result<Self> {
-        let id = DeviceId::new(ArrowDeviceType::CUDA, context.ordinal() as i64);
-        open(id, Some(context), Some(Box::new(allocate)))
-    }
-
     /// Returns cudarc's handle of a CUDA device's context. For the primary context, the first call
     /// makes the handle and waits for the context's work: cudarc does so when it begins to order
     /// slices between streams. A context that was passed to
@@ -142,6 +122,8 @@ pub(crate) struct Cuda {
     /// Primary contexts that are retained: that of the device, unless another one was given, and those
     /// of other devices, by ordinal.
     retained: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
+    /// Allocates the device's own memory instead of the driver.
+    pub(crate) program: Option<Program>,
 }
 
 // SAFETY: the driver accepts the handles on any thread; each call makes the context current there.
@@ -165,6 +147,7 @@ impl Cuda {
             raw: std::ptr::null_mut(),
             handle: given.map_or_else(OnceLock::new, OnceLock::from),
             retained: Mutex::default(),
+            program: None,
         };
         cuda.raw = match cuda.handle.get().and_then(|kept| kept.context.as_ref()) {
             Some(context) => context.cu_ctx(),
@@ -252,6 +235,10 @@ unsafe impl Vendor for Cuda {
     type Library = Driver;
     type Before = ();
     type Given = Kept<Arc<CudaStream>>;
+
+    fn program(&self) -> Option<Program> {
+        self.program
+    }
 
     fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.

@@ -11,7 +11,7 @@ use super::api::{
     RawStream, code,
 };
 use super::vendor::{Kind, Library, Vendor};
-use crate::device::backend::{Allocate, device_error, out_of_memory};
+use crate::device::backend::{device_error, out_of_memory};
 use crate::device::engine::Health;
 use crate::device::{DeviceId, absent, lock};
 use crate::error::{Error, Result};
@@ -28,8 +28,6 @@ pub(crate) struct Context<V: Vendor> {
     pub(super) reads_managed: bool,
     /// `None` if the device has no pools, or other memory than its own.
     pub(super) pool: Option<RawPool>,
-    /// Allocates the device's own memory instead of the library, with the context current.
-    pub(crate) program: Option<Allocate>,
     /// Events of our own that nobody uses.
     events: Mutex<Vec<RawEvent>>,
 }
@@ -44,7 +42,6 @@ impl<V: Vendor> Context<V> {
             reads_managed,
             vendor,
             pool: None,
-            program: None,
             events: Mutex::default(),
         };
         if context.kind == Kind::Device && pools {

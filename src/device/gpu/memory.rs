@@ -1,6 +1,5 @@
 //! Memory of each kind, whose memory an address is, and lists of copies.
 
-use std::any::Any;
 use std::ffi::c_uint;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,23 +25,15 @@ pub(crate) struct Block<V: Vendor> {
     kind: Kind,
     pub(super) address: usize,
     is_freed: AtomicBool,
-    /// What frees memory that a program has allocated.
-    owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<V: Vendor> Block<V> {
-    fn new(
-        context: &Arc<Context<V>>,
-        kind: Kind,
-        address: usize,
-        owner: Option<Box<dyn Any + Send + Sync>>,
-    ) -> Arc<Self> {
+    fn new(context: &Arc<Context<V>>, kind: Kind, address: usize) -> Arc<Self> {
         Arc::new(Self {
             context: context.clone(),
             kind,
             address,
             is_freed: AtomicBool::new(false),
-            owner,
         })
     }
 
@@ -58,9 +49,9 @@ impl<V: Vendor> Block<V> {
         stream: RawStream,
     ) -> Result<Arc<Self>> {
         const ATTACH_GLOBAL: c_uint = 1;
-        if let (Kind::Device, Some(allocate)) = (kind, &context.program) {
-            let (base, owner) = allocate(bytes)?;
-            return Ok(Self::new(context, kind, base.address(), Some(owner)));
+        if let (Kind::Device, Some(program)) = (kind, context.vendor.program()) {
+            let base = (program.allocate)(context.health.id(), bytes)?;
+            return Ok(Self::new(context, kind, base.address()));
         }
         let (calls, mut address) = (current.calls(), 0);
         let at = &raw mut address;
@@ -79,13 +70,13 @@ impl<V: Vendor> Block<V> {
             _ => Ok(()),
         });
         context.check_memory(made, bytes)?;
-        Ok(Self::new(context, kind, address, None))
+        Ok(Self::new(context, kind, address))
     }
 
     /// Adopts memory of the device itself.
     #[cfg(feature = "cuda")]
     pub(crate) fn adopt(context: &Arc<Context<V>>, address: usize) -> Arc<Self> {
-        Self::new(context, Kind::Device, address, None)
+        Self::new(context, Kind::Device, address)
     }
 
     /// Somebody else frees the memory, or has.
@@ -99,11 +90,11 @@ impl<V: Vendor> Drop for Block<V> {
         if *self.is_freed.get_mut() {
             return;
         }
-        if let Some(owner) = self.owner.take() {
-            let _current = self.context.enter();
-            return drop(owner);
+        let ptr = to_ptr(self.address);
+        if let (Kind::Device, Some(program)) = (self.kind, self.context.vendor.program()) {
+            return (program.free)(ptr);
         }
-        let ptr = to_ptr(self.address).as_ptr();
+        let ptr = ptr.as_ptr();
         // An error has no place to go: a failed device keeps its memory until its context is released.
         // SAFETY: the memory is of this kind and is freed once; nothing uses it any more (contract of `Runtime::Memory`).
         let _ = self.context.call(|calls| unsafe {

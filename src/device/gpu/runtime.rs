@@ -9,9 +9,7 @@ use super::api::{Answer, Calls, NOT_CAPTURED, RawEvent, RawStream, code};
 use super::context::{Context, Current, Event, Origin};
 use super::memory::Block;
 use super::vendor::{Kind, Library, Vendor, to_ptr};
-use crate::device::backend::{
-    Allocate, Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation,
-};
+use crate::device::backend::{Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation};
 use crate::device::engine::{Engine, Health, Memories, Runtime};
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
@@ -148,19 +146,14 @@ impl<V: Vendor> Drop for Stream<V> {
 }
 
 impl<V: Vendor> Gpu<V> {
-    /// Opens a device, with pools or without, whose managed memory the host may read while it works or may not. Its own memory is the
-    /// library's, or what a program allocates.
+    /// Opens a device, with pools or without, whose managed memory the host may read while it works or may not.
     pub(crate) fn open(
         id: DeviceId,
         vendor: V,
         pools: bool,
         reads_managed: bool,
-        program: Option<Allocate>,
     ) -> Result<Device> {
-        let pools = pools && program.is_none();
-        let mut context = Context::new(id, vendor, pools, reads_managed)?;
-        context.program = program;
-        let context = Arc::new(context);
+        let context = Arc::new(Context::new(id, vendor, pools, reads_managed)?);
         let stream = Stream::new(&context)?;
         let memories = Memories::default();
         // SAFETY: the stream was made of this context.

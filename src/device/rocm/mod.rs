@@ -37,7 +37,7 @@ pub fn register(devices: &Devices) {
             let rocm = Rocm::new(id)?;
             let pools = rocm.has(Attribute::hipDeviceAttributeMemoryPoolsSupported);
             let reads_managed = rocm.has(Attribute::hipDeviceAttributeConcurrentManagedAccess);
-            Gpu::open(id, rocm, pools, reads_managed, None)
+            Gpu::open(id, rocm, pools, reads_managed)
         });
     }
 }
