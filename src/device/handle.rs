@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{available_parallelism, sleep};
 use std::time::Duration;
 
-use crate::abi::{ArrowDeviceType, guard};
-use crate::device::backend::{
-    Backend, Capabilities, DevicePtr, ExportSync, Program, RawQueue, not_supported,
-};
+use crate::abi::guard;
+use crate::device::backend::{Backend, Capabilities, ExportSync, RawQueue, not_supported};
 use crate::device::engine::Worker;
 use crate::device::host_pool::{HostPool, IDLE_LIMIT};
 use crate::device::{ALIGNMENT, Counters, DeviceId, HostBackend, Process, TransferStats, lock};
@@ -84,57 +82,6 @@ impl Device {
             packing_threads: AtomicUsize::new(0),
             backend,
         })))
-    }
-
-    /// Returns a device like this one, the CPU or one of type CUDA, whose memory the program allocates: memory that other processes can
-    /// map, for example, large pages, or memory that several libraries share. `allocate` gets the device's id, and returns the address of
-    /// at least so many bytes; `free` gets that address. An upload to such a CPU copies. On a GPU, whose context is current in `allocate`, what
-    /// is freed is kept for reuse first, as where the driver has no pools; on [`Error::OutOfMemory`](crate::Error::OutOfMemory) the device
-    /// frees what it has kept, and asks once more. The memory cannot become a slice of cudarc's.
-    ///
-    /// ```
-    /// use arrow_device::Devices;
-    /// use arrow_device::device::DevicePtr;
-    ///
-    /// // SAFETY: the memory has as many bytes, or is none, which is an error; nobody else has it.
-    /// let device = unsafe {
-    ///     Devices::cpu().with_memory(
-    ///         |_, bytes| {
-    ///             let memory = libc::aligned_alloc(4096, bytes.next_multiple_of(4096));
-    ///             assert!(!memory.is_null());
-    ///             memory.write_bytes(0, bytes);
-    ///             Ok(DevicePtr::new(memory))
-    ///         },
-    ///         |memory| libc::free(memory.as_ptr()),
-    ///     )
-    /// }?;
-    /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
-    /// assert_eq!(device.upload(&batch)?.to_host()?, batch);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns [`Error::NotSupported`](crate::Error::NotSupported) for another device, and what opening one returns.
-    ///
-    /// # Safety
-    /// The memory is aligned to 64 bytes, the device can read and write it, on the CPU it is initialised, and nothing else uses it until
-    /// `free` is called with it, which happens once, on any thread, and on the CPU also in a child that was forked.
-    pub unsafe fn with_memory(
-        &self,
-        allocate: fn(DeviceId, usize) -> Result<DevicePtr>,
-        free: fn(DevicePtr),
-    ) -> Result<Self> {
-        let program = Program { allocate, free };
-        match self.id().device_type {
-            ArrowDeviceType::CPU => Self::new(Arc::new(HostBackend::new(self.id(), Some(program)))),
-            #[cfg(feature = "cuda")]
-            ArrowDeviceType::CUDA => crate::device::cuda::with_memory(self, program),
-            _ => Err(not_supported(
-                self.id(),
-                "with_memory",
-                "only memory of the CPU, and CUDA's own, can be a program's",
-            )),
-        }
     }
 
     /// Wraps a backend of host memory.

@@ -38,6 +38,7 @@ mod memory;
 mod pending;
 mod processes;
 mod rigs;
+mod shared;
 mod vendor;
 mod world;
 

@@ -4,20 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
-use arrow_device::{Device, DeviceBufferMut, DeviceRecordBatch};
-use arrow_device_conformance::{Subject, run};
+use arrow_device::{Device, DeviceRecordBatch};
 use arrow_device_share::{
     DeadPeers, Error, Publisher, PublisherOptions, Subscriber, SubscriberOptions, shared_cuda,
-    socket_pair,
 };
 use arrow_schema::{DataType, Field};
 
-use crate::fake::{Group, LAZY, NO_DESCRIPTORS, NO_VIRTUAL_MEMORY, fake, in_mode};
+use crate::fake::{Group, LAZY, fake, in_mode};
 use crate::gpu_suite::soon;
 use crate::rig::{Rig, hold, left};
 use crate::support::{Nulls, assert_same_batch, batch};
 use crate::two::{Held, Other, alone, role, say, socket, stay};
-use crate::vendor::{DEVICE, HOST, MANAGED, open_device, unset_context};
+use crate::vendor::{DEVICE, open_device};
 
 /// What the stand-in's sizes are multiples of.
 const GRANULE: u64 = 2 << 20;
@@ -41,8 +39,6 @@ impl Place {
         let plain = Rig::of(group, open_device(DEVICE, group.ordinal()));
         fake!(fake_cuda_uuid(plain.group.first => i32, gpu => u64) -> i32);
         let shared = shared_cuda(&plain).unwrap();
-        assert_eq!(shared_cuda(&plain).unwrap(), shared);
-        assert_eq!(shared_cuda(&shared).unwrap(), shared);
         Self { plain, shared }
     }
 
@@ -118,27 +114,6 @@ fn is_waited_for(batch: &DeviceRecordBatch) -> bool {
 #[track_caller]
 fn until(what: &str, is_so: impl FnMut() -> bool) {
     assert!(soon(is_so), "it never happened: {what}");
-}
-
-#[test]
-fn the_shared_device_keeps_the_contract() {
-    if is_lazy() {
-        return;
-    }
-    let place = Place::new(GPU, 0);
-    run(&Subject::new(place.shared.clone()).with_hold(hold));
-    // cudarc would free it as memory of the driver's.
-    let stream = place.shared.cuda_context().unwrap().new_stream().unwrap();
-    let memory = DeviceBufferMut::allocate(&place.shared.default_queue(), 64).unwrap();
-    let (memory, refused) = memory
-        .freeze()
-        .unwrap()
-        .try_into_cuda_slice::<u8>(&stream)
-        .unwrap_err();
-    assert!(refused.to_string().contains("no program"), "{refused}");
-    drop((memory, stream));
-    unset_context();
-    place.end();
 }
 
 #[test]
@@ -339,42 +314,6 @@ fn memory_is_reused_after_the_last_use() {
     publisher.finish().unwrap();
     other.passed();
     place.end();
-}
-
-/// A device without memory of this kind says so when it is asked for, and not at the first allocation.
-#[test]
-fn a_gpu_without_such_memory_says_so() {
-    for (flag, what) in [
-        (NO_VIRTUAL_MEMORY, "virtual memory"),
-        (NO_DESCRIPTORS, "descriptors"),
-    ] {
-        let plain = Rig::with(flag, DEVICE);
-        let refused = shared_cuda(&plain).unwrap_err();
-        let is_clear = refused.to_string().contains(what);
-        let refused = arrow_device::Error::from(refused);
-        let is_unsupported = matches!(refused, arrow_device::Error::NotSupported { .. });
-        assert!(is_clear && is_unsupported, "{refused}");
-        unset_context();
-        plain.end();
-    }
-}
-
-/// Memory that has no descriptors is refused before anything is copied.
-#[test]
-fn other_memory_is_refused() {
-    let (here, _there) = socket_pair().unwrap();
-    let publisher = publisher(here);
-    for kind in [HOST, MANAGED] {
-        let rig = Rig::with(0, kind);
-        let batch = rig.upload(&numbers(0, 9)).unwrap();
-        let before = rig.stats();
-        let refused = publisher.send(&batch).unwrap_err();
-        assert!(refused.to_string().contains("shared_cuda"), "{refused}");
-        let did = rig.stats().since(&before);
-        assert_eq!((did.allocations, did.copies), (0, 0), "{kind:?}");
-        drop(batch);
-        rig.end();
-    }
 }
 
 /// What is idle has descriptors, too: without any more, it is freed, and asked again.
