@@ -20,18 +20,16 @@ pub enum DeadPeers {
 #[derive(Clone, Debug)]
 pub struct PublisherOptions {
     pub(crate) leases: usize,
-    pub(crate) subscribers: usize,
     pub(crate) patience: Duration,
     pub(crate) dead: DeadPeers,
     pub(crate) users: Users,
 }
 
 impl Default for PublisherOptions {
-    /// 16 leases for each of at most 64 subscribers, a patience of a minute, [`DeadPeers::Forget`], this process's own user.
+    /// 16 leases for each subscriber, a patience of a minute, [`DeadPeers::Forget`], this process's own user.
     fn default() -> Self {
         Self {
             leases: 16,
-            subscribers: 64,
             patience: Duration::from_secs(60),
             dead: DeadPeers::default(),
             users: Users::default(),
@@ -44,13 +42,6 @@ impl PublisherOptions {
     #[must_use]
     pub fn with_leases(mut self, leases: usize) -> Self {
         self.leases = leases.max(1);
-        self
-    }
-
-    /// Sets how many connections there may be at a time.
-    #[must_use]
-    pub fn with_subscribers(mut self, subscribers: usize) -> Self {
-        self.subscribers = subscribers;
         self
     }
 

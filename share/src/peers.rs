@@ -3,16 +3,19 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::Builder;
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result};
+use crate::options::PublisherStats;
 use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, flush, receive};
+
+/// How many connections there may be at a time.
+const MOST: usize = 256;
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Box<dyn Any + Send + Sync>;
@@ -21,7 +24,6 @@ pub(crate) type Kept = Box<dyn Any + Send + Sync>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     users: Users,
-    most: usize,
     state: Mutex<State>,
     /// Signalled when a subscriber has come or gone, or has returned a lease.
     changed: Condvar,
@@ -34,9 +36,10 @@ pub(crate) struct State {
     pub(crate) peers: Vec<Peer>,
     pub(crate) next_lease: u64,
     next_peer: u64,
-    /// Subscribers that have left in order, and that have died, of the connections that are over.
-    pub(crate) left: u64,
-    died: u64,
+    /// What was done; of subscribers, those whose connections are over.
+    pub(crate) done: PublisherStats,
+    /// Deaths of subscribers that the program was told of.
+    pub(crate) reported: u64,
     /// The publisher is gone.
     over: bool,
 }
@@ -46,8 +49,10 @@ pub(crate) struct State {
 pub(crate) struct Peer {
     pub(crate) id: u64,
     socket: OwnedFd,
+    /// No other will come: it is waited for, and its end is noticed, before it has said what it is.
+    is_only: bool,
     /// It has said what it is.
-    pub(crate) is_subscriber: bool,
+    is_subscriber: bool,
     pub(crate) has_schema: bool,
     /// What was sent last for each dictionary of the schema.
     pub(crate) dictionaries: Vec<Option<u64>>,
@@ -71,11 +76,10 @@ struct Lease {
 }
 
 impl Peers {
-    pub(crate) fn new(users: Users, most: usize) -> Result<Self> {
+    pub(crate) fn new(users: Users) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             users,
-            most,
             state: Mutex::default(),
             changed: Condvar::new(),
             wake: rustix::event::eventfd(0, flags).map_err(Error::of("make an event"))?,
@@ -86,25 +90,42 @@ impl Peers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something has changed, for at most so long. The flag is `false` if nothing has.
-    pub(crate) fn wait<'a>(
+    /// Waits for what `look` returns.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if there is none after `at_most`.
+    pub(crate) fn wait<T>(
         &self,
-        state: MutexGuard<'a, State>,
         at_most: Duration,
-    ) -> (MutexGuard<'a, State>, bool) {
-        let waited = self.changed.wait_timeout(state, at_most);
-        let (state, result) = waited.unwrap_or_else(PoisonError::into_inner);
-        (state, !result.timed_out())
+        what: &'static str,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Ok(found);
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(Error::TimedOut(what));
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
-    /// Adds a connection, whose other end has not said anything yet.
-    pub(crate) fn add(&self, socket: OwnedFd) -> Result<()> {
+    /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?
+    pub(crate) fn add(&self, socket: OwnedFd, is_only: bool) -> Result<()> {
         let allowed = self.users.check(socket.as_fd());
         let mut state = self.lock();
-        let is_full = state.peers.len() >= self.most;
+        if state.over {
+            return Ok(());
+        }
+        let is_full = state.peers.len() >= MOST;
         let refusal = match &allowed {
             Err(e) => Some(e.to_string()),
-            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it may".into()),
+            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it can".into()),
         };
         if let Some(why) = refusal {
             // If there is no room even for this, closing says enough.
@@ -116,6 +137,7 @@ impl Peers {
         state.peers.push(Peer {
             id,
             socket,
+            is_only,
             is_subscriber: false,
             has_schema: false,
             dictionaries: Vec::new(),
@@ -151,46 +173,29 @@ impl Peers {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Ends [`run`](Self::run).
+    /// Ends [`run`](Self::run), once nobody has anything any more. Nothing more is sent.
     pub(crate) fn end(&self) {
-        self.lock().over = true;
+        let mut state = self.lock();
+        state.over = true;
+        state.peers.iter_mut().for_each(Peer::break_off);
+        drop(state);
         self.wake();
     }
 
-    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end). Then no subscriber gets anything more, and
-    /// a thread that nobody waits for keeps what they have: a device's memory would be used again while they read it.
-    pub(crate) fn run(self: Arc<Self>, listener: Option<OwnedFd>) {
-        self.serve(listener.as_ref(), |state| state.over);
-        drop(listener);
-        let mut state = self.lock();
-        state.peers.iter_mut().for_each(Peer::break_off);
-        let all = std::mem::take(&mut state.peers).into_iter();
-        let (over, lasting): (Vec<_>, Vec<_>) = all.partition(Peer::is_over);
-        state.peers = lasting;
-        let is_last = state.peers.is_empty();
-        drop(state);
-        // Without the lock: this frees memory.
-        drop(over);
-        if !is_last {
-            let (rest, thread) = (self.clone(), Builder::new());
-            let thread = thread.name("arrow-device leases".into());
-            let until_empty = move || rest.serve(None, |state| state.peers.is_empty());
-            if thread.spawn(until_empty).is_err() {
-                // Rather kept for ever than too short.
-                std::mem::forget(self);
-            }
-        }
-    }
-
-    fn serve(&self, listener: Option<&OwnedFd>, is_end: impl Fn(&State) -> bool) {
+    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end), and then to those that still have something: a
+    /// device's memory would be used again while they read it.
+    pub(crate) fn run(&self, mut listener: Option<OwnedFd>) {
         // Without a descriptor for the next connection there is no use in asking again at once.
         let mut is_crowded = false;
         loop {
             let mut freed = Vec::new();
             let sockets = {
                 let state = self.lock();
-                if is_end(&state) {
-                    return;
+                if state.over {
+                    listener = None;
+                    if state.peers.is_empty() {
+                        return;
+                    }
                 }
                 let waiting = state.peers.iter().map(|peer| {
                     let flags = match peer.outbox.is_empty() || peer.is_crowded {
@@ -203,11 +208,11 @@ impl Peers {
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
             for (_, socket, flags, _) in &sockets {
-                // SAFETY: only the one thread that serves removes connections, after the wait.
+                // SAFETY: only this thread removes connections, after the wait.
                 let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
                 polled.push(PollFd::from_borrowed_fd(socket, *flags));
             }
-            if let Some(listener) = listener.filter(|_| !is_crowded) {
+            if let Some(listener) = listener.as_ref().filter(|_| !is_crowded) {
                 polled.push(PollFd::new(listener, PollFlags::IN));
             }
             let pause = Timespec {
@@ -231,16 +236,17 @@ impl Peers {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
             let mut changed = false;
+            let over = self.lock().over;
             for ((id, _, _, later), did) in sockets.iter().zip(&happened[1..]) {
-                if *did || *later {
+                if *did || *later || over {
                     changed |= self.lock().hear(*id, &mut freed);
                 }
             }
-            if let (Some(listener), Some(true)) = (listener, happened.get(1 + sockets.len())) {
+            if let (Some(listener), Some(true)) = (&listener, happened.get(1 + sockets.len())) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
                     // One that is refused has been told, as far as possible.
-                    Ok(socket) => _ = self.add(socket),
+                    Ok(socket) => _ = self.add(socket, false),
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => is_crowded = true,
                     Err(_) => {}
                 }
@@ -268,7 +274,7 @@ impl State {
 
     pub(crate) fn died(&self) -> u64 {
         let broken = self.peers.iter().filter(|peer| peer.is_broken);
-        self.died + broken.filter(|peer| peer.has_died()).count() as u64
+        self.done.died + broken.filter(|peer| peer.has_died()).count() as u64
     }
 
     /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
@@ -280,8 +286,8 @@ impl State {
         let (changed, is_over) = peer.hear(freed);
         if is_over {
             let peer = self.peers.remove(at);
-            self.left += u64::from(peer.is_subscriber && peer.gone);
-            self.died += u64::from(peer.has_died());
+            self.done.left += u64::from(peer.gone);
+            self.done.died += u64::from(peer.has_died());
             freed.push(Box::new(peer));
         }
         changed || is_over
@@ -290,12 +296,17 @@ impl State {
 
 impl Peer {
     pub(crate) fn takes_batches(&self) -> bool {
-        self.has_died() && !self.is_broken
+        self.is_subscriber && !self.gone && !self.is_broken
+    }
+
+    /// Whether it is to become a subscriber.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_only && !self.is_subscriber && !self.is_broken
     }
 
     /// Whether it is a subscriber that has not left, once the connection is over.
     fn has_died(&self) -> bool {
-        self.is_subscriber && !self.gone
+        (self.is_subscriber || self.is_only) && !self.gone
     }
 
     /// Whether nothing more is sent, and it has nothing any more.

@@ -1,12 +1,12 @@
 //! [`Publisher`].
 
 use std::fs::Permissions;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arrow_device::DeviceRecordBatch;
 use rustix::io::Errno;
@@ -55,14 +55,10 @@ pub struct Publisher {
     options: PublisherOptions,
     /// Held by one `send` at a time, so that all subscribers get the batches in one order.
     sending: Mutex<Sending>,
-    counts: Mutex<PublisherStats>,
-    thread: Option<JoinHandle<()>>,
     /// The socket's file, and which one it is.
     file: Option<(PathBuf, u64)>,
     /// A forked child has neither the thread nor a say in the file.
     process: u32,
-    /// Whether the only subscriber there will ever be is there from the start.
-    over: bool,
 }
 
 impl Publisher {
@@ -120,9 +116,8 @@ impl Publisher {
     /// As [`over`](Self::over).
     pub fn over_with(socket: OwnedFd, options: PublisherOptions) -> Result<Self> {
         check_kind(socket.as_fd())?;
-        let mut publisher = Self::start(options, None, None)?;
-        publisher.peers.add(socket)?;
-        publisher.over = true;
+        let publisher = Self::start(options, None, None)?;
+        publisher.peers.add(socket, true)?;
         Ok(publisher)
     }
 
@@ -131,19 +126,22 @@ impl Publisher {
         listener: Option<OwnedFd>,
         file: Option<(PathBuf, u64)>,
     ) -> Result<Self> {
-        let peers = Arc::new(Peers::new(options.users.clone(), options.subscribers)?);
-        let thread = std::thread::Builder::new().name("arrow-device publisher".into());
+        let peers = Arc::new(Peers::new(options.users.clone())?);
         let served = peers.clone();
-        let thread = thread.spawn(move || served.run(listener));
+        let run = move || {
+            // After a panic of what it freed nobody is there to keep what subscribers have: it stays for ever.
+            let served = ManuallyDrop::new(served);
+            served.run(listener);
+            drop(ManuallyDrop::into_inner(served));
+        };
+        let thread = std::thread::Builder::new().name("arrow-device publisher".into());
+        thread.spawn(run).map_err(Error::of("start a thread"))?;
         Ok(Self {
             peers,
             options,
             sending: Mutex::default(),
-            counts: Mutex::default(),
-            thread: Some(thread.map_err(Error::of("start a thread"))?),
             file,
             process: std::process::id(),
-            over: false,
         })
     }
 
@@ -152,9 +150,10 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if there are fewer after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_subscribers(&self, subscribers: usize, at_most: Duration) -> Result<()> {
-        self.wait_until(at_most, "too few subscribers have come", |state| {
-            state.subscribers() >= subscribers
-        })
+        check_process(self.process)?;
+        let what = "too few subscribers have come";
+        let is_done = |state: &mut State| (state.subscribers() >= subscribers).then_some(());
+        self.peers.wait(at_most, what, is_done)
     }
 
     /// Waits until each subscriber may have another batch, so that the next [`send`](Self::send) waits for none that is there now.
@@ -162,28 +161,10 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if one may not after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_room(&self, at_most: Duration) -> Result<()> {
-        self.wait_until(at_most, "a subscriber returns nothing", |state| {
-            !state.peers.iter().any(|peer| self.is_full(peer))
-        })
-    }
-
-    fn wait_until(
-        &self,
-        at_most: Duration,
-        what: &'static str,
-        is_done: impl Fn(&State) -> bool,
-    ) -> Result<()> {
         check_process(self.process)?;
-        let start = Instant::now();
-        let mut state = self.peers.lock();
-        while !is_done(&state) {
-            let left = at_most.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::TimedOut(what));
-            }
-            state = self.peers.wait(state, left).0;
-        }
-        Ok(())
+        let is_full = |peer: &Peer| self.is_full(peer);
+        let is_done = |state: &mut State| (!state.peers.iter().any(is_full)).then_some(());
+        self.peers.wait(at_most, STUCK, is_done)
     }
 
     /// Sends a batch to all subscribers, and returns how many these are. The batch is kept until each has returned it, gone or died.
@@ -205,12 +186,12 @@ impl Publisher {
         let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let prepared = sending.prepare(batch)?;
         let sent = self.each(&prepared)?;
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.batches += 1;
-        counts.copied_batches += u64::from(prepared.copied.is_some());
-        counts.copied_bytes += prepared.copied.unwrap_or(0);
-        drop(counts);
-        self.report(&mut sending.reported)?;
+        let mut state = self.peers.lock();
+        state.done.batches += 1;
+        state.done.copied_batches += u64::from(prepared.copied.is_some());
+        state.done.copied_bytes += prepared.copied.unwrap_or(0);
+        drop(state);
+        self.report()?;
         Ok(sent)
     }
 
@@ -233,45 +214,32 @@ impl Publisher {
 
     /// Whether a batch has to wait for this connection.
     fn is_full(&self, peer: &Peer) -> bool {
-        match peer.takes_batches() {
-            true => peer.batches() >= self.options.leases,
-            // The only one there will ever be is waited for.
-            false => self.over && !peer.is_subscriber,
-        }
+        peer.is_awaited() || peer.takes_batches() && peer.batches() >= self.options.leases
     }
 
     /// Sends a batch to a subscriber that still is one. Returns the lease.
     fn one(&self, prepared: &Prepared, id: u64) -> Result<Option<u64>> {
-        let mut state = self.peers.lock();
-        loop {
-            let State {
-                peers, next_lease, ..
-            } = &mut *state;
-            let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
-                return Ok(None);
-            };
-            if !self.is_full(peer) {
-                if !peer.takes_batches() {
-                    return Ok(None);
+        self.peers.wait(self.options.patience, STUCK, |state| {
+            let mut peers = state.peers.iter_mut();
+            match peers.find(|peer| peer.id == id) {
+                Some(peer) if self.is_full(peer) => None,
+                Some(peer) if peer.takes_batches() => {
+                    let lease = prepared.post(peer, &mut state.next_lease);
+                    if !peer.is_flushed() {
+                        self.peers.wake();
+                    }
+                    Some(Some(lease))
                 }
-                let lease = prepared.post(peer, next_lease);
-                if !peer.is_flushed() {
-                    self.peers.wake();
-                }
-                return Ok(Some(lease));
+                _ => Some(None),
             }
-            state = self.patiently(state)?;
-        }
+        })
     }
 
     /// Reports a subscriber that has died.
-    fn report(&self, reported: &mut u64) -> Result<()> {
-        let state = self.peers.lock();
-        // The only one there will ever be has died before it said what it is, so that nobody counted it.
-        let never = self.over && state.peers.is_empty() && state.left + state.died() == 0;
-        let died = state.died() + u64::from(never);
-        if self.options.dead == DeadPeers::Report && *reported < died {
-            *reported += 1;
+    fn report(&self) -> Result<()> {
+        let mut state = self.peers.lock();
+        if self.options.dead == DeadPeers::Report && state.reported < state.died() {
+            state.reported += 1;
             return Err(Error::SubscriberDied);
         }
         Ok(())
@@ -296,29 +264,21 @@ impl Publisher {
 
     fn end(&self, last: &Outgoing) -> Result<()> {
         check_process(self.process)?;
-        let mut state = self.peers.lock();
-        let is_late = |peer: &Peer| self.over && !peer.is_subscriber || peer.waits_for_memory();
-        while state.peers.iter().any(is_late) {
-            state = self.patiently(state)?;
-        }
+        let (patience, peers) = (self.options.patience, &self.peers);
+        let is_late = |peer: &Peer| peer.is_awaited() || peer.waits_for_memory();
+        peers.wait(patience, STUCK, |state| {
+            (!state.peers.iter().any(is_late)).then_some(())
+        })?;
+        let mut state = peers.lock();
         for peer in state.peers.iter_mut().filter(|peer| peer.takes_batches()) {
             peer.post(last.clone());
         }
-        self.peers.wake();
-        while state.peers.iter().any(|peer| !peer.is_flushed()) {
-            state = self.patiently(state)?;
-        }
         drop(state);
-        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        self.report(&mut sending.reported)
-    }
-
-    /// Waits until something has changed.
-    fn patiently<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
-        match self.peers.wait(state, self.options.patience) {
-            (state, true) => Ok(state),
-            (_, false) => Err(Error::TimedOut("a subscriber returns nothing")),
-        }
+        peers.wake();
+        peers.wait(patience, STUCK, |state| {
+            state.peers.iter().all(Peer::is_flushed).then_some(())
+        })?;
+        self.report()
     }
 
     /// Returns what was done so far: nothing in a forked child. Waits for nothing.
@@ -326,24 +286,20 @@ impl Publisher {
         if check_process(self.process).is_err() {
             return PublisherStats::default();
         }
-        let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.peers.lock();
         PublisherStats {
             subscribers: state.subscribers(),
             leases: state.leases(),
-            left: state.left,
             died: state.died(),
-            ..counts
+            ..state.done
         }
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        let thread = self.thread.take();
         if check_process(self.process).is_err() {
-            // A thread of the child's own may have the same number by now.
-            return std::mem::forget(thread);
+            return;
         }
         if let Some((path, number)) = &self.file {
             // Unless another publisher has put its own there.
@@ -352,12 +308,11 @@ impl Drop for Publisher {
             }
         }
         self.peers.end();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            // A panic of what it freed: nobody is there to keep what subscribers have.
-            std::mem::forget(self.peers.clone());
-        }
     }
 }
+
+/// What a subscriber does that is waited for.
+const STUCK: &str = "a subscriber returns nothing";
 
 /// Whether a path names a socket, and not a file of the user's.
 fn is_socket(path: &Path) -> bool {

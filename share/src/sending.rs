@@ -19,8 +19,6 @@ use crate::wire::{Kind, Outgoing};
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
     schema: Option<Known>,
-    /// Deaths of subscribers that the program was told of.
-    pub(crate) reported: u64,
 }
 
 #[derive(Debug)]

@@ -132,7 +132,7 @@ fn every_value_crosses() {
             }
             drop(subscriber);
             place.assert_empty();
-            assert_eq!(Held::now(), before);
+            before.assert_again("in the end");
             return place.end();
         }
         _ if !alone(test) => return,
@@ -163,7 +163,7 @@ fn every_value_crosses() {
     publisher.finish().unwrap();
     other.passed();
     place.assert_empty();
-    assert_eq!(Held::now(), before);
+    before.assert_again("in the end");
     place.end();
 }
 
@@ -364,7 +364,7 @@ fn memory_outlives_its_publisher() {
             say("has used as much again");
             drop(more);
             place.assert_empty();
-            until("the connection is closed", || Held::now() == before);
+            before.assert_again("in the end");
             say("has all back");
             return place.end();
         }
@@ -440,7 +440,7 @@ fn events_are_not_used_up() {
     other.passed();
     place.assert_empty();
     // Nor is an event's file left.
-    assert_eq!(Held::now(), before);
+    before.assert_again("in the end");
     place.end();
 }
 
@@ -510,7 +510,7 @@ fn a_subscriber_dies() {
         assert!(matches!(sent, Err(Error::SubscriberDied)), "{sent:?}");
         drop((held, batch, publisher));
         place.assert_empty();
-        assert_eq!(Held::now(), before, "{step}");
+        before.assert_again(step);
     }
     place.end();
 }
@@ -561,7 +561,7 @@ fn a_publisher_dies() {
             None => {}
         }
         until(step, || place.has() == [0; 3]);
-        assert_eq!(Held::now(), before, "{step}");
+        before.assert_again(step);
     }
     // The device has failed in the end.
     let (group, failed) = (place.plain.group, place.plain.synchronize());
