@@ -1,6 +1,6 @@
 //! [`Publisher`].
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arrow_device::DeviceRecordBatch;
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
@@ -79,6 +80,12 @@ impl Publisher {
         let (path, io) = (path.as_ref(), Error::of("listen for subscribers"));
         let address = SocketAddrUnix::new(path).map_err(&io)?;
         let socket = seqpacket(SocketFlags::NONBLOCK)?;
+        // One that is bound but does not listen yet looks as one that is dead: those that start in a folder take turns.
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let folder = File::open(folder.unwrap_or(Path::new(".")));
+        let folder = folder.map_err(Error::of("open the socket's folder"))?;
+        let lock = || rustix::fs::flock(&folder, FlockOperation::LockExclusive);
+        rustix::io::retry_on_intr(lock).map_err(&io)?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) if is_socket(path) && is_stale(&address) => {
                 std::fs::remove_file(path).map_err(Error::of("remove an old socket"))?;

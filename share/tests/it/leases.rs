@@ -267,6 +267,30 @@ fn processes_that_start_meanwhile() {
     assert!(i > 0);
 }
 
+/// Of publishers that start at one time where a dead one has left its socket, one listens, and subscribers find it.
+#[test]
+fn one_publisher_takes_the_place_of_a_dead_one() {
+    const PUBLISHERS: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let path = folder.path().join(round.to_string());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let start = std::sync::Barrier::new(PUBLISHERS);
+        let bind = || {
+            start.wait();
+            Publisher::bind(&path)
+        };
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..PUBLISHERS).map(|_| scope.spawn(bind)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let bound: Vec<_> = all.into_iter().filter_map(Result::ok).collect();
+        assert_eq!(bound.len(), 1, "round {round}");
+        let _subscriber = Subscriber::connect(&path).unwrap();
+        bound[0].wait_for_subscribers(1, LONG).unwrap();
+    }
+}
+
 /// A packet that the socket can never take ends the connection: the stream does not go on without it.
 #[test]
 fn a_packet_that_cannot_be_sent() {
