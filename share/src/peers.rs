@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -12,18 +12,18 @@ use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result};
 use crate::options::PublisherStats;
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, flush, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, Sent, VERSION, check_user, flush, receive};
 
 /// How many connections there may be at a time.
 const MOST: usize = 256;
 
 /// What a lease keeps: a batch, or the values of a dictionary.
-pub(crate) type Kept = Box<dyn Any + Send + Sync>;
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 /// The connections, which the thread and the publisher share.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    users: Users,
+    users: Vec<u32>,
     state: Mutex<State>,
     /// Signalled when a subscriber has come or gone, or has returned a lease.
     changed: Condvar,
@@ -72,11 +72,11 @@ struct Lease {
     is_batch: bool,
     /// The memory may not be read yet.
     is_unready: bool,
-    _kept: Kept,
+    kept: Kept,
 }
 
 impl Peers {
-    pub(crate) fn new(users: Users) -> Result<Self> {
+    pub(crate) fn new(users: Vec<u32>) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             users,
@@ -117,7 +117,7 @@ impl Peers {
 
     /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?
     pub(crate) fn add(&self, socket: OwnedFd, is_only: bool) -> Result<()> {
-        let allowed = self.users.check(socket.as_fd());
+        let allowed = check_user(socket.as_fd(), &self.users);
         let mut state = self.lock();
         if state.over {
             return Ok(());
@@ -288,7 +288,7 @@ impl State {
             let peer = self.peers.remove(at);
             self.done.left += u64::from(peer.gone);
             self.done.died += u64::from(peer.has_died());
-            freed.push(Box::new(peer));
+            freed.push(Arc::new(peer));
         }
         changed || is_over
     }
@@ -323,7 +323,7 @@ impl Peer {
         let lease_of = Lease {
             is_batch,
             is_unready: is_batch && is_unready,
-            _kept: kept,
+            kept,
         };
         self.leases.insert(lease, lease_of);
     }
@@ -395,14 +395,14 @@ impl Peer {
             Kind::Done if self.is_subscriber => {
                 let lease = self.leases.remove(&packet.number);
                 let lease = lease.ok_or_else(|| Error::protocol("a lease that is not out"))?;
-                freed.push(Box::new(lease));
+                freed.push(lease.kept);
                 Ok(())
             }
             Kind::Gone if self.is_subscriber && !self.gone => {
                 self.gone = !self.is_broken;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));
-                freed.extend(unseen.into_values().map(|lease| Box::new(lease) as Kept));
+                freed.extend(unseen.into_values().map(|lease| lease.kept));
                 self.outbox.clear();
                 Ok(())
             }

@@ -94,7 +94,7 @@ impl Publisher {
             bound => bound.map_err(&io)?,
         }
         // Before anybody can connect.
-        let mode = if options.users.0.is_empty() {
+        let mode = if options.users.is_empty() {
             0o600
         } else {
             0o666
@@ -113,7 +113,10 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::Refused`] for a socket of another kind or a peer of another user.
     pub fn over(socket: OwnedFd) -> Result<Self> {
-        let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+        let options = PublisherOptions {
+            dead_peers: DeadPeers::Report,
+            ..Default::default()
+        };
         Self::over_with(socket, options)
     }
 
@@ -186,7 +189,7 @@ impl Publisher {
     ///
     /// # Errors
     /// Returns [`Error::Device`] if the batch has another schema than the first one, or is on a device whose memory cannot be shared;
-    /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::with_patience`]), where those before it have
+    /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::patience`]), where those before it have
     /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Refused`] in a forked child; [`Error::Io`].
     pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
         check_process(self.process)?;
@@ -221,7 +224,7 @@ impl Publisher {
 
     /// Whether a batch has to wait for this connection.
     fn is_full(&self, peer: &Peer) -> bool {
-        peer.is_awaited() || peer.takes_batches() && peer.batches() >= self.options.leases
+        peer.is_awaited() || peer.takes_batches() && peer.batches() >= self.options.leases.max(1)
     }
 
     /// Sends a batch to a subscriber that still is one. Returns the lease.
@@ -245,7 +248,7 @@ impl Publisher {
     /// Reports a subscriber that has died.
     fn report(&self) -> Result<()> {
         let mut state = self.peers.lock();
-        if self.options.dead == DeadPeers::Report && state.reported < state.died() {
+        if self.options.dead_peers == DeadPeers::Report && state.reported < state.died() {
             state.reported += 1;
             return Err(Error::SubscriberDied);
         }

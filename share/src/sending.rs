@@ -1,17 +1,16 @@
 //! From a batch to the packets that describe it.
 
-use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 
-use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent};
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::describe::{Described, Description, describe};
 use crate::device::{copied, origin, own_memory};
 use crate::error::Result;
 use crate::manifest::{Manifest, Slot, slots};
-use crate::peers::{Peer, Peers};
+use crate::peers::{Kept, Peer, Peers};
 use crate::schema;
 use crate::wire::{Kind, Outgoing};
 
@@ -34,14 +33,11 @@ struct Known {
     waiting: OnceLock<Queue>,
 }
 
-/// What keeps an event that other processes wait for.
-type Crossing = Arc<dyn Any + Send + Sync>;
-
 /// A batch that can be sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    batch: DeviceRecordBatch,
-    crossing: Option<Crossing>,
+    /// The batch, and its event if other processes wait for it.
+    kept: Kept,
     schema: Outgoing,
     values: Vec<Values>,
     offer: Outgoing,
@@ -54,7 +50,7 @@ pub(crate) struct Prepared {
 /// The values of a dictionary.
 #[derive(Debug)]
 struct Values {
-    array: DeviceArray,
+    kept: Kept,
     /// Of all that were sent, which these are.
     number: u64,
     packet: Outgoing,
@@ -118,7 +114,7 @@ impl Known {
             let packet = packet.with_memory(described.region);
             let number = self.number(slot, manifest);
             Ok(Values {
-                array,
+                kept: Arc::new(array),
                 number,
                 packet,
             })
@@ -126,8 +122,7 @@ impl Known {
         let values = values.collect::<Result<_>>()?;
         let schema = self.packet.clone();
         Ok(Prepared {
-            batch,
-            crossing,
+            kept: Arc::new((batch, crossing)),
             schema,
             values,
             offer,
@@ -137,7 +132,7 @@ impl Known {
     }
 
     /// Returns a handle by which devices of other processes wait for an event, and what keeps it, if there are such events.
-    fn cross(&self, device: &Device, event: Option<&SyncEvent>) -> Option<([u8; 64], Crossing)> {
+    fn cross(&self, device: &Device, event: Option<&SyncEvent>) -> Option<([u8; 64], Kept)> {
         #[cfg(feature = "cuda")]
         if let Ok(crossing) = crate::cuda::Crossing::new(device, event?, &self.waiting) {
             return Some((crossing.handle, Arc::new(crossing)));
@@ -187,9 +182,9 @@ impl Known {
 impl Prepared {
     /// Sends the batch to a subscriber, after what it does not have yet of its schema and dictionaries. Returns the lease.
     pub(crate) fn post(&self, peer: &mut Peer, next_lease: &mut u64) -> u64 {
-        let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept| {
+        let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept: &Kept| {
             *next_lease += 1;
-            peer.lend(*next_lease, is_batch, kept, self.event.is_some());
+            peer.lend(*next_lease, is_batch, kept.clone(), self.event.is_some());
             peer.post(packet.numbered(*next_lease));
             *next_lease
         };
@@ -201,11 +196,10 @@ impl Prepared {
         for (slot, values) in self.values.iter().enumerate() {
             if peer.dictionaries[slot] != Some(values.number) {
                 peer.dictionaries[slot] = Some(values.number);
-                lend(peer, &values.packet, false, Box::new(values.array.clone()));
+                lend(peer, &values.packet, false, &values.kept);
             }
         }
-        let kept = (self.batch.clone(), self.crossing.clone());
-        lend(peer, &self.offer, true, Box::new(kept))
+        lend(peer, &self.offer, true, &self.kept)
     }
 }
 

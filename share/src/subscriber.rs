@@ -15,13 +15,15 @@ use crate::error::{Error, Result, check_process};
 use crate::lease::{Lease, Link, Places};
 use crate::manifest::{Manifest, Slot, slots};
 use crate::schema;
-use crate::wire::{self, Kind, Outgoing, Packet, Received, Users, VERSION, check_kind, seqpacket};
+use crate::wire::{
+    self, Kind, Outgoing, Packet, Received, VERSION, check_kind, check_user, seqpacket,
+};
 
 /// How a [`Subscriber`] behaves.
 #[derive(Clone, Debug, Default)]
 pub struct SubscriberOptions {
     places: Places,
-    users: Users,
+    users: Vec<u32>,
 }
 
 impl SubscriberOptions {
@@ -49,7 +51,7 @@ impl SubscriberOptions {
     /// Allows a publisher of another user.
     #[must_use]
     pub fn with_user(mut self, user: u32) -> Self {
-        self.users.0.push(user);
+        self.users.push(user);
         self
     }
 }
@@ -130,7 +132,7 @@ impl Subscriber {
     /// As [`over`](Self::over).
     pub fn over_with(socket: OwnedFd, options: SubscriberOptions) -> Result<Self> {
         check_kind(socket.as_fd())?;
-        options.users.check(socket.as_fd())?;
+        check_user(socket.as_fd(), &options.users)?;
         let link = Arc::new(Link::new(socket));
         link.post(Outgoing::new(Kind::Hello, &VERSION)?);
         Ok(Self {

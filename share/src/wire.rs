@@ -276,23 +276,19 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
     }))
 }
 
-/// Which users may be at the other end: this process's own, and these.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Users(pub(crate) Vec<u32>);
-
-impl Users {
-    /// # Errors
-    /// Returns [`Error::Refused`] for a peer of another user.
-    pub(crate) fn check(&self, socket: BorrowedFd<'_>) -> Result<()> {
-        let peer = sockopt::socket_peercred(socket);
-        let user = peer
-            .map_err(Error::of("ask for the peer's user"))?
-            .uid
-            .as_raw();
-        match user == rustix::process::geteuid().as_raw() || self.0.contains(&user) {
-            true => Ok(()),
-            false => Error::refused(format!("the peer runs as user {user}: with_user")),
-        }
+/// Asks who is at the other end: this process's own user, or one of these.
+///
+/// # Errors
+/// Returns [`Error::Refused`] for a peer of another user.
+pub(crate) fn check_user(socket: BorrowedFd<'_>, others: &[u32]) -> Result<()> {
+    let peer = sockopt::socket_peercred(socket);
+    let peer = peer.map_err(Error::of("ask for the peer's user"))?;
+    let user = peer.uid.as_raw();
+    match user == rustix::process::geteuid().as_raw() || others.contains(&user) {
+        true => Ok(()),
+        false => Error::refused(format!(
+            "the peer runs as user {user}, which is not allowed"
+        )),
     }
 }
 

@@ -100,7 +100,10 @@ fn numbers(from: i64, rows: i64) -> RecordBatch {
 }
 
 fn publisher(socket: std::os::fd::OwnedFd) -> Publisher {
-    let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+    let options = PublisherOptions {
+        dead_peers: DeadPeers::Report,
+        ..Default::default()
+    };
     Publisher::over_with(socket, options).unwrap()
 }
 

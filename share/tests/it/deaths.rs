@@ -80,9 +80,11 @@ fn a_subscriber_dies() {
     let before = Held::now();
     for step in SUBSCRIBER_STEPS {
         let (mut other, socket) = Other::connected(test, step).unwrap();
-        let options = PublisherOptions::default()
-            .with_dead_peers(DeadPeers::Report)
-            .with_leases(4);
+        let options = PublisherOptions {
+            dead_peers: DeadPeers::Report,
+            leases: 4,
+            ..Default::default()
+        };
         let publisher = Publisher::over_with(socket, options).unwrap();
         let is_silent = step == "connected";
         let mut publisher = Some(publisher);

@@ -52,7 +52,10 @@ fn a_batch_is_read_once_it_is_ready() {
 fn a_slow_subscriber_keeps_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let options = PublisherOptions::default().with_leases(1);
+    let options = PublisherOptions {
+        leases: 1,
+        ..Default::default()
+    };
     let publisher = Publisher::bind_with(&path, options).unwrap();
     let sim = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
     let mut both = [1, 2].map(|of| {
