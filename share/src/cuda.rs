@@ -7,7 +7,9 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use arrow_device::cuda::cudarc::driver::sys::{self, CUevent, CUmemAccess_flags, CUresult};
+use arrow_device::cuda::cudarc::driver::sys::{
+    self, CUdevice_attribute as Of, CUevent, CUmemAccess_flags, CUresult,
+};
 use arrow_device::device::{DevicePtr, WeakDevice, device_error};
 use arrow_device::{Device, DeviceId, Queue, SyncEvent};
 
@@ -44,42 +46,30 @@ const EVENT_FLAGS: u32 = 2 | 4;
 /// Returns [`Error::Device`] if it is no CUDA device, or one without such memory.
 pub fn shared_cuda(device: &Device) -> Result<Device> {
     static SHARED: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
-    let raw = device.cuda_context()?.cu_ctx().addr();
+    let context = device.cuda_context()?;
+    let raw = context.cu_ctx().addr();
     let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(_, shared)| shared.upgrade().is_some());
     let found = all.iter().find(|(of, _)| *of == raw);
     if let Some(shared) = found.and_then(|(_, shared)| shared.upgrade()) {
         return Ok(shared);
     }
-    check_support(device)?;
+    let needed = [
+        Of::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        Of::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    ];
+    if needed
+        .into_iter()
+        .any(|of| context.attribute(of).unwrap_or(0) == 0)
+    {
+        let reason = "the GPU or this system has no virtual memory with descriptors that another process can map";
+        return Err(Error::not_shared(device.id(), reason));
+    }
     // SAFETY: the driver aligns the memory to its pages, access is set for the device, and nothing else has the addresses. Other processes
     // map the memory to read it.
     let shared = unsafe { device.with_memory(|id, bytes| Ok(allocate(id, bytes)?), region::free) }?;
     all.push((raw, shared.downgrade()));
     Ok(shared)
-}
-
-/// # Errors
-/// Says of a device without memory that has descriptors what it lacks.
-fn check_support(device: &Device) -> Result<()> {
-    use sys::CUdevice_attribute as Of;
-    let context = device.cuda_context()?;
-    let needed = [
-        (
-            Of::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            "the GPU or its driver has no virtual memory management",
-        ),
-        (
-            Of::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-            "its memory has no descriptors that another process can map on this system",
-        ),
-    ];
-    for (attribute, reason) in needed {
-        if context.attribute(attribute).unwrap_or(0) == 0 {
-            return Err(Error::not_shared(device.id(), reason));
-        }
-    }
-    Ok(())
 }
 
 /// Allocates memory with a descriptor. The context is current.

@@ -189,7 +189,7 @@ impl Peers {
         let mut is_crowded = false;
         loop {
             let mut freed = Vec::new();
-            let sockets = {
+            let (sockets, is_later) = {
                 let state = self.lock();
                 if state.over {
                     listener = None;
@@ -202,12 +202,13 @@ impl Peers {
                         true => PollFlags::IN,
                         false => PollFlags::IN | PollFlags::OUT,
                     };
-                    (peer.id, peer.socket.as_raw_fd(), flags, peer.is_crowded)
+                    (peer.id, peer.socket.as_raw_fd(), flags)
                 });
-                waiting.collect::<Vec<_>>()
+                let is_later = is_crowded || state.peers.iter().any(|peer| peer.is_crowded);
+                (waiting.collect::<Vec<_>>(), is_later)
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, flags, _) in &sockets {
+            for (_, socket, flags) in &sockets {
                 // SAFETY: only this thread removes connections, after the wait.
                 let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
                 polled.push(PollFd::from_borrowed_fd(socket, *flags));
@@ -219,7 +220,6 @@ impl Peers {
                 tv_sec: 0,
                 tv_nsec: 50_000_000,
             };
-            let is_later = is_crowded || sockets.iter().any(|(_, _, _, later)| *later);
             let timeout = is_later.then_some(&pause);
             is_crowded = match rustix::event::poll(&mut polled, timeout) {
                 Err(Errno::INTR) => continue,
@@ -237,8 +237,8 @@ impl Peers {
             }
             let mut changed = false;
             let over = self.lock().over;
-            for ((id, _, _, later), did) in sockets.iter().zip(&happened[1..]) {
-                if *did || *later || over {
+            for ((id, _, _), did) in sockets.iter().zip(&happened[1..]) {
+                if *did || is_later || over {
                     changed |= self.lock().hear(*id, &mut freed);
                 }
             }
