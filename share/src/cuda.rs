@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use arrow_device::cuda::cudarc::driver::sys::{
     self, CUdevice_attribute as Of, CUevent, CUmemAccess_flags, CUresult,
@@ -13,7 +13,7 @@ use arrow_device::cuda::cudarc::driver::sys::{
 use arrow_device::device::{DevicePtr, WeakDevice, device_error};
 use arrow_device::{Device, DeviceId, Queue, SyncEvent};
 
-use crate::error::{Error, Result, check_process};
+use crate::error::{Error, Result, check_process, lock};
 use crate::region::{self, Region, check_owner};
 
 const FILE: sys::CUmemAllocationHandleType =
@@ -48,7 +48,7 @@ pub fn shared_cuda(device: &Device) -> Result<Device> {
     static SHARED: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
     let context = device.cuda_context()?;
     let raw = context.cu_ctx().addr();
-    let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&SHARED);
     all.retain(|(_, shared)| shared.upgrade().is_some());
     let found = all.iter().find(|(of, _)| *of == raw);
     if let Some(shared) = found.and_then(|(_, shared)| shared.upgrade()) {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrow_device::DeviceId;
 use arrow_schema::ArrowError;
@@ -86,6 +87,11 @@ pub(crate) fn check_process(process: u32) -> Result<()> {
         true => Ok(()),
         false => Error::refused("this process was forked; what it asks for is its parent's"),
     }
+}
+
+/// Locks a mutex whose data is consistent whenever the lock is free.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl From<Error> for arrow_device::Error {

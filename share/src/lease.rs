@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use crate::device::origin;
-use crate::error::{Error, Result, check_process};
+use crate::error::{Error, Result, check_process, lock};
 use crate::manifest::Manifest;
 use crate::region::Mapping;
 use crate::wire::{self, Kind, Outgoing, Sent};
@@ -56,7 +56,7 @@ impl Link {
 
     /// Sends what there is room for, and returns what to wait for: the publisher, and room for the rest.
     pub(crate) fn flush(&self, last: Option<Outgoing>) -> PollFlags {
-        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outbox = lock(&self.outbox);
         outbox.extend(last);
         match wire::flush(&mut outbox, self.socket()) {
             Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,

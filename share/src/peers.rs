@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, lock};
 use crate::options::PublisherStats;
 use crate::wire::{Kind, Outgoing, Packet, Received, Sent, VERSION, check_user, flush, receive};
 
@@ -48,7 +48,8 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) id: u64,
-    socket: OwnedFd,
+    /// The thread has it, too, while it waits.
+    socket: Arc<OwnedFd>,
     /// No other will come: it is waited for, and its end is noticed, before it has said what it is.
     is_only: bool,
     /// It has said what it is.
@@ -87,7 +88,7 @@ impl Peers {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits for what `look` returns.
@@ -136,7 +137,7 @@ impl Peers {
         state.next_peer += 1;
         state.peers.push(Peer {
             id,
-            socket,
+            socket: Arc::new(socket),
             is_only,
             is_subscriber: false,
             has_schema: false,
@@ -202,17 +203,16 @@ impl Peers {
                         true => PollFlags::IN,
                         false => PollFlags::IN | PollFlags::OUT,
                     };
-                    (peer.id, peer.socket.as_raw_fd(), flags)
+                    (peer.id, peer.socket.clone(), flags)
                 });
                 let is_later = is_crowded || state.peers.iter().any(|peer| peer.is_crowded);
                 (waiting.collect::<Vec<_>>(), is_later)
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, flags) in &sockets {
-                // SAFETY: only this thread removes connections, after the wait.
-                let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
-                polled.push(PollFd::from_borrowed_fd(socket, *flags));
-            }
+            let waits = sockets
+                .iter()
+                .map(|(_, socket, flags)| PollFd::new(socket, *flags));
+            polled.extend(waits);
             if let Some(listener) = listener.as_ref().filter(|_| !is_crowded) {
                 polled.push(PollFd::new(listener, PollFlags::IN));
             }

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_device::DeviceRecordBatch;
@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::error::{Error, Result, check_process};
+use crate::error::{Error, Result, check_process, lock};
 use crate::options::{DeadPeers, PublisherOptions, PublisherStats};
 use crate::peers::{Peer, Peers, State};
 use crate::sending::{Prepared, Sending, tell_when_ready};
@@ -84,8 +84,8 @@ impl Publisher {
         let folder = path.parent().filter(|folder| *folder != Path::new(""));
         let folder = File::open(folder.unwrap_or(Path::new(".")));
         let folder = folder.map_err(Error::of("open the socket's folder"))?;
-        let lock = || rustix::fs::flock(&folder, FlockOperation::LockExclusive);
-        rustix::io::retry_on_intr(lock).map_err(&io)?;
+        let take_turns = || rustix::fs::flock(&folder, FlockOperation::LockExclusive);
+        rustix::io::retry_on_intr(take_turns).map_err(&io)?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) if is_socket(path) && is_stale(&address) => {
                 std::fs::remove_file(path).map_err(Error::of("remove an old socket"))?;
@@ -193,7 +193,7 @@ impl Publisher {
     /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Refused`] in a forked child; [`Error::Io`].
     pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
         check_process(self.process)?;
-        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sending = lock(&self.sending);
         let prepared = sending.prepare(batch)?;
         let sent = self.each(&prepared)?;
         let mut state = self.peers.lock();

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use arrow_device::device::DevicePtr;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::error::{Error, Result, check_process};
+use crate::error::{Error, Result, check_process, lock};
 
 /// The kind of file system that memory files of ordinary pages are of.
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
@@ -26,7 +26,6 @@ pub(crate) struct Region {
     pub(crate) number: u64,
     /// Whether others cannot write to it any more, as far as that is possible.
     is_sealed: Mutex<bool>,
-    process: u32,
     _mapped: Box<dyn Any + Send + Sync>,
 }
 
@@ -78,14 +77,13 @@ impl Region {
             file,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             is_sealed: Mutex::default(),
-            process: std::process::id(),
             _mapped: Box::new(mapped),
         }
     }
 
     /// Lets [`find`] find the allocation by its address, which is returned, until that is [freed](free).
     pub(crate) fn publish(self) -> DevicePtr {
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = lock(&REGIONS);
         let start = self.start;
         regions.insert(start.address(), Arc::new(self));
         start
@@ -117,11 +115,7 @@ impl Region {
     }
 
     fn seal(&self, how: impl FnOnce() -> rustix::io::Result<()>) -> Result<()> {
-        check_process(self.process)?;
-        let mut is_sealed = self
-            .is_sealed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut is_sealed = lock(&self.is_sealed);
         if !*is_sealed {
             how().map_err(Error::of("seal shared memory"))?;
             *is_sealed = true;
@@ -131,13 +125,13 @@ impl Region {
 }
 
 /// The published allocations by their addresses. All devices whose addresses are the process's own have different ones.
-static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
+static REGIONS: Mutex<BTreeMap<usize, Arc<Region>>> = Mutex::new(BTreeMap::new());
 
 /// Frees a published allocation, once nobody is about to send it.
 pub(crate) fn free(start: DevicePtr) {
     // The child's copy of a region, and the addresses, stay as they are.
     if check_owner().is_ok() {
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let mut regions = lock(&REGIONS);
         let freed = regions.remove(&start.address());
         // Without the lock.
         drop(regions);
@@ -154,7 +148,7 @@ pub(crate) fn check_owner() -> Result<()> {
 /// Returns the published allocation in which these bytes lie, and where.
 pub(crate) fn find(address: DevicePtr, bytes: usize) -> Option<(Arc<Region>, usize)> {
     check_owner().ok()?;
-    let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
+    let regions = lock(&REGIONS);
     let (start, region) = regions.range(..=address.address()).next_back()?;
     let within = address.address() - start;
     let fits = within.checked_add(bytes)? <= region.bytes;
