@@ -9,7 +9,7 @@ use arrow_device_share::{
 use futures::{FutureExt, StreamExt};
 
 use crate::deaths::{LONG, numbers, until};
-use crate::two::{Other, role};
+use crate::two::{Held, Other, alone, role};
 
 fn deferred() -> Device {
     let config = SimConfig {
@@ -45,6 +45,19 @@ fn a_batch_is_read_once_it_is_ready() {
     let batch = futures::executor::block_on(received).unwrap().unwrap();
     assert_eq!(batch.to_host().unwrap(), numbers(1));
     assert_eq!(device.stats().since(&before).bytes_to_host, 0);
+}
+
+/// The thread that waits for a stream ends with it, although nothing comes.
+#[test]
+fn nobody_waits_for_a_stream_that_is_gone() {
+    if !alone("order::nobody_waits_for_a_stream_that_is_gone") {
+        return;
+    }
+    let before = Held::now();
+    let (publisher, mut stream) = pair();
+    assert!(stream.next().now_or_never().is_none());
+    drop((stream, publisher));
+    before.assert_again("its thread has its socket");
 }
 
 /// Nor does it wait for another subscriber that the publisher waits for.
