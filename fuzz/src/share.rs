@@ -146,7 +146,10 @@ pub(crate) fn protocol(input: &mut Input<'_>) {
 
 /// The publisher ends the connection at the first packet that is wrong, and keeps nothing for it.
 fn to_a_publisher(input: &mut Input<'_>, raw: Raw, there: OwnedFd) {
-    let options = PublisherOptions::default().with_patience(Duration::ZERO);
+    let options = PublisherOptions {
+        patience: Duration::ZERO,
+        ..Default::default()
+    };
     let publisher = Publisher::over_with(there, options).expect("a pair of sockets");
     let shared = shared_cpu().upload(&batches()[0]).expect("memory");
     while !input.is_empty() {

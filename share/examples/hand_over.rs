@@ -271,7 +271,10 @@ fn print_lines(measured: &[Measured]) {
 }
 
 fn measure(folder: &Path) -> Result<Vec<Measured>> {
-    let options = PublisherOptions::default().with_leases(8);
+    let options = PublisherOptions {
+        leases: 8,
+        ..Default::default()
+    };
     let bind = |i: usize| Publisher::bind_with(folder.join(i.to_string()), options.clone());
     let listeners = ["control", "socket"].map(|name| UnixListener::bind(folder.join(name)));
     let [control, socket] = listeners;

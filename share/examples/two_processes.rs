@@ -37,7 +37,13 @@ fn publish(child: &mut Command) -> Result<()> {
         .stdin(Stdio::from(there))
         .stdout(Stdio::piped())
         .spawn()?;
-    let publisher = Publisher::over_with(here, PublisherOptions::default().with_leases(4))?;
+    let publisher = Publisher::over_with(
+        here,
+        PublisherOptions {
+            leases: 4,
+            ..Default::default()
+        },
+    )?;
     println!(
         "process {} sends lineitem of TPC-H, scale {SCALE}, to process {} ...",
         std::process::id(),

@@ -1,5 +1,7 @@
 //! Arrays in memory that a publisher described: every position and length is checked against the memory's true size.
 
+use std::fmt;
+
 use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Validity};
 use arrow_schema::{DataType, SchemaRef};
 
@@ -90,11 +92,9 @@ impl Next<'_> {
     unsafe fn array(&mut self, data_type: &DataType) -> Result<DeviceArray> {
         let layout = arrow_data::layout(data_type);
         let ([rows, nulls], [first, bit]) = (take(&mut self.nodes)?, take(&mut self.starts)?);
-        let (len, first) = (count(rows)?, start(first)?);
+        let (len, first) = (count(rows)?, count(first)?);
         if is_cut(data_type) && first != 0 {
-            return Err(Error::protocol(format!(
-                "{data_type} does not start at row 0"
-            )));
+            return Error::broken(format!("{data_type} does not start at row 0"));
         }
         // From the buffers' start to the last row.
         let all = first.checked_add(len);
@@ -102,13 +102,13 @@ impl Next<'_> {
         let mut validity = None;
         if layout.can_contain_null_mask {
             if let Some(bits) = self.buffer()? {
-                let skip = start(bit)?.checked_sub(first);
+                let skip = count(bit)?.checked_sub(first);
                 let skip = skip.ok_or_else(|| Error::protocol("a bitmap starts before it"))?;
                 let bits = Validity::new(bits, skip, all).map_err(refused)?;
                 validity = Some(match usize::try_from(nulls) {
                     Ok(nulls) if self.of.trusted && first == 0 => {
                         if nulls > len {
-                            return Err(Error::protocol("more nulls than rows"));
+                            return Error::broken("more nulls than rows");
                         }
                         // SAFETY: the caller vouches for the null counts if they are trusted.
                         unsafe { bits.with_null_count(nulls) }
@@ -179,9 +179,7 @@ impl Next<'_> {
         let left = self.nodes.len() + self.buffers.len() + self.variadic.len();
         match left {
             0 => Ok(()),
-            _ => Err(Error::protocol(
-                "more arrays or buffers than the schema has",
-            )),
+            _ => Error::broken("more arrays or buffers than the schema has"),
         }
     }
 }
@@ -196,12 +194,9 @@ fn missing() -> Error {
     Error::protocol("fewer arrays or buffers than the schema has")
 }
 
-fn count(number: i64) -> Result<usize> {
-    usize::try_from(number).map_err(|_| Error::protocol(format!("a length of {number}")))
-}
-
-fn start(number: u64) -> Result<usize> {
-    usize::try_from(number).map_err(|_| Error::protocol(format!("a start of {number}")))
+fn count<T: Copy + fmt::Display + TryInto<usize>>(number: T) -> Result<usize> {
+    let count = number.try_into();
+    count.map_err(|_| Error::protocol(format!("a length or start of {number}")))
 }
 
 /// What the core refuses of a description is the peer's mistake.

@@ -1,15 +1,15 @@
 //! Devices whose memory other processes can map.
 
-use std::collections::BTreeMap;
-use std::ptr;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
 
+use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimBacking, SimConfig, SimDevice};
-use arrow_device::device::{Backend, Capabilities, CopyOp, DevicePtr, RawQueue};
-use arrow_device::{Device, DeviceBuffer, DeviceId, DeviceRecordBatch};
+use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, DeviceRecordBatch, Devices};
 
-use crate::error::{Error, Result, check_process};
-use crate::region::Region;
+use crate::error::{Error, Result};
+use crate::manifest::machine;
+use crate::region::{self, Region, check_owner};
 
 /// Returns the CPU as a device whose memory other processes can map: an upload to it, and what is computed on it, can be
 /// [sent](crate::Publisher::send) without a copy. The same one at each call.
@@ -27,11 +27,24 @@ use crate::region::Region;
 /// ```
 pub fn shared_cpu() -> Device {
     static CPU: OnceLock<Device> = OnceLock::new();
-    CPU.get_or_init(|| {
-        Device::new(Arc::new(SharedCpu(Arc::new(CpuQueue))))
-            .expect("a backend with a default queue becomes a device")
-    })
-    .clone()
+    // SAFETY: each region is a mapping of its own, of zeros, aligned to a page, to which nobody else writes.
+    let cpu = || unsafe { Devices::cpu().with_memory(allocate, region::free) };
+    CPU.get_or_init(|| cpu().expect("the CPU can have such memory"))
+        .clone()
+}
+
+fn allocate(device: DeviceId, bytes: usize) -> arrow_device::Result<DevicePtr> {
+    check_owner()?;
+    let region = Region::of_file(bytes).map_err(|e| match e {
+        Error::Io { source, .. } if is_too_much(&source) => arrow_device::Error::OutOfMemory {
+            device,
+            operation: "allocate shared memory",
+            bytes,
+        },
+        // Such as a lack of descriptors.
+        e => e.into(),
+    })?;
+    Ok(region.publish())
 }
 
 /// Returns the configuration of a simulated device whose memory other processes can map.
@@ -47,8 +60,9 @@ pub fn shared_cpu() -> Device {
 /// ```
 pub fn shared_sim(config: SimConfig) -> SimConfig {
     let memory = |bytes| {
-        let region = Arc::new(Region::new(bytes).ok()?);
-        let (start, bytes) = (region.start(), region.bytes());
+        let region = Arc::new(Region::of_file(bytes).ok()?);
+        let start = NonNull::new(region.start.as_ptr().cast())?;
+        let bytes = region.bytes;
         // SAFETY: the region keeps its mapping, to which nobody else writes: other processes map it read-only.
         Some(unsafe { SimBacking::new(start, bytes, region) })
     };
@@ -61,13 +75,9 @@ pub fn shared_sim(config: SimConfig) -> SimConfig {
 /// Returns the shareable allocation in which a buffer lies, and where.
 pub(crate) fn region_of(buffer: &DeviceBuffer) -> Option<(Arc<Region>, usize)> {
     let (address, bytes) = (buffer.address(), buffer.len());
-    if buffer.device().id() == DeviceId::CPU {
-        check_owner().ok()?;
-        let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
-        let (start, region) = regions.range(..=address.address()).next_back()?;
-        let within = address.address() - start;
-        let fits = within.checked_add(bytes)? <= region.bytes();
-        return fits.then(|| (region.clone(), within));
+    let of = buffer.device().id().device_type;
+    if of == ArrowDeviceType::CPU || of == ArrowDeviceType::CUDA {
+        return region::find(address, bytes);
     }
     let sim = buffer.device().backend().downcast_ref::<SimDevice>()?;
     let (owner, within) = sim.backing(address, bytes)?;
@@ -75,12 +85,28 @@ pub(crate) fn region_of(buffer: &DeviceBuffer) -> Option<(Arc<Region>, usize)> {
 }
 
 /// Copies a batch to one shareable allocation, once, on its device.
+///
+/// # Errors
+/// Refuses devices that have no such memory, before anything is copied.
 pub(crate) fn copied(batch: &DeviceRecordBatch) -> Result<DeviceRecordBatch> {
-    let cpu = shared_cpu();
-    Ok(match batch.device() {
-        device if device.id() == DeviceId::CPU && *device != cpu => batch.to_device(&cpu)?,
-        _ => batch.compact()?,
+    let device = batch.device();
+    let shared = match device.id().device_type {
+        ArrowDeviceType::CPU => shared_cpu(),
+        #[cfg(feature = "cuda")]
+        ArrowDeviceType::CUDA => crate::cuda::shared_cuda(device)?,
+        ArrowDeviceType::EXT_DEV => device.clone(),
+        _ => return Err(own_memory(device)),
+    };
+    Ok(match *device == shared {
+        true => batch.compact()?,
+        false => batch.to_device(&shared)?,
     })
+}
+
+pub(crate) fn own_memory(device: &Device) -> Error {
+    let reason = "its memory is this process's own; copy the batch with to_device to \
+                  arrow_device_share::shared_cpu or shared_cuda, or simulate the device with shared_sim";
+    Error::not_shared(device.id(), reason)
 }
 
 /// Whether there is not as much memory, or no file as large.
@@ -92,95 +118,12 @@ fn is_too_much(error: &std::io::Error) -> bool {
     )
 }
 
-/// The allocations of the shared CPU by their addresses.
-static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
-
-/// Fails in a forked child of the process that has used [`REGIONS`] first.
-fn check_owner() -> Result<()> {
-    static PROCESS: OnceLock<u32> = OnceLock::new();
-    check_process(*PROCESS.get_or_init(std::process::id))
-}
-
-#[derive(Debug)]
-struct SharedCpu(Arc<CpuQueue>);
-
-#[derive(Debug)]
-struct CpuQueue;
-
-// SAFETY: the memory is mapped for the host to read and write, and zero at first; work has completed when a call returns, and there are
-// no events; `classify` accepts no address.
-unsafe impl Backend for SharedCpu {
-    fn capabilities(&self) -> Capabilities {
-        let mut is = Capabilities::new(DeviceId::CPU);
-        (is.host_readable, is.synchronous) = (true, true);
-        is
+/// Returns what names the GPU that a device is, or the machine and its start if it is none: memory is shared within one only.
+pub(crate) fn origin(device: &Device) -> Result<[u8; 16]> {
+    #[cfg(feature = "cuda")]
+    if device.id().device_type == ArrowDeviceType::CUDA {
+        return crate::cuda::uuid(device);
     }
-
-    fn default_queue(&self) -> arrow_device::Result<Arc<dyn RawQueue>> {
-        Ok(self.0.clone())
-    }
-
-    fn new_queue(&self) -> arrow_device::Result<Arc<dyn RawQueue>> {
-        Ok(self.0.clone())
-    }
-
-    fn synchronize(&self) -> arrow_device::Result<()> {
-        Ok(())
-    }
-}
-
-// SAFETY: each allocation is a mapping of its own, of at least the requested size and aligned to a page; work runs at once, so in order.
-unsafe impl RawQueue for CpuQueue {
-    fn allocate(&self, bytes: usize) -> arrow_device::Result<DevicePtr> {
-        if bytes == 0 {
-            let what = "allocation of 0 bytes";
-            return Err(arrow_device::Error::InvalidArgument(what.into()));
-        }
-        check_owner()?;
-        let region = Region::new(bytes).map_err(|e| match e {
-            Error::Io { source, .. } if is_too_much(&source) => arrow_device::Error::OutOfMemory {
-                device: DeviceId::CPU,
-                operation: "allocate shared memory",
-                bytes,
-            },
-            // Such as a lack of descriptors.
-            e => e.into(),
-        })?;
-        let start = region.start().as_ptr();
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
-        regions.insert(start.addr(), Arc::new(region));
-        Ok(DevicePtr::new(start.cast()))
-    }
-
-    unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> arrow_device::Result<()> {
-        // The child's copy of a region, and the addresses, stay as they are.
-        if check_owner().is_err() {
-            return Ok(());
-        }
-        let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
-        let freed = regions.remove(&base.address());
-        // Unmapped without the lock, once nobody is about to send it.
-        drop(regions);
-        let what = "free of memory that is not allocated";
-        freed.map_or(
-            Err(arrow_device::Error::InvalidArgument(what.into())),
-            |_| Ok(()),
-        )
-    }
-
-    unsafe fn copy(&self, copies: &[CopyOp]) -> arrow_device::Result<()> {
-        for copy in copies {
-            let (src, dst) = (copy.src.as_ptr(), copy.dst.as_ptr());
-            // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see `RawQueue::copy`); all are memory of the
-            // host.
-            unsafe { ptr::copy_nonoverlapping::<u8>(src.cast(), dst.cast(), copy.bytes) };
-        }
-        Ok(())
-    }
-
-    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> arrow_device::Result<()> {
-        // SAFETY: the caller guarantees that `bytes` bytes at `dst` are valid (see `RawQueue::fill`).
-        unsafe { ptr::write_bytes(dst.as_ptr().cast::<u8>(), byte, bytes) };
-        Ok(())
-    }
+    let _ = device;
+    Ok(machine())
 }

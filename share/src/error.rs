@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use arrow_device::DeviceId;
 use arrow_schema::ArrowError;
 
 /// The result of a fallible function of this crate.
@@ -50,6 +52,25 @@ impl Error {
         Self::Protocol(what.into())
     }
 
+    /// Refuses what a peer sent.
+    pub(crate) fn broken<T>(what: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(Self::protocol(what))
+    }
+
+    /// Refuses what cannot take part.
+    pub(crate) fn refused<T>(what: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(Self::Refused(what.into()))
+    }
+
+    /// Refuses a device whose memory has no descriptors.
+    pub(crate) fn not_shared(device: DeviceId, reason: &'static str) -> Self {
+        Self::Device(arrow_device::Error::NotSupported {
+            device,
+            operation: "sharing with another process",
+            reason: reason.into(),
+        })
+    }
+
     /// Makes an error of a failed call.
     pub(crate) fn of<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
         move |source| Self::Io {
@@ -64,10 +85,13 @@ impl Error {
 pub(crate) fn check_process(process: u32) -> Result<()> {
     match process == std::process::id() {
         true => Ok(()),
-        false => Err(Error::Refused(
-            "this process was forked; what it asks for is its parent's".into(),
-        )),
+        false => Error::refused("this process was forked; what it asks for is its parent's"),
     }
+}
+
+/// Locks a mutex whose data is consistent whenever the lock is free.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl From<Error> for arrow_device::Error {

@@ -1,10 +1,15 @@
 //! What a subscriber holds: its connection, and memory that goes back to the publisher once nothing uses it.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+#[cfg(feature = "cuda")]
+use arrow_device::Queue;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimBacking, SimDevice};
 use arrow_device::{ArrowDeviceType, Device, DeviceBuffer, DeviceId, Devices};
@@ -13,10 +18,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
-use crate::error::{Error, Result, check_process};
-use crate::manifest::{Manifest, machine};
+use crate::device::origin;
+use crate::error::{Error, Result, check_process, lock};
+use crate::manifest::Manifest;
 use crate::region::Mapping;
-use crate::wire::{Kind, Outgoing, Sent};
+use crate::wire::{self, Kind, Outgoing, Sent};
 
 /// A connection to a publisher. It stays open until the subscriber is gone and all leases are returned.
 #[derive(Debug)]
@@ -50,20 +56,14 @@ impl Link {
 
     /// Sends what there is room for, and returns what to wait for: the publisher, and room for the rest.
     pub(crate) fn flush(&self, last: Option<Outgoing>) -> PollFlags {
-        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outbox = lock(&self.outbox);
         outbox.extend(last);
-        while let Some(packet) = outbox.front() {
-            match packet.send(self.socket()) {
-                Ok(Sent::All) => _ = outbox.pop_front(),
-                Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
-                // The publisher is not there any more.
-                Err(Errno::PIPE | Errno::CONNRESET) => outbox.clear(),
-                // What was to be sent is lost: the publisher must not take what follows for all there is.
-                Err(_) => {
-                    outbox.clear();
-                    let _ = rustix::net::shutdown(self.socket(), Shutdown::Both);
-                }
-            }
+        match wire::flush(&mut outbox, self.socket()) {
+            Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
+            // The publisher is not there any more.
+            Ok(Sent::All) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            // Leases are lost, which end with the connection. Ours stays open: to close it would return those whose memory is in use.
+            Err(_) => _ = rustix::net::shutdown(self.socket(), Shutdown::Read),
         }
         PollFlags::IN
     }
@@ -109,47 +109,39 @@ pub(crate) struct Places {
     pub(crate) device: Option<Device>,
     /// Whether the publisher is trusted, so that its memory need not be frozen.
     pub(crate) trusting: bool,
+    /// A queue that waits for events of the publisher's.
+    #[cfg(feature = "cuda")]
+    pub(crate) waiting: OnceLock<Queue>,
 }
 
-/// The fields are dropped in this order: the lease is returned once nothing is mapped.
-struct OnCpu {
-    _mapping: Mapping,
-    _lease: Lease,
-}
+/// Bytes of a simulated device that were adopted.
+struct Adopted(Device, DevicePtr, usize);
 
-struct OnSim {
-    device: Device,
-    address: DevicePtr,
-    bytes: usize,
-    _lease: Lease,
-}
-
-impl Drop for OnSim {
+impl Drop for Adopted {
     fn drop(&mut self) {
-        if let Some(sim) = self.device.backend().downcast_ref::<SimDevice>() {
+        if let Some(sim) = self.0.backend().downcast_ref::<SimDevice>() {
             // SAFETY: the memory was adopted once, and all work on it has ended: the core drops the owner of memory only then. An error
             // is one of a child process, which has nothing of the device.
-            let _ = unsafe { sim.free_now(self.address, self.bytes) };
+            let _ = unsafe { sim.free_now(self.1, self.2) };
         }
     }
 }
 
 impl Places {
-    /// Maps the memory of a lease as memory of a device of this process: all of it, or nothing if there is none.
+    /// Maps the memory of a lease as memory of a device of this process: all of it, or nothing if there is none. Sets whether the memory is
+    /// ready, or the device waits until it is.
     pub(crate) fn map(
         &self,
-        manifest: &Manifest,
+        manifest: &mut Manifest,
         file: Option<OwnedFd>,
         lease: Lease,
     ) -> Result<DeviceBuffer> {
-        if manifest.machine != machine() {
-            return Err(Error::protocol("memory of another machine"));
-        }
         let device = self.device_of(manifest.device_type)?;
+        if manifest.origin != origin(&device)? {
+            return Error::broken("memory of another machine or GPU");
+        }
         if (manifest.size > 0) != file.is_some() {
-            return Err(Error::protocol(
-                "memory and its description do not come together",
-            ));
+            return Error::broken("memory and its description do not come together");
         }
         let Some(file) = file else {
             // SAFETY: there are no bytes.
@@ -159,33 +151,39 @@ impl Places {
         };
         let bytes = usize::try_from(manifest.size);
         let bytes = bytes.map_err(|_| Error::protocol("more memory than there can be"))?;
+        #[cfg(feature = "cuda")]
+        if manifest.device_type == ArrowDeviceType::CUDA {
+            let mapped = crate::cuda::Mapped::of_peer(&device, file, bytes)?;
+            // Without the event, the publisher says when the memory is ready, unless it has died.
+            let event = manifest.event.filter(|_| !manifest.ready);
+            let event = event.map(|event| crate::cuda::arrival(&device, event, &self.waiting));
+            let event = event.transpose().unwrap_or_default().flatten();
+            manifest.ready |= event.is_some();
+            let (base, owner) = (mapped.base(), Box::new((mapped, lease)));
+            // SAFETY: so many bytes are mapped there. The publisher, which the program trusts, fills them until the event, or until it says
+            // that they are ready, before which nobody gets the batch.
+            return Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, event) });
+        }
         let of_cpu = device.id() == DeviceId::CPU;
         let mapping = Mapping::of_peer(file.as_fd(), bytes, of_cpu)?;
-        let start = mapping.start();
-        if of_cpu {
+        let start = mapping.start;
+        // The fields are dropped in order: the lease is returned once nothing is mapped.
+        let (base, owner): (_, Box<dyn Any + Send + Sync>) = if of_cpu {
             let base = DevicePtr::new(start.as_ptr().cast());
-            let owner = Box::new(OnCpu {
-                _mapping: mapping,
-                _lease: lease,
-            });
-            // SAFETY: the mapping has so many bytes, which the host can read. Their file cannot shrink, and nobody can write to it:
-            // `of_peer` has checked both.
-            return Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, None) });
-        }
-        let sim = device.backend().downcast_ref::<SimDevice>();
-        let sim = sim.ok_or_else(|| Error::protocol("memory of a device that cannot be mapped"))?;
-        // SAFETY: the mapping has so many bytes and lives as long as the device uses it; the publisher, which the program trusts, fills
-        // it only until it says that it is ready. Nothing on this device writes to a `DeviceBuffer`.
-        let backing = unsafe { SimBacking::new(start, bytes, Arc::new(mapping)) };
-        let address = sim.adopt(backing)?;
-        let owner = Box::new(OnSim {
-            device: device.clone(),
-            address,
-            bytes,
-            _lease: lease,
-        });
-        // SAFETY: the device has so many bytes there, until `owner` is dropped.
-        Ok(unsafe { DeviceBuffer::from_raw(&device, address, bytes, owner, None) })
+            (base, Box::new((mapping, lease)))
+        } else {
+            let sim = device.backend().downcast_ref::<SimDevice>();
+            let sim = sim.ok_or_else(|| Error::protocol("a device that maps no memory"))?;
+            // SAFETY: the mapping has so many bytes and lives as long as the device uses it; the publisher, which the program trusts,
+            // fills it only until it says that it is ready. Nothing on this device writes to a `DeviceBuffer`.
+            let backing = unsafe { SimBacking::new(start, bytes, Arc::new(mapping)) };
+            let base = sim.adopt(backing)?;
+            let adopted = Adopted(device.clone(), base, bytes);
+            (base, Box::new((adopted, lease)))
+        };
+        // SAFETY: the mapping, or the simulated device, has so many bytes there, until `owner` is dropped. Those of the CPU are in a file that
+        // cannot shrink, and to which nobody can write: `of_peer` has checked both.
+        Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, None) })
     }
 
     fn device_of(&self, device_type: ArrowDeviceType) -> Result<Device> {
@@ -196,12 +194,8 @@ impl Places {
         let device = device.filter(|of| of.id().device_type == device_type);
         match device.cloned() {
             Some(device) if self.trusting => Ok(device),
-            Some(_) => Err(Error::Refused(
-                "memory of a device cannot be frozen: SubscriberOptions::trusting takes it".into(),
-            )),
-            None => Err(Error::Refused(
-                format!("the batches are on a device of type {device_type:?}: with_device").into(),
-            )),
+            Some(_) => Error::refused("memory of a device needs SubscriberOptions::trusting"),
+            None => Error::refused(format!("batches of {device_type:?} need with_device")),
         }
     }
 }

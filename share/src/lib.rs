@@ -3,6 +3,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod build;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod describe;
 mod device;
 mod error;
@@ -18,6 +20,8 @@ mod stream;
 mod subscriber;
 mod wire;
 
+#[cfg(feature = "cuda")]
+pub use cuda::shared_cuda;
 pub use device::{shared_cpu, shared_sim};
 pub use error::{Error, Result};
 pub use options::{DeadPeers, PublisherOptions, PublisherStats};

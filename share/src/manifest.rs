@@ -13,14 +13,16 @@ use crate::error::{Error, Result};
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Manifest {
     pub(crate) device_type: ArrowDeviceType,
-    /// Which start of which machine it is from: memory files are shared within one only.
-    pub(crate) machine: [u8; 16],
+    /// Which GPU it is on, or which start of which machine.
+    pub(crate) origin: [u8; 16],
     /// Which allocation of the publisher's it is, for people who look for it; 0 if the array has no memory.
     pub(crate) memory: u64,
     /// Bytes of the allocation.
     pub(crate) size: u64,
-    /// Whether the memory may be read now; otherwise another message says when.
+    /// Whether the memory may be read now; otherwise another message says when, and so does the event, if there is one.
     pub(crate) ready: bool,
+    /// A handle of the device's driver.
+    pub(crate) event: Option<[u8; 64]>,
     pub(crate) parts: Parts,
 }
 
@@ -41,14 +43,17 @@ pub(crate) struct Parts {
 
 const FIXED: usize = 48;
 const READY: u32 = 1;
+/// A flag, and the bytes of the event at the end.
+const EVENT: u32 = 64;
 
 impl Manifest {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let header = self.parts.to_message();
         let mut bytes = Vec::with_capacity(FIXED + header.len() + self.parts.starts.len() * 16);
         bytes.extend(self.device_type.value().to_le_bytes());
-        bytes.extend(u32::from(self.ready).to_le_bytes());
-        bytes.extend(self.machine);
+        let event = self.event.map_or(0, |_| EVENT);
+        bytes.extend((u32::from(self.ready) | event).to_le_bytes());
+        bytes.extend(self.origin);
         bytes.extend(self.memory.to_le_bytes());
         bytes.extend(self.size.to_le_bytes());
         bytes.extend((header.len() as u64).to_le_bytes());
@@ -56,6 +61,7 @@ impl Manifest {
         for start in self.parts.starts.iter().flatten() {
             bytes.extend(start.to_le_bytes());
         }
+        bytes.extend(self.event.iter().flatten());
         bytes
     }
 
@@ -66,26 +72,27 @@ impl Manifest {
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(short)?;
         let number = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().unwrap_or([0; 8]));
         let flags = (number(0) >> 32) as u32;
-        if flags & !READY != 0 {
-            return Err(Error::protocol("a manifest has unknown flags"));
+        if flags & !(READY | EVENT) != 0 {
+            return Error::broken("a manifest has unknown flags");
         }
         let header = usize::try_from(number(40)).map_err(|_| short())?;
         let (header, starts) = rest.split_at_checked(header).ok_or_else(short)?;
         let mut parts = Parts::from_message(header)?;
-        if starts.len() != parts.nodes.len() * 16 {
-            return Err(Error::protocol(
-                "a manifest has another number of starts than arrays",
-            ));
+        let starts = starts.split_at_checked(parts.nodes.len() * 16);
+        let (starts, event) = starts.ok_or_else(short)?;
+        if event.len() != (flags & EVENT) as usize {
+            return Error::broken("a manifest has another length than it says");
         }
         let start = |start: &[u8]| u64::from_le_bytes(start.try_into().unwrap_or([0; 8]));
         let both = |both: &[u8]| [start(&both[..8]), start(&both[8..])];
         parts.starts = starts.chunks_exact(16).map(both).collect();
         Ok(Self {
             device_type: ArrowDeviceType::new(number(0) as i32),
-            machine: fixed[8..24].try_into().unwrap_or([0; 16]),
+            origin: fixed[8..24].try_into().unwrap_or([0; 16]),
             memory: number(24),
             size: number(32),
             ready: flags & READY != 0,
+            event: event.try_into().ok(),
             parts,
         })
     }
@@ -116,7 +123,7 @@ impl Parts {
         let batch = message.header_as_record_batch();
         let batch = batch.ok_or_else(|| Error::protocol("a manifest describes no batch"))?;
         if batch.compression().is_some() {
-            return Err(Error::protocol("a manifest describes compressed buffers"));
+            return Error::broken("a manifest describes compressed buffers");
         }
         let nodes = batch.nodes().into_iter().flatten();
         let buffers = batch.buffers().into_iter().flatten();
@@ -222,10 +229,11 @@ mod tests {
         };
         let manifest = Manifest {
             device_type: ArrowDeviceType::EXT_DEV,
-            machine: *b"0123456789abcdef",
+            origin: *b"0123456789abcdef",
             memory: 7,
             size: 4096,
-            ready: true,
+            ready: false,
+            event: Some([9; 64]),
             parts,
         };
         let bytes = manifest.to_bytes();

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::wire::Users;
-
 /// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died. Its leases end either way, at once: the system has
 /// taken its mappings away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,62 +15,42 @@ pub enum DeadPeers {
 }
 
 /// How a [`Publisher`](crate::Publisher) behaves.
+///
+/// ```
+/// use arrow_device_share::{Publisher, PublisherOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("batches");
+/// let options = PublisherOptions { leases: 4, ..Default::default() };
+/// let publisher = Publisher::bind_with(&path, options)?;
+/// # drop(publisher);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PublisherOptions {
-    pub(crate) leases: usize,
-    pub(crate) subscribers: usize,
-    pub(crate) patience: Duration,
-    pub(crate) dead: DeadPeers,
-    pub(crate) users: Users,
+    /// How many batches a subscriber may have at a time, 16 by default and at least one. With so many,
+    /// [`Publisher::send`](crate::Publisher::send) waits for it.
+    pub leases: usize,
+    /// How long [`Publisher::send`](crate::Publisher::send) waits for a subscriber that has all its leases, before it returns
+    /// [`Error::TimedOut`](crate::Error::TimedOut): a minute by default.
+    pub patience: Duration,
+    /// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died.
+    pub dead_peers: DeadPeers,
+    /// Other users whose processes may subscribe, beside this process's own. With any, the socket's file is open to everybody, and this
+    /// check alone decides.
+    pub users: Vec<u32>,
 }
 
 impl Default for PublisherOptions {
-    /// 16 leases for each of at most 64 subscribers, a patience of a minute, [`DeadPeers::Forget`], this process's own user.
     fn default() -> Self {
         Self {
             leases: 16,
-            subscribers: 64,
             patience: Duration::from_secs(60),
-            dead: DeadPeers::default(),
-            users: Users::default(),
+            dead_peers: DeadPeers::default(),
+            users: Vec::new(),
         }
-    }
-}
-
-impl PublisherOptions {
-    /// Sets how many batches a subscriber may have at a time, at least one. With so many, [`Publisher::send`](crate::Publisher::send) waits for it.
-    #[must_use]
-    pub fn with_leases(mut self, leases: usize) -> Self {
-        self.leases = leases.max(1);
-        self
-    }
-
-    /// Sets how many connections there may be at a time.
-    #[must_use]
-    pub fn with_subscribers(mut self, subscribers: usize) -> Self {
-        self.subscribers = subscribers;
-        self
-    }
-
-    /// Sets how long [`Publisher::send`](crate::Publisher::send) waits for a subscriber that has all its leases, before it returns [`Error::TimedOut`](crate::Error::TimedOut).
-    #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
-    }
-
-    /// Sets what becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died.
-    #[must_use]
-    pub fn with_dead_peers(mut self, dead: DeadPeers) -> Self {
-        self.dead = dead;
-        self
-    }
-
-    /// Allows subscribers of another user. The socket's file is then open to everybody, and this check alone decides.
-    #[must_use]
-    pub fn with_user(mut self, user: u32) -> Self {
-        self.users.0.push(user);
-        self
     }
 }
 

@@ -2,25 +2,28 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-use crate::error::{Error, Result};
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, Users, VERSION, receive};
+use crate::error::{Error, Result, lock};
+use crate::options::PublisherStats;
+use crate::wire::{Kind, Outgoing, Packet, Received, Sent, VERSION, check_user, flush, receive};
+
+/// How many connections there may be at a time.
+const MOST: usize = 256;
 
 /// What a lease keeps: a batch, or the values of a dictionary.
-pub(crate) type Kept = Box<dyn Any + Send + Sync>;
+pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 /// The connections, which the thread and the publisher share.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    users: Users,
-    most: usize,
+    users: Vec<u32>,
     state: Mutex<State>,
     /// Signalled when a subscriber has come or gone, or has returned a lease.
     changed: Condvar,
@@ -33,10 +36,11 @@ pub(crate) struct State {
     pub(crate) peers: Vec<Peer>,
     pub(crate) next_lease: u64,
     next_peer: u64,
-    /// Subscribers that have left in order, and that have died.
-    pub(crate) left: u64,
-    pub(crate) died: u64,
-    /// The thread ends.
+    /// What was done; of subscribers, those whose connections are over.
+    pub(crate) done: PublisherStats,
+    /// Deaths of subscribers that the program was told of.
+    pub(crate) reported: u64,
+    /// The publisher is gone.
     over: bool,
 }
 
@@ -44,9 +48,12 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) id: u64,
-    socket: OwnedFd,
+    /// The thread has it, too, while it waits.
+    socket: Arc<OwnedFd>,
+    /// No other will come: it is waited for, and its end is noticed, before it has said what it is.
+    is_only: bool,
     /// It has said what it is.
-    pub(crate) is_subscriber: bool,
+    is_subscriber: bool,
     pub(crate) has_schema: bool,
     /// What was sent last for each dictionary of the schema.
     pub(crate) dictionaries: Vec<Option<u64>>,
@@ -57,7 +64,7 @@ pub(crate) struct Peer {
     outbox: VecDeque<Outgoing>,
     /// The system had no room for it, rather than the socket.
     is_crowded: bool,
-    /// Something was lost, so that the connection is over as soon as the thread notices.
+    /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
 }
 
@@ -66,15 +73,14 @@ struct Lease {
     is_batch: bool,
     /// The memory may not be read yet.
     is_unready: bool,
-    _kept: Kept,
+    kept: Kept,
 }
 
 impl Peers {
-    pub(crate) fn new(users: Users, most: usize) -> Result<Self> {
+    pub(crate) fn new(users: Vec<u32>) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             users,
-            most,
             state: Mutex::default(),
             changed: Condvar::new(),
             wake: rustix::event::eventfd(0, flags).map_err(Error::of("make an event"))?,
@@ -82,28 +88,45 @@ impl Peers {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Waits until something has changed, for at most so long. The flag is `false` if nothing has.
-    pub(crate) fn wait<'a>(
+    /// Waits for what `look` returns.
+    ///
+    /// # Errors
+    /// Returns [`Error::TimedOut`] if there is none after `at_most`.
+    pub(crate) fn wait<T>(
         &self,
-        state: MutexGuard<'a, State>,
         at_most: Duration,
-    ) -> (MutexGuard<'a, State>, bool) {
-        let waited = self.changed.wait_timeout(state, at_most);
-        let (state, result) = waited.unwrap_or_else(PoisonError::into_inner);
-        (state, !result.timed_out())
+        what: &'static str,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Ok(found);
+            }
+            let left = at_most.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(Error::TimedOut(what));
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
-    /// Adds a connection, whose other end has not said anything yet.
-    pub(crate) fn add(&self, socket: OwnedFd) -> Result<()> {
-        let allowed = self.users.check(socket.as_fd());
+    /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?
+    pub(crate) fn add(&self, socket: OwnedFd, is_only: bool) -> Result<()> {
+        let allowed = check_user(socket.as_fd(), &self.users);
         let mut state = self.lock();
-        let is_full = state.peers.len() >= self.most;
+        if state.over {
+            return Ok(());
+        }
+        let is_full = state.peers.len() >= MOST;
         let refusal = match &allowed {
             Err(e) => Some(e.to_string()),
-            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it may".into()),
+            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it can".into()),
         };
         if let Some(why) = refusal {
             // If there is no room even for this, closing says enough.
@@ -114,7 +137,8 @@ impl Peers {
         state.next_peer += 1;
         state.peers.push(Peer {
             id,
-            socket,
+            socket: Arc::new(socket),
+            is_only,
             is_subscriber: false,
             has_schema: false,
             dictionaries: Vec::new(),
@@ -129,17 +153,14 @@ impl Peers {
         Ok(())
     }
 
-    /// Tells the subscribers that hold leases that the memory may be read, or never can.
-    pub(crate) fn ready(&self, leases: &[(u64, u64)], packet: &Outgoing) {
+    /// Tells a subscriber that holds a lease that the memory may be read, or never can.
+    pub(crate) fn ready(&self, (id, number): (u64, u64), packet: Outgoing) {
         let mut state = self.lock();
-        for (id, number) in leases {
-            let peer = state.peers.iter_mut().find(|peer| peer.id == *id);
-            let lease = peer.and_then(|peer| {
-                peer.leases.get_mut(number)?.is_unready = false;
-                Some(peer)
-            });
-            if let Some(peer) = lease {
-                peer.post(packet.numbered(*number));
+        let mut peers = state.peers.iter_mut();
+        if let Some(peer) = peers.find(|peer| peer.id == id) {
+            if let Some(lease) = peer.leases.get_mut(&number) {
+                lease.is_unready = false;
+                peer.post(packet);
             }
         }
         drop(state);
@@ -153,52 +174,52 @@ impl Peers {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Ends the thread, and closes all connections.
+    /// Ends [`run`](Self::run), once nobody has anything any more. Nothing more is sent.
     pub(crate) fn end(&self) {
-        self.lock().over = true;
+        let mut state = self.lock();
+        state.over = true;
+        state.peers.iter_mut().for_each(Peer::break_off);
+        drop(state);
         self.wake();
     }
 
-    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end).
-    pub(crate) fn serve(&self, listener: Option<&OwnedFd>) {
+    /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end), and then to those that still have something: a
+    /// device's memory would be used again while they read it.
+    pub(crate) fn run(&self, mut listener: Option<OwnedFd>) {
         // Without a descriptor for the next connection there is no use in asking again at once.
         let mut is_crowded = false;
         loop {
             let mut freed = Vec::new();
-            let sockets = {
-                let mut state = self.lock();
+            let (sockets, is_later) = {
+                let state = self.lock();
                 if state.over {
-                    freed.extend(state.peers.drain(..).map(|peer| Box::new(peer) as Kept));
-                    drop(state);
-                    self.changed.notify_all();
-                    return;
+                    listener = None;
+                    if state.peers.is_empty() {
+                        return;
+                    }
                 }
-                let peers = state.peers.iter();
-                let waiting = peers.map(|peer| {
-                    let socket = peer.socket.as_raw_fd();
-                    (peer.id, socket, !peer.outbox.is_empty(), peer.is_crowded)
+                let waiting = state.peers.iter().map(|peer| {
+                    let flags = match peer.outbox.is_empty() || peer.is_crowded {
+                        true => PollFlags::IN,
+                        false => PollFlags::IN | PollFlags::OUT,
+                    };
+                    (peer.id, peer.socket.clone(), flags)
                 });
-                waiting.collect::<Vec<(u64, RawFd, bool, bool)>>()
+                let is_later = is_crowded || state.peers.iter().any(|peer| peer.is_crowded);
+                (waiting.collect::<Vec<_>>(), is_later)
             };
             let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            for (_, socket, has_more, later) in &sockets {
-                let flags = if *has_more && !later {
-                    PollFlags::OUT
-                } else {
-                    PollFlags::empty()
-                };
-                // SAFETY: only this thread removes connections, after the wait.
-                let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
-                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | flags));
-            }
-            if let Some(listener) = listener.filter(|_| !is_crowded) {
+            let waits = sockets
+                .iter()
+                .map(|(_, socket, flags)| PollFd::new(socket, *flags));
+            polled.extend(waits);
+            if let Some(listener) = listener.as_ref().filter(|_| !is_crowded) {
                 polled.push(PollFd::new(listener, PollFlags::IN));
             }
             let pause = Timespec {
                 tv_sec: 0,
                 tv_nsec: 50_000_000,
             };
-            let is_later = is_crowded || sockets.iter().any(|(_, _, _, later)| *later);
             let timeout = is_later.then_some(&pause);
             is_crowded = match rustix::event::poll(&mut polled, timeout) {
                 Err(Errno::INTR) => continue,
@@ -215,16 +236,17 @@ impl Peers {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
             let mut changed = false;
-            for ((id, _, _, later), did) in sockets.iter().zip(&happened[1..]) {
-                if *did || *later {
+            let over = self.lock().over;
+            for ((id, _, _), did) in sockets.iter().zip(&happened[1..]) {
+                if *did || is_later || over {
                     changed |= self.lock().hear(*id, &mut freed);
                 }
             }
-            if let (Some(listener), Some(true)) = (listener, happened.get(1 + sockets.len())) {
+            if let (Some(listener), Some(true)) = (&listener, happened.get(1 + sockets.len())) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
                     // One that is refused has been told, as far as possible.
-                    Ok(socket) => _ = self.add(socket),
+                    Ok(socket) => _ = self.add(socket, false),
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => is_crowded = true,
                     Err(_) => {}
                 }
@@ -250,6 +272,11 @@ impl State {
         self.peers.iter().map(|peer| peer.leases.len()).sum()
     }
 
+    pub(crate) fn died(&self) -> u64 {
+        let broken = self.peers.iter().filter(|peer| peer.is_broken);
+        self.done.died + broken.filter(|peer| peer.has_died()).count() as u64
+    }
+
     /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
     fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
         let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
@@ -259,12 +286,9 @@ impl State {
         let (changed, is_over) = peer.hear(freed);
         if is_over {
             let peer = self.peers.remove(at);
-            match (peer.is_subscriber, peer.gone) {
-                (true, true) => self.left += 1,
-                (true, false) => self.died += 1,
-                (false, _) => {}
-            }
-            freed.push(Box::new(peer));
+            self.done.left += u64::from(peer.gone);
+            self.done.died += u64::from(peer.has_died());
+            freed.push(Arc::new(peer));
         }
         changed || is_over
     }
@@ -272,7 +296,22 @@ impl State {
 
 impl Peer {
     pub(crate) fn takes_batches(&self) -> bool {
-        self.is_subscriber && !self.gone
+        self.is_subscriber && !self.gone && !self.is_broken
+    }
+
+    /// Whether it is to become a subscriber.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.is_only && !self.is_subscriber && !self.is_broken
+    }
+
+    /// Whether it is a subscriber that has not left, once the connection is over.
+    fn has_died(&self) -> bool {
+        (self.is_subscriber || self.is_only) && !self.gone
+    }
+
+    /// Whether nothing more is sent, and it has nothing any more.
+    fn is_over(&self) -> bool {
+        self.is_broken && self.leases.is_empty()
     }
 
     pub(crate) fn batches(&self) -> usize {
@@ -284,7 +323,7 @@ impl Peer {
         let lease_of = Lease {
             is_batch,
             is_unready: is_batch && is_unready,
-            _kept: kept,
+            kept,
         };
         self.leases.insert(lease, lease_of);
     }
@@ -301,25 +340,24 @@ impl Peer {
     }
 
     fn flush(&mut self) {
-        self.is_crowded = false;
-        while let Some(packet) = self.outbox.front() {
-            match packet.send(self.socket.as_fd()) {
-                Ok(Sent::All) => _ = self.outbox.pop_front(),
-                Ok(Sent::NoRoom) => return,
-                Ok(Sent::Crowded) => return self.is_crowded = true,
-                // The subscriber must not take what follows for all there is.
-                Err(_) => {
-                    self.outbox.clear();
-                    self.is_broken = true;
-                    let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
-                }
-            }
+        let sent = flush(&mut self.outbox, self.socket.as_fd());
+        self.is_crowded = sent == Ok(Sent::Crowded);
+        if sent.is_err() {
+            // The subscriber must not take what follows for all there is.
+            self.break_off();
         }
+    }
+
+    /// Sends nothing more, and says so. What it has stays until it returns it, or closes its own end, as its death does.
+    fn break_off(&mut self) {
+        self.is_broken = true;
+        self.outbox.clear();
+        let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
     /// Whether everything was sent.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty() && !self.is_broken
+        self.outbox.is_empty()
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.
@@ -331,14 +369,15 @@ impl Peer {
             match receive(self.socket.as_fd(), false) {
                 Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
                     Ok(()) => changed = true,
-                    Err(_) => return (true, true),
+                    Err(_) => self.break_off(),
                 },
                 Ok(Received::Nothing) => break,
-                // Also a peer that does not keep to the protocol.
-                Ok(Received::Closed) | Err(_) => return (true, true),
+                Ok(Received::Closed) => return (true, true),
+                // What was received is no packet.
+                Err(_) => self.break_off(),
             }
         }
-        (changed, false)
+        (changed || self.is_broken, self.is_over())
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
@@ -347,27 +386,27 @@ impl Peer {
                 if packet.body != VERSION {
                     let why = "the publisher has another version of the protocol: 1";
                     let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
-                    return Err(Error::protocol("another version"));
+                    return Error::broken("another version");
                 }
                 self.is_subscriber = true;
-                self.post(Outgoing::new(Kind::Welcome, 0, &VERSION)?);
+                self.post(Outgoing::new(Kind::Welcome, &VERSION)?);
                 Ok(())
             }
             Kind::Done if self.is_subscriber => {
                 let lease = self.leases.remove(&packet.number);
                 let lease = lease.ok_or_else(|| Error::protocol("a lease that is not out"))?;
-                freed.push(Box::new(lease));
+                freed.push(lease.kept);
                 Ok(())
             }
             Kind::Gone if self.is_subscriber && !self.gone => {
-                self.gone = true;
+                self.gone = !self.is_broken;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));
-                freed.extend(unseen.into_values().map(|lease| Box::new(lease) as Kept));
+                freed.extend(unseen.into_values().map(|lease| lease.kept));
                 self.outbox.clear();
                 Ok(())
             }
-            _ => Err(Error::protocol("a packet out of order")),
+            _ => Error::broken("a packet out of order"),
         }
     }
 }

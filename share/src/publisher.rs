@@ -1,18 +1,19 @@
 //! [`Publisher`].
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow_device::DeviceRecordBatch;
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
-use crate::error::{Error, Result, check_process};
+use crate::error::{Error, Result, check_process, lock};
 use crate::options::{DeadPeers, PublisherOptions, PublisherStats};
 use crate::peers::{Peer, Peers, State};
 use crate::sending::{Prepared, Sending, tell_when_ready};
@@ -21,7 +22,8 @@ use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
 /// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
 ///
 /// A thread of its own accepts subscribers and frees what they return. Dropping a publisher without [`finish`](Self::finish) looks to its
-/// subscribers like its death, as a panic does.
+/// subscribers like its death, as a panic does. However it ends, a batch is kept until subscribers return it: nobody waits for that, also
+/// not the end of the process.
 ///
 /// A child that was forked can only drop it. It keeps the sockets open all the same, so that subscribers notice the death of the publisher
 /// only when the child has ended, too, or runs another program.
@@ -54,14 +56,10 @@ pub struct Publisher {
     options: PublisherOptions,
     /// Held by one `send` at a time, so that all subscribers get the batches in one order.
     sending: Mutex<Sending>,
-    counts: Mutex<PublisherStats>,
-    thread: Option<JoinHandle<()>>,
     /// The socket's file, and which one it is.
     file: Option<(PathBuf, u64)>,
     /// A forked child has neither the thread nor a say in the file.
     process: u32,
-    /// Whether the only subscriber there will ever be is there from the start.
-    over: bool,
 }
 
 impl Publisher {
@@ -82,6 +80,12 @@ impl Publisher {
         let (path, io) = (path.as_ref(), Error::of("listen for subscribers"));
         let address = SocketAddrUnix::new(path).map_err(&io)?;
         let socket = seqpacket(SocketFlags::NONBLOCK)?;
+        // One that is bound but does not listen yet looks as one that is dead: those that start in a folder take turns.
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let folder = File::open(folder.unwrap_or(Path::new(".")));
+        let folder = folder.map_err(Error::of("open the socket's folder"))?;
+        let take_turns = || rustix::fs::flock(&folder, FlockOperation::LockExclusive);
+        rustix::io::retry_on_intr(take_turns).map_err(&io)?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) if is_socket(path) && is_stale(&address) => {
                 std::fs::remove_file(path).map_err(Error::of("remove an old socket"))?;
@@ -90,7 +94,7 @@ impl Publisher {
             bound => bound.map_err(&io)?,
         }
         // Before anybody can connect.
-        let mode = if options.users.0.is_empty() {
+        let mode = if options.users.is_empty() {
             0o600
         } else {
             0o666
@@ -109,7 +113,10 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::Refused`] for a socket of another kind or a peer of another user.
     pub fn over(socket: OwnedFd) -> Result<Self> {
-        let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+        let options = PublisherOptions {
+            dead_peers: DeadPeers::Report,
+            ..Default::default()
+        };
         Self::over_with(socket, options)
     }
 
@@ -119,9 +126,8 @@ impl Publisher {
     /// As [`over`](Self::over).
     pub fn over_with(socket: OwnedFd, options: PublisherOptions) -> Result<Self> {
         check_kind(socket.as_fd())?;
-        let mut publisher = Self::start(options, None, None)?;
-        publisher.peers.add(socket)?;
-        publisher.over = true;
+        let publisher = Self::start(options, None, None)?;
+        publisher.peers.add(socket, true)?;
         Ok(publisher)
     }
 
@@ -130,19 +136,22 @@ impl Publisher {
         listener: Option<OwnedFd>,
         file: Option<(PathBuf, u64)>,
     ) -> Result<Self> {
-        let peers = Arc::new(Peers::new(options.users.clone(), options.subscribers)?);
-        let thread = std::thread::Builder::new().name("arrow-device publisher".into());
+        let peers = Arc::new(Peers::new(options.users.clone())?);
         let served = peers.clone();
-        let thread = thread.spawn(move || served.serve(listener.as_ref()));
+        let run = move || {
+            // After a panic of what it freed nobody is there to keep what subscribers have: it stays for ever.
+            let served = ManuallyDrop::new(served);
+            served.run(listener);
+            drop(ManuallyDrop::into_inner(served));
+        };
+        let thread = std::thread::Builder::new().name("arrow-device publisher".into());
+        thread.spawn(run).map_err(Error::of("start a thread"))?;
         Ok(Self {
             peers,
             options,
             sending: Mutex::default(),
-            counts: Mutex::default(),
-            thread: Some(thread.map_err(Error::of("start a thread"))?),
             file,
             process: std::process::id(),
-            over: false,
         })
     }
 
@@ -151,9 +160,10 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if there are fewer after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_subscribers(&self, subscribers: usize, at_most: Duration) -> Result<()> {
-        self.wait_until(at_most, "too few subscribers have come", |state| {
-            state.subscribers() >= subscribers
-        })
+        check_process(self.process)?;
+        let what = "too few subscribers have come";
+        let is_done = |state: &mut State| (state.subscribers() >= subscribers).then_some(());
+        self.peers.wait(at_most, what, is_done)
     }
 
     /// Waits until each subscriber may have another batch, so that the next [`send`](Self::send) waits for none that is there now.
@@ -161,130 +171,92 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if one may not after `at_most`, and [`Error::Refused`] in a forked child.
     pub fn wait_for_room(&self, at_most: Duration) -> Result<()> {
-        self.wait_until(at_most, "a subscriber returns nothing", |state| {
-            !state.peers.iter().any(|peer| self.is_full(peer))
-        })
-    }
-
-    fn wait_until(
-        &self,
-        at_most: Duration,
-        what: &'static str,
-        is_done: impl Fn(&State) -> bool,
-    ) -> Result<()> {
         check_process(self.process)?;
-        let end = Instant::now().checked_add(at_most);
-        let mut state = self.peers.lock();
-        while !is_done(&state) {
-            let left = |end: Instant| end.saturating_duration_since(Instant::now());
-            let left = end.map_or(at_most, left);
-            if left.is_zero() {
-                return Err(Error::TimedOut(what));
-            }
-            state = self.peers.wait(state, left).0;
-        }
-        Ok(())
+        let is_full = |peer: &Peer| self.is_full(peer);
+        let is_done = |state: &mut State| (!state.peers.iter().any(is_full)).then_some(());
+        self.peers.wait(at_most, STUCK, is_done)
     }
 
     /// Sends a batch to all subscribers, and returns how many these are. The batch is kept until each has returned it, gone or died.
     ///
-    /// A batch that lies in one shareable allocation, on [`shared_cpu`](crate::shared_cpu) or a [`shared_sim`](crate::shared_sim), is not
-    /// copied: slices and projections of such a batch neither. Its dictionaries may lie in others. Any other batch is copied once, on
+    /// A batch that lies in one shareable allocation, on [`shared_cpu`](crate::shared_cpu), a [`shared_sim`](crate::shared_sim) or a
+    /// `shared_cuda`, is not copied: slices and projections of such a batch neither. Its dictionaries may lie in others. Any other batch is copied once, on
     /// its device, and [`stats`](Self::stats) says so. From now on nobody can write to memory of the CPU that was sent, also not after
     /// [`DeviceBuffer::into_raw`](arrow_device::DeviceBuffer::into_raw).
     ///
-    /// This does not wait for the work that fills the memory, unless sizes in device memory are not known yet: subscribers wait for it. It
-    /// waits for subscribers that have as many batches as they may.
+    /// This does not wait for the work that fills the memory, unless sizes in device memory are not known yet: subscribers wait for it, or on
+    /// CUDA their devices. It waits for subscribers that have as many batches as they may.
     ///
     /// # Errors
     /// Returns [`Error::Device`] if the batch has another schema than the first one, or is on a device whose memory cannot be shared;
-    /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::with_patience`]), where those before it have
+    /// [`Error::TimedOut`] if a subscriber has returned nothing for long ([`PublisherOptions::patience`]), where those before it have
     /// the batch; [`Error::SubscriberDied`] as the [`DeadPeers`] say; [`Error::Refused`] in a forked child; [`Error::Io`].
     pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
         check_process(self.process)?;
-        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sending = lock(&self.sending);
         let prepared = sending.prepare(batch)?;
         let sent = self.each(&prepared)?;
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.batches += 1;
-        counts.copied_batches += u64::from(prepared.copied.is_some());
-        counts.copied_bytes += prepared.copied.unwrap_or(0);
-        drop(counts);
-        self.report(&mut sending.reported)?;
+        let mut state = self.peers.lock();
+        state.done.batches += 1;
+        state.done.copied_batches += u64::from(prepared.copied.is_some());
+        state.done.copied_bytes += prepared.copied.unwrap_or(0);
+        drop(state);
+        self.report()?;
         Ok(sent)
     }
 
     /// Sends a batch to each subscriber, once it may have another one. Returns their number.
     fn each(&self, prepared: &Prepared) -> Result<usize> {
-        let mut unready = Vec::new();
-        let tell = |unready: &mut Vec<_>| {
-            if let Some(event) = &prepared.event {
-                tell_when_ready(&self.peers, event, std::mem::take(unready));
-            }
-        };
-        let mut state = self.peers.lock();
-        let ids: Vec<_> = state.peers.iter().map(|peer| peer.id).collect();
+        let ids = Vec::from_iter(self.peers.lock().peers.iter().map(|peer| peer.id));
         let mut sent = 0;
         for id in ids {
-            loop {
-                let State {
-                    peers, next_lease, ..
-                } = &mut *state;
-                let Some(peer) = peers.iter_mut().find(|peer| peer.id == id) else {
-                    break;
-                };
-                let is_full = self.is_full(peer);
-                if !is_full && !peer.takes_batches() {
-                    break;
-                }
-                if !is_full {
-                    let lease = prepared.post(peer, next_lease);
-                    unready.extend(prepared.event.as_ref().map(|_| (peer.id, lease)));
-                    sent += 1;
-                    if !peer.is_flushed() {
-                        self.peers.wake();
-                    }
-                    break;
-                }
-                if unready.is_empty() {
-                    state = self.patiently(state)?;
-                } else {
-                    // Those that have it need not wait for this one.
-                    drop(state);
-                    tell(&mut unready);
-                    state = self.peers.lock();
-                }
+            let Some(lease) = self.one(prepared, id)? else {
+                continue;
+            };
+            sent += 1;
+            // Not under the lock, which this may take. It need not wait for the others.
+            if let Some(event) = &prepared.event {
+                tell_when_ready(&self.peers, event, (id, lease));
             }
         }
-        drop(state);
-        tell(&mut unready);
         Ok(sent)
     }
 
     /// Whether a batch has to wait for this connection.
     fn is_full(&self, peer: &Peer) -> bool {
-        match peer.takes_batches() {
-            true => peer.batches() >= self.options.leases,
-            // The only one there will ever be is waited for.
-            false => self.over && !peer.is_subscriber,
-        }
+        peer.is_awaited() || peer.takes_batches() && peer.batches() >= self.options.leases.max(1)
+    }
+
+    /// Sends a batch to a subscriber that still is one. Returns the lease.
+    fn one(&self, prepared: &Prepared, id: u64) -> Result<Option<u64>> {
+        self.peers.wait(self.options.patience, STUCK, |state| {
+            let mut peers = state.peers.iter_mut();
+            match peers.find(|peer| peer.id == id) {
+                Some(peer) if self.is_full(peer) => None,
+                Some(peer) if peer.takes_batches() => {
+                    let lease = prepared.post(peer, &mut state.next_lease);
+                    if !peer.is_flushed() {
+                        self.peers.wake();
+                    }
+                    Some(Some(lease))
+                }
+                _ => Some(None),
+            }
+        })
     }
 
     /// Reports a subscriber that has died.
-    fn report(&self, reported: &mut u64) -> Result<()> {
-        let state = self.peers.lock();
-        // The only one there will ever be has died before it said what it is, so that nobody counted it.
-        let never = self.over && state.peers.is_empty() && state.left + state.died == 0;
-        let died = state.died + u64::from(never);
-        if self.options.dead == DeadPeers::Report && *reported < died {
-            *reported += 1;
+    fn report(&self) -> Result<()> {
+        let mut state = self.peers.lock();
+        if self.options.dead_peers == DeadPeers::Report && state.reported < state.died() {
+            state.reported += 1;
             return Err(Error::SubscriberDied);
         }
         Ok(())
     }
 
     /// Ends the stream: subscribers read what was sent, and then its end. Waits until all memory is ready and all that was
-    /// sent has left this process. What subscribers still have stays in their own addresses.
+    /// sent has left this process. What subscribers still have is kept for them.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
@@ -302,29 +274,21 @@ impl Publisher {
 
     fn end(&self, last: &Outgoing) -> Result<()> {
         check_process(self.process)?;
-        let mut state = self.peers.lock();
-        let is_late = |peer: &Peer| self.over && !peer.is_subscriber || peer.waits_for_memory();
-        while state.peers.iter().any(is_late) {
-            state = self.patiently(state)?;
-        }
+        let (patience, peers) = (self.options.patience, &self.peers);
+        let is_late = |peer: &Peer| peer.is_awaited() || peer.waits_for_memory();
+        peers.wait(patience, STUCK, |state| {
+            (!state.peers.iter().any(is_late)).then_some(())
+        })?;
+        let mut state = peers.lock();
         for peer in state.peers.iter_mut().filter(|peer| peer.takes_batches()) {
             peer.post(last.clone());
         }
-        self.peers.wake();
-        while state.peers.iter().any(|peer| !peer.is_flushed()) {
-            state = self.patiently(state)?;
-        }
         drop(state);
-        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-        self.report(&mut sending.reported)
-    }
-
-    /// Waits until something has changed.
-    fn patiently<'a>(&self, state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
-        match self.peers.wait(state, self.options.patience) {
-            (state, true) => Ok(state),
-            (_, false) => Err(Error::TimedOut("a subscriber returns nothing")),
-        }
+        peers.wake();
+        peers.wait(patience, STUCK, |state| {
+            state.peers.iter().all(Peer::is_flushed).then_some(())
+        })?;
+        self.report()
     }
 
     /// Returns what was done so far: nothing in a forked child. Waits for nothing.
@@ -332,24 +296,20 @@ impl Publisher {
         if check_process(self.process).is_err() {
             return PublisherStats::default();
         }
-        let counts = *self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let state = self.peers.lock();
         PublisherStats {
             subscribers: state.subscribers(),
             leases: state.leases(),
-            left: state.left,
-            died: state.died,
-            ..counts
+            died: state.died(),
+            ..state.done
         }
     }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        let thread = self.thread.take();
         if check_process(self.process).is_err() {
-            // A thread of the child's own may have the same number by now.
-            return std::mem::forget(thread);
+            return;
         }
         if let Some((path, number)) = &self.file {
             // Unless another publisher has put its own there.
@@ -358,11 +318,11 @@ impl Drop for Publisher {
             }
         }
         self.peers.end();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
     }
 }
+
+/// What a subscriber does that is waited for.
+const STUCK: &str = "a subscriber returns nothing";
 
 /// Whether a path names a socket, and not a file of the user's.
 fn is_socket(path: &Path) -> bool {

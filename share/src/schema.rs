@@ -28,22 +28,16 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Schema> {
     let schema = message.header_as_schema();
     let schema = schema.ok_or_else(|| Error::protocol("a message that is no schema"))?;
     let mut fields = schema.fields().into_iter().flatten();
-    if schema.fields().is_none() || schema.endianness() != Endianness::Little {
-        return Err(Error::protocol(
-            "a schema without fields, or of another byte order",
-        ));
-    }
-    if !fields.all(is_possible) {
-        return Err(Error::protocol(
-            "a schema with a type that Arrow does not have",
-        ));
+    let is_ours = schema.fields().is_some() && schema.endianness() == Endianness::Little;
+    if !is_ours || !fields.all(is_possible) {
+        return Error::broken("a schema without fields, or that Arrow does not have");
     }
     // `is_possible` refuses what arrow-ipc is known to panic on; this catches what it does not know.
     let read = catch_unwind(|| arrow_ipc::convert::try_schema_from_flatbuffer_bytes(bytes));
     match read {
         Ok(Ok(schema)) => Ok(schema),
-        Ok(Err(e)) => Err(Error::protocol(format!("a schema: {e}"))),
-        Err(_) => Err(Error::protocol("a schema that arrow-ipc cannot read")),
+        Ok(Err(e)) => Error::broken(format!("a schema: {e}")),
+        Err(_) => Error::broken("a schema that arrow-ipc cannot read"),
     }
 }
 
@@ -60,16 +54,16 @@ fn is_possible(field: Field<'_>) -> bool {
         Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::Struct_ => true,
         Type::Int => field.type_as_int().is_some_and(is_int),
         Type::FixedSizeBinary => field.type_as_fixed_size_binary().is_some(),
-        // What has a name is what Arrow has.
         Type::FloatingPoint => field
             .type_as_floating_point()
             .is_some_and(|of| of.precision().variant_name().is_some()),
         Type::Date => field
             .type_as_date()
             .is_some_and(|of| of.unit().variant_name().is_some()),
-        Type::Time => field.type_as_time().is_some_and(|of| {
-            let is_short = [TimeUnit::SECOND, TimeUnit::MILLISECOND].contains(&of.unit());
-            of.unit().variant_name().is_some() && of.bitWidth() == if is_short { 32 } else { 64 }
+        Type::Time => field.type_as_time().is_some_and(|of| match of.bitWidth() {
+            32 => [TimeUnit::SECOND, TimeUnit::MILLISECOND].contains(&of.unit()),
+            64 => [TimeUnit::MICROSECOND, TimeUnit::NANOSECOND].contains(&of.unit()),
+            _ => false,
         }),
         Type::Timestamp => field
             .type_as_timestamp()

@@ -1,16 +1,16 @@
 //! From a batch to the packets that describe it.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 
-use arrow_device::{DeviceArray, DeviceId, DeviceRecordBatch, SyncEvent};
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{DataType, SchemaRef};
 
 use crate::describe::{Described, Description, describe};
-use crate::device::copied;
+use crate::device::{copied, origin, own_memory};
 use crate::error::Result;
-use crate::manifest::{Manifest, Slot, machine, slots};
-use crate::peers::{Peer, Peers};
+use crate::manifest::{Manifest, Slot, slots};
+use crate::peers::{Kept, Peer, Peers};
 use crate::schema;
 use crate::wire::{Kind, Outgoing};
 
@@ -18,8 +18,6 @@ use crate::wire::{Kind, Outgoing};
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
     schema: Option<Known>,
-    /// Deaths of subscribers that the program was told of.
-    pub(crate) reported: u64,
 }
 
 #[derive(Debug)]
@@ -31,12 +29,15 @@ struct Known {
     values: Vec<Option<(Manifest, u64)>>,
     /// Values of dictionaries so far.
     count: u64,
+    /// A queue that waits for work whose events cross.
+    waiting: OnceLock<Queue>,
 }
 
 /// A batch that can be sent.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    batch: DeviceRecordBatch,
+    /// The batch, and its event if other processes wait for it.
+    kept: Kept,
     schema: Outgoing,
     values: Vec<Values>,
     offer: Outgoing,
@@ -49,7 +50,7 @@ pub(crate) struct Prepared {
 /// The values of a dictionary.
 #[derive(Debug)]
 struct Values {
-    array: DeviceArray,
+    kept: Kept,
     /// Of all that were sent, which these are.
     number: u64,
     packet: Outgoing,
@@ -75,39 +76,45 @@ impl Known {
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
         let (batch, described, copied) = place(batch)?;
-        let of_cpu = batch.device().id() == DeviceId::CPU;
-        let all = described.dictionaries.iter().map(|(values, _)| values);
+        let device_type = batch.device().id().device_type;
+        let all = described.dictionaries.iter().map(|(of, _)| of);
         for region in all.chain([&described.batch]).flat_map(|of| &of.region) {
-            match of_cpu {
-                true => region.freeze()?,
-                false => region.keep_others_from_writing()?,
+            match device_type {
+                ArrowDeviceType::CPU => region.freeze()?,
+                // No driver can.
+                ArrowDeviceType::CUDA => {}
+                _ => region.keep_others_from_writing()?,
             }
         }
         let event = batch.as_struct().ready_event(None)?;
+        let (handle, crossing) = self.cross(batch.device(), event.as_ref()).unzip();
+        let origin = origin(batch.device())?;
         let manifest = |described: &Described| {
             let region = described.region.as_ref();
+            let (memory, size) = region.map_or((0, 0), |of| (of.number, of.bytes as u64));
             Manifest {
                 device_type: batch.device().id().device_type,
-                machine: machine(),
-                memory: region.map_or(0, |region| region.number()),
-                size: region.map_or(0, |region| region.bytes() as u64),
+                origin,
+                memory,
+                size,
                 ready: event.is_none(),
+                event: handle,
                 parts: described.parts.clone(),
             }
         };
         let bytes = manifest(&described.batch).to_bytes();
-        let offer = Outgoing::new(Kind::Offer, 0, &bytes)?;
+        let offer = Outgoing::new(Kind::Offer, &bytes)?;
         let offer = offer.with_memory(described.batch.region);
         let dictionaries = described.dictionaries.into_iter().enumerate();
         let values = dictionaries.map(|(slot, (described, array))| {
             let manifest = manifest(&described);
             let mut bytes = (slot as u32).to_le_bytes().to_vec();
             bytes.extend(manifest.to_bytes());
-            let packet = Outgoing::new(Kind::Dictionary, 0, &bytes)?;
+            let packet = Outgoing::new(Kind::Dictionary, &bytes)?;
             let packet = packet.with_memory(described.region);
             let number = self.number(slot, manifest);
             Ok(Values {
-                array,
+                kept: Arc::new(array),
                 number,
                 packet,
             })
@@ -115,13 +122,23 @@ impl Known {
         let values = values.collect::<Result<_>>()?;
         let schema = self.packet.clone();
         Ok(Prepared {
-            batch,
+            kept: Arc::new((batch, crossing)),
             schema,
             values,
             offer,
             copied,
             event,
         })
+    }
+
+    /// Returns a handle by which devices of other processes wait for an event, and what keeps it, if there are such events.
+    fn cross(&self, device: &Device, event: Option<&SyncEvent>) -> Option<([u8; 64], Kept)> {
+        #[cfg(feature = "cuda")]
+        if let Ok(crossing) = crate::cuda::Crossing::new(device, event?, &self.waiting) {
+            return Some((crossing.handle, Arc::new(crossing)));
+        }
+        let _ = (device, event, &self.waiting);
+        None
     }
 
     fn new(schema: SchemaRef) -> Result<Self> {
@@ -134,11 +151,12 @@ impl Known {
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
         Ok(Self {
-            packet: Outgoing::new(Kind::Schema, 0, &bytes)?,
+            packet: Outgoing::new(Kind::Schema, &bytes)?,
             schema,
             values: vec![None; found.len()],
             slots: found,
             count: 0,
+            waiting: OnceLock::new(),
         })
     }
 
@@ -164,9 +182,9 @@ impl Known {
 impl Prepared {
     /// Sends the batch to a subscriber, after what it does not have yet of its schema and dictionaries. Returns the lease.
     pub(crate) fn post(&self, peer: &mut Peer, next_lease: &mut u64) -> u64 {
-        let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept| {
+        let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept: &Kept| {
             *next_lease += 1;
-            peer.lend(*next_lease, is_batch, kept, self.event.is_some());
+            peer.lend(*next_lease, is_batch, kept.clone(), self.event.is_some());
             peer.post(packet.numbered(*next_lease));
             *next_lease
         };
@@ -178,10 +196,10 @@ impl Prepared {
         for (slot, values) in self.values.iter().enumerate() {
             if peer.dictionaries[slot] != Some(values.number) {
                 peer.dictionaries[slot] = Some(values.number);
-                lend(peer, &values.packet, false, Box::new(values.array.clone()));
+                lend(peer, &values.packet, false, &values.kept);
             }
         }
-        lend(peer, &self.offer, true, Box::new(self.batch.clone()))
+        lend(peer, &self.offer, true, &self.kept)
     }
 }
 
@@ -191,26 +209,17 @@ fn place(batch: &DeviceRecordBatch) -> Result<(DeviceRecordBatch, Description, O
         return Ok((batch.clone(), described, None));
     }
     let copy = copied(batch)?;
-    let Some(described) = describe(&copy)? else {
-        return Err(arrow_device::Error::NotSupported {
-            device: batch.device().id(),
-            operation: "sharing with another process",
-            reason: "its memory is this process's own; copy the batch with to_device to \
-                     arrow_device_share::shared_cpu, or simulate the device with shared_sim"
-                .into(),
-        }
-        .into());
-    };
+    let described = describe(&copy)?.ok_or_else(|| own_memory(batch.device()))?;
     let bytes = copy.get_array_memory_size() as u64;
     Ok((copy, described, Some(bytes)))
 }
 
-/// Tells subscribers once the memory of their leases may be read.
-pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, leases: Vec<(u64, u64)>) {
+/// Tells a subscriber once the memory of a lease may be read.
+pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, lease: (u64, u64)) {
     let readiness = Arc::new(Readiness {
         peers: Arc::downgrade(peers),
         event: event.clone(),
-        leases: Mutex::new(leases),
+        lease,
     });
     match event.notify(&Waker::from(readiness.clone())) {
         Ok(false) => {}
@@ -221,20 +230,16 @@ pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, leases: Vec
 struct Readiness {
     peers: Weak<Peers>,
     event: SyncEvent,
-    /// By subscriber.
-    leases: Mutex<Vec<(u64, u64)>>,
+    /// The subscriber, and its lease.
+    lease: (u64, u64),
 }
 
 impl Wake for Readiness {
     fn wake(self: Arc<Self>) {
-        let leases =
-            std::mem::take(&mut *self.leases.lock().unwrap_or_else(PoisonError::into_inner));
-        let Some(peers) = self.peers.upgrade() else {
-            return;
-        };
-        let failed = self.event.is_complete().err().map(|e| e.to_string());
-        let packet = failed.map(|why| Outgoing::text(Kind::Ready, &why));
-        let packet = packet.unwrap_or_else(|| Outgoing::empty(Kind::Ready, 0));
-        peers.ready(&leases, &packet);
+        if let Some(peers) = self.peers.upgrade() {
+            let why = self.event.is_complete().err().map(|e| e.to_string());
+            let packet = Outgoing::text(Kind::Ready, &why.unwrap_or_default());
+            peers.ready(self.lease, packet.numbered(self.lease.1));
+        }
     }
 }

@@ -1,15 +1,18 @@
 //! [`SubscriberStream`]: a subscriber for async programs.
 
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::thread::Builder;
 
 use arrow_device::DeviceRecordBatch;
 use futures_core::Stream;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, lock};
 use crate::lease::Link;
 use crate::subscriber::Subscriber;
 
@@ -18,7 +21,7 @@ use crate::subscriber::Subscriber;
 #[derive(Debug)]
 pub struct SubscriberStream {
     subscriber: Subscriber,
-    watch: Option<Arc<Watch>>,
+    watch: Option<Watch>,
 }
 
 impl Subscriber {
@@ -38,91 +41,76 @@ impl Stream for SubscriberStream {
         if let Some(next) = self.subscriber.try_next() {
             return Poll::Ready(next);
         }
-        let watched = match &self.watch {
-            Some(watch) => Ok(watch.clone()),
-            None => Watch::start(self.subscriber.link().clone()),
-        };
-        match watched {
-            Ok(watch) => {
-                watch.ask(Some(cx.waker().clone()), false);
-                self.watch = Some(watch);
-                Poll::Pending
+        if self.watch.is_none() {
+            match Watch::start(self.subscriber.link().clone()) {
+                Ok(watch) => self.watch = Some(watch),
+                Err(e) => return Poll::Ready(Some(Err(e))),
             }
-            Err(e) => Poll::Ready(Some(Err(e))),
         }
+        let watch = self.watch.as_ref();
+        watch
+            .into_iter()
+            .for_each(|watch| watch.ask(cx.waker().clone()));
+        Poll::Pending
     }
 }
 
-impl Drop for SubscriberStream {
-    fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.ask(None, true);
-        }
-    }
-}
-
-/// Wakes a task once something has come.
+/// A thread that wakes a task once something has come.
 #[derive(Debug)]
 struct Watch {
-    /// The task, and whether the thread ends.
-    asked: Mutex<(Option<Waker>, bool)>,
-    wake: OwnedFd,
+    asked: Arc<Mutex<Option<Waker>>>,
+    /// Wakes the thread; its end is that of the thread.
+    bell: UnixStream,
 }
 
 impl Watch {
-    fn start(link: Arc<Link>) -> Result<Arc<Self>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let watch = Arc::new(Self {
-            asked: Mutex::default(),
-            wake: rustix::event::eventfd(0, flags).map_err(Error::of("make an event"))?,
-        });
-        let watched = watch.clone();
-        std::thread::Builder::new()
-            .name("arrow-device subscriber".into())
-            .spawn(move || watched.run(&link))
-            .map_err(Error::of("start a thread"))?;
+    fn start(link: Arc<Link>) -> Result<Self> {
+        let failed = Error::of("make a pair of sockets");
+        let (bell, rung) = UnixStream::pair().map_err(&failed)?;
+        for end in [&bell, &rung] {
+            end.set_nonblocking(true).map_err(&failed)?;
+        }
+        let asked = Arc::default();
+        let watch = Self { asked, bell };
+        let asked = watch.asked.clone();
+        let thread = Builder::new().name("arrow-device subscriber".into());
+        let thread = thread.spawn(move || run(&link, &asked, &rung));
+        thread.map_err(Error::of("start a thread"))?;
         Ok(watch)
     }
 
-    fn ask(&self, waker: Option<Waker>, over: bool) {
-        let before = {
-            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *asked, (waker, over))
-        };
+    fn ask(&self, waker: Waker) {
+        let before = lock(&self.asked).replace(waker);
         // Without the lock: it is the program's.
         drop(before);
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        // It fails if there is no room: then the thread is awake already.
+        let _ = (&self.bell).write(&[0]);
     }
+}
 
-    fn run(&self, link: &Link) {
-        loop {
-            let is_asked = {
-                let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-                if asked.1 {
-                    return;
-                }
-                asked.0.is_some()
-            };
-            let mut waits = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            let mut flags = link.flush(None);
-            if !is_asked {
-                flags.remove(PollFlags::IN);
-            }
-            if !flags.is_empty() {
-                waits.push(PollFd::from_borrowed_fd(link.socket(), flags));
-            }
-            // After an error, such as a signal, the task looks for itself.
-            let _ = rustix::event::poll(&mut waits, None);
-            let has_come = waits
-                .get(1)
-                .is_some_and(|socket| !socket.revents().is_empty());
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-            if has_come {
-                let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-                let waker = asked.0.take();
-                drop(asked);
-                waker.into_iter().for_each(Waker::wake);
-            }
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.bell.shutdown(Shutdown::Both);
+    }
+}
+
+fn run(link: &Link, asked: &Mutex<Option<Waker>>, mut rung: &UnixStream) {
+    loop {
+        let mut flags = link.flush(None);
+        flags.set(PollFlags::IN, lock(asked).is_some());
+        let mut waits = vec![PollFd::new(rung, PollFlags::IN)];
+        if !flags.is_empty() {
+            waits.push(PollFd::from_borrowed_fd(link.socket(), flags));
+        }
+        // After an error, such as a signal, the task looks for itself.
+        let _ = rustix::event::poll(&mut waits, None);
+        let has_come = waits.get(1).map(|socket| !socket.revents().is_empty());
+        if matches!(rung.read(&mut [0; 64]), Ok(0)) {
+            return;
+        }
+        if has_come == Some(true) {
+            let waker = lock(asked).take();
+            waker.into_iter().for_each(Waker::wake);
         }
     }
 }

@@ -15,13 +15,15 @@ use crate::error::{Error, Result, check_process};
 use crate::lease::{Lease, Link, Places};
 use crate::manifest::{Manifest, Slot, slots};
 use crate::schema;
-use crate::wire::{self, Kind, Outgoing, Packet, Received, Users, VERSION, check_kind, seqpacket};
+use crate::wire::{
+    self, Kind, Outgoing, Packet, Received, VERSION, check_kind, check_user, seqpacket,
+};
 
 /// How a [`Subscriber`] behaves.
 #[derive(Clone, Debug, Default)]
 pub struct SubscriberOptions {
     places: Places,
-    users: Users,
+    users: Vec<u32>,
 }
 
 impl SubscriberOptions {
@@ -38,8 +40,8 @@ impl SubscriberOptions {
         options
     }
 
-    /// Sets the device whose type the publisher's batches may have, beside the CPU: a simulated device of this process. Needs
-    /// [`trusting`](Self::trusting).
+    /// Sets the device whose type the publisher's batches may have, beside the CPU: a simulated device of this process, or with the feature
+    /// `cuda` the GPU on which the publisher's memory is. Needs [`trusting`](Self::trusting).
     #[must_use]
     pub fn with_device(mut self, device: Device) -> Self {
         self.places.device = Some(device);
@@ -49,7 +51,7 @@ impl SubscriberOptions {
     /// Allows a publisher of another user.
     #[must_use]
     pub fn with_user(mut self, user: u32) -> Self {
-        self.users.0.push(user);
+        self.users.push(user);
         self
     }
 }
@@ -79,6 +81,8 @@ pub struct Subscriber {
     dictionaries: Vec<Option<DeviceArray>>,
     /// Batches that were not returned yet. Those that are not ready wait for the publisher's word.
     batches: VecDeque<Next>,
+    /// Whether the next batch needs the publisher's word, whatever its own memory does: a dictionary does.
+    is_late: bool,
     last_lease: u64,
     over: bool,
 }
@@ -128,9 +132,9 @@ impl Subscriber {
     /// As [`over`](Self::over).
     pub fn over_with(socket: OwnedFd, options: SubscriberOptions) -> Result<Self> {
         check_kind(socket.as_fd())?;
-        options.users.check(socket.as_fd())?;
+        check_user(socket.as_fd(), &options.users)?;
         let link = Arc::new(Link::new(socket));
-        link.post(Outgoing::new(Kind::Hello, 0, &VERSION)?);
+        link.post(Outgoing::new(Kind::Hello, &VERSION)?);
         Ok(Self {
             link,
             places: options.places,
@@ -138,6 +142,7 @@ impl Subscriber {
             schema: None,
             dictionaries: Vec::new(),
             batches: VecDeque::new(),
+            is_late: false,
             last_lease: 0,
             over: false,
         })
@@ -234,15 +239,15 @@ impl Subscriber {
     fn take(&mut self, packet: Packet) -> Result<()> {
         let text = |body: &[u8]| String::from_utf8_lossy(body).into_owned();
         match packet.kind {
-            Kind::Refused if !self.welcome => Err(Error::Refused(text(&packet.body).into())),
+            Kind::Refused if !self.welcome => Error::refused(text(&packet.body)),
             Kind::Welcome if !self.welcome => {
                 if packet.body != VERSION {
-                    return Err(Error::Refused("the publisher has another version".into()));
+                    return Error::refused("the publisher has another version");
                 }
                 self.welcome = true;
                 Ok(())
             }
-            _ if !self.welcome => Err(Error::protocol("a packet before the welcome")),
+            _ if !self.welcome => Error::broken("a packet before the welcome"),
             Kind::Schema if self.schema.is_none() => {
                 let schema = Arc::new(schema::from_bytes(&packet.body)?);
                 let root = DataType::Struct(schema.fields().clone());
@@ -254,14 +259,15 @@ impl Subscriber {
             }
             Kind::Dictionary => self.take_dictionary(packet),
             Kind::Offer => self.take_batch(packet),
+            Kind::Ready if packet.number > self.last_lease => {
+                Error::broken("a batch that does not wait")
+            }
+            Kind::Ready if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
             Kind::Ready => {
+                // The program may have a batch for which its device waits.
                 let mut waiting = self.batches.iter_mut();
-                let found = waiting.find(|next| next.lease == packet.number && !next.ready);
-                let next = found.ok_or_else(|| Error::protocol("a batch that does not wait"))?;
-                if !packet.body.is_empty() {
-                    return Err(Error::Failed(text(&packet.body)));
-                }
-                next.ready = true;
+                let found = waiting.find(|next| next.lease == packet.number);
+                found.into_iter().for_each(|next| next.ready = true);
                 Ok(())
             }
             Kind::End | Kind::Fail if self.batches.iter().any(|next| !next.ready) => Err(
@@ -272,20 +278,18 @@ impl Subscriber {
                 Ok(())
             }
             Kind::Fail => Err(Error::Failed(text(&packet.body))),
-            _ => Err(Error::protocol("a packet out of order")),
+            _ => Error::broken("a packet out of order"),
         }
     }
 
     fn take_dictionary(&mut self, packet: Packet) -> Result<()> {
-        let lease = self.lease(&packet);
         let cut = || Error::protocol("a dictionary is cut short");
         let (slot, body) = packet.body.split_first_chunk().ok_or_else(cut)?;
         let slot = u32::from_le_bytes(*slot) as usize;
-        let (_, slots) = self.known()?;
-        let of = slots.get(slot).cloned();
+        let (manifest, memory) = self.map(body, packet.number, packet.memory)?;
+        let of = self.known()?.1.get(slot).cloned();
         let of = of.ok_or_else(|| Error::protocol("a dictionary that the schema does not have"))?;
-        let manifest = Manifest::from_bytes(body)?;
-        let memory = self.places.map(&manifest, packet.memory, lease)?;
+        self.is_late |= !manifest.ready;
         let building = self.building(&memory);
         // SAFETY: the values are validated with each batch that has them, or the program vouches for the publisher.
         let values = unsafe { building.values(&manifest.parts, &of.values, of.first) }?;
@@ -294,25 +298,34 @@ impl Subscriber {
     }
 
     fn take_batch(&mut self, packet: Packet) -> Result<()> {
-        let lease = self.lease(&packet);
+        let (manifest, memory) = self.map(&packet.body, packet.number, packet.memory)?;
         let schema = self.known()?.0.clone();
-        let manifest = Manifest::from_bytes(&packet.body)?;
-        let memory = self.places.map(&manifest, packet.memory, lease)?;
         // SAFETY: `checked` validates the batch before anybody gets it, or the program vouches for the publisher.
         let batch = unsafe { self.building(&memory).batch(&manifest.parts, &schema) }?;
+        let is_late = std::mem::take(&mut self.is_late);
+        let ready = manifest.ready && !is_late;
         self.batches.push_back(Next {
             lease: packet.number,
-            ready: manifest.ready,
+            ready,
             batch,
             _memory: memory,
         });
         Ok(())
     }
 
-    /// The lease that a packet gives, which its drop returns.
-    fn lease(&mut self, packet: &Packet) -> Lease {
-        self.last_lease = packet.number;
-        Lease::new(self.link.clone(), packet.number)
+    /// Maps the memory of a lease, which the drop of what is mapped returns.
+    fn map(
+        &mut self,
+        manifest: &[u8],
+        number: u64,
+        memory: Option<OwnedFd>,
+    ) -> Result<(Manifest, DeviceBuffer)> {
+        self.last_lease = number;
+        let lease = Lease::new(self.link.clone(), number);
+        self.known()?;
+        let mut manifest = Manifest::from_bytes(manifest)?;
+        let memory = self.places.map(&mut manifest, memory, lease)?;
+        Ok((manifest, memory))
     }
 
     fn known(&self) -> Result<&(SchemaRef, Vec<Slot>)> {

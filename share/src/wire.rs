@@ -3,12 +3,12 @@
 //! Each packet has a header of 16 bytes: kind (1), flags (1), 0 (2), bytes of the body (4), a number (8); all little-endian. A body
 //! beyond [`INLINE`] bytes travels in a memory file, as the last descriptor.
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use crate::error::{Error, Result};
-use crate::region::Region;
+use crate::region::{Mapping, Region};
 
 /// The bytes of each [`HELLO`](Kind::Hello) and [`WELCOME`](Kind::Welcome): what this is, and which version.
 pub(crate) const VERSION: [u8; 8] = *b"ADSHARE\x01";
@@ -28,25 +28,10 @@ const MOST: usize = 64 << 20;
 /// Flag: the body is in a memory file.
 const APART: u8 = 1;
 
-macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
-        /// What a packet says.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(crate) enum Kind { $($(#[$doc])* $name,)* }
-
-        impl Kind {
-            fn to_byte(self) -> u8 {
-                match self { $(Self::$name => $value,)* }
-            }
-
-            fn from_byte(byte: u8) -> Option<Self> {
-                match byte { $($value => Some(Self::$name),)* _ => None }
-            }
-        }
-    };
-}
-
-kinds! {
+/// What a packet says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
     /// Subscriber: its version.
     Hello = 1,
     /// Publisher: its version, in answer.
@@ -72,23 +57,38 @@ kinds! {
     Gone = 11,
 }
 
+impl Kind {
+    const ALL: [Self; 11] = {
+        use Kind::*;
+        [
+            Hello, Welcome, Refused, Schema, Dictionary, Offer, Ready, End, Fail, Done, Gone,
+        ]
+    };
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
 /// A packet to send, any number of times.
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     kind: Kind,
     number: u64,
     body: Arc<[u8]>,
-    apart: Option<Arc<OwnedFd>>,
+    apart: Option<Arc<Region>>,
     memory: Option<Arc<Region>>,
 }
 
 impl Outgoing {
-    pub(crate) fn new(kind: Kind, number: u64, body: &[u8]) -> Result<Self> {
-        let apart = body.len() > INLINE;
+    pub(crate) fn new(kind: Kind, body: &[u8]) -> Result<Self> {
+        let apart = (body.len() > INLINE).then(|| Region::of(body));
+        let apart = apart.transpose()?.map(Arc::new);
+        let body = apart.as_ref().map_or(body, |_| &[]).into();
         Ok(Self {
-            apart: apart.then(|| file_of(body).map(Arc::new)).transpose()?,
-            body: if apart { &[] } else { body }.into(),
-            ..Self::empty(kind, number)
+            body,
+            apart,
+            ..Self::empty(kind, 0)
         })
     }
 
@@ -103,13 +103,12 @@ impl Outgoing {
 
     /// Without a body.
     pub(crate) fn empty(kind: Kind, number: u64) -> Self {
-        let (body, apart, memory) = (Arc::default(), None, None);
         Self {
             kind,
             number,
-            body,
-            apart,
-            memory,
+            body: Arc::default(),
+            apart: None,
+            memory: None,
         }
     }
 
@@ -131,17 +130,17 @@ impl Outgoing {
     /// Returns the system's error, such as [`Errno::PIPE`] once the peer has closed its end.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<Sent> {
         let apart = self.apart.as_ref();
-        let length = match apart {
-            Some(file) => rustix::fs::fstat(file)?.st_size as u32,
-            None => self.body.len() as u32,
-        };
+        let length = apart.map_or(self.body.len(), |region| region.bytes) as u32;
         let mut header = [0; HEADER];
-        header[0] = self.kind.to_byte();
+        header[0] = self.kind as u8;
         header[1] = if apart.is_some() { APART } else { 0 };
         header[4..8].copy_from_slice(&length.to_le_bytes());
         header[8..].copy_from_slice(&self.number.to_le_bytes());
-        let memory = self.memory.as_ref().map(|region| region.file());
-        let files = memory.into_iter().chain(apart.map(|file| file.as_fd()));
+        let files = self
+            .memory
+            .iter()
+            .chain(apart)
+            .map(|region| region.file.as_fd());
         let files: Vec<BorrowedFd<'_>> = files.collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -160,6 +159,23 @@ impl Outgoing {
             }
         }
     }
+}
+
+/// Sends the packets that there is room for, without waiting. After an error there are none left.
+///
+/// # Errors
+/// As [`Outgoing::send`].
+pub(crate) fn flush(
+    packets: &mut VecDeque<Outgoing>,
+    socket: BorrowedFd<'_>,
+) -> rustix::io::Result<Sent> {
+    while let Some(packet) = packets.front() {
+        match packet.send(socket).inspect_err(|_| packets.clear())? {
+            Sent::All => _ = packets.pop_front(),
+            not => return Ok(not),
+        }
+    }
+    Ok(Sent::All)
 }
 
 /// What became of a packet that was to be sent.
@@ -231,7 +247,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         return Err(Error::of("receive a descriptor")(why));
     }
     if message.bytes < HEADER || message.flags.contains(ReturnFlags::TRUNC) {
-        return Err(Error::protocol("a packet of a wrong length"));
+        return Error::broken("a packet of a wrong length");
     }
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[8..HEADER]);
@@ -239,18 +255,18 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
     let kind = Kind::from_byte(bytes[0]).ok_or_else(|| Error::protocol("an unknown packet"))?;
     let is_apart = bytes[1] == APART;
     if bytes[1] & !APART != 0 || bytes[2..4] != [0, 0] || length > MOST {
-        return Err(Error::protocol("a packet with an unknown flag"));
+        return Error::broken("a packet with an unknown flag");
     }
     bytes.truncate(message.bytes);
     let mut body = bytes.split_off(HEADER);
     if is_apart {
         let file = files.pop();
         let file = file.ok_or_else(|| Error::protocol("a body apart does not come along"))?;
-        body = content_of(&file, length)?;
+        body = Mapping::of_peer(file.as_fd(), length, true)?.to_vec();
     }
     let memory = files.pop();
     if body.len() != length || !files.is_empty() {
-        return Err(Error::protocol("a packet of another length than it says"));
+        return Error::broken("a packet of another length than it says");
     }
     Ok(Received::Packet(Packet {
         kind,
@@ -260,58 +276,19 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
     }))
 }
 
-fn file_of(body: &[u8]) -> Result<OwnedFd> {
-    let io = Error::of("write a long message");
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create(c"arrow-device-message", flags).map_err(&io)?;
-    let mut rest = body;
-    while !rest.is_empty() {
-        let written = rustix::io::write(&file, rest).map_err(&io)?;
-        rest = &rest[written..];
-    }
-    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(&io)?;
-    Ok(file)
-}
-
-fn content_of(file: &OwnedFd, length: usize) -> Result<Vec<u8>> {
-    let mut body = vec![0; length];
-    let mut at = 0;
-    // A regular file: a pipe, say, might let this process wait for ever.
-    let size = rustix::fs::fcntl_get_seals(file).and_then(|_| rustix::fs::fstat(file));
-    if !size.is_ok_and(|of| of.st_size == length as i64) {
-        return Err(Error::protocol(
-            "a body apart is no memory file of its length",
-        ));
-    }
-    while at < length {
-        match rustix::io::pread(file, &mut body[at..], at as u64) {
-            Ok(0) => return Err(Error::protocol("a body apart is cut short")),
-            Ok(read) => at += read,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(Error::of("read a long message")(e)),
-        }
-    }
-    Ok(body)
-}
-
-/// Which users may be at the other end: this process's own, and these.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Users(pub(crate) Vec<u32>);
-
-impl Users {
-    /// # Errors
-    /// Returns [`Error::Refused`] for a peer of another user.
-    pub(crate) fn check(&self, socket: BorrowedFd<'_>) -> Result<()> {
-        let peer =
-            sockopt::socket_peercred(socket).map_err(Error::of("ask for the peer's user"))?;
-        let user = peer.uid.as_raw();
-        match user == rustix::process::geteuid().as_raw() || self.0.contains(&user) {
-            true => Ok(()),
-            false => Err(Error::Refused(
-                format!("the peer runs as user {user}; with_user allows it").into(),
-            )),
-        }
+/// Asks who is at the other end: this process's own user, or one of these.
+///
+/// # Errors
+/// Returns [`Error::Refused`] for a peer of another user.
+pub(crate) fn check_user(socket: BorrowedFd<'_>, others: &[u32]) -> Result<()> {
+    let peer = sockopt::socket_peercred(socket);
+    let peer = peer.map_err(Error::of("ask for the peer's user"))?;
+    let user = peer.uid.as_raw();
+    match user == rustix::process::geteuid().as_raw() || others.contains(&user) {
+        true => Ok(()),
+        false => Error::refused(format!(
+            "the peer runs as user {user}, which is not allowed"
+        )),
     }
 }
 
@@ -338,9 +315,7 @@ pub(crate) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
 pub(crate) fn check_kind(socket: BorrowedFd<'_>) -> Result<()> {
     match sockopt::socket_type(socket) {
         Ok(SocketType::SEQPACKET) => Ok(()),
-        Ok(_) => Err(Error::Refused(
-            "the socket does not keep packets apart: SOCK_SEQPACKET".into(),
-        )),
+        Ok(_) => Error::refused("the socket is not of type SOCK_SEQPACKET"),
         Err(e) => Err(Error::of("look at a socket")(e)),
     }
 }

@@ -212,10 +212,12 @@ impl SyncEvent {
 /// Returns the engine of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&Engine<Gpu<Cuda>>> {
     let cuda = Engine::<Gpu<Cuda>>::of(device)?;
-    if device.id().device_type == ArrowDeviceType::CUDA {
+    if device.id().device_type == ArrowDeviceType::CUDA
+        && cuda.runtime().context.vendor.program.is_none()
+    {
         return Ok(cuda);
     }
-    let reason = "a slice is the device's own memory: use the device of type CUDA";
+    let reason = "a slice is the driver's own memory: use a device of type CUDA whose memory no program allocates";
     Err(not_supported(device.id(), "CudaSlice", reason))
 }
 

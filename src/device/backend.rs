@@ -103,6 +103,13 @@ pub enum CopyKind {
     DeviceToDevice,
 }
 
+/// How a program allocates the memory of a device: see [`Device::with_memory`](crate::Device::with_memory).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    pub(crate) allocate: fn(DeviceId, usize) -> Result<DevicePtr>,
+    pub(crate) free: fn(DevicePtr),
+}
+
 /// One contiguous copy.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyOp {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::abi::ArrowDeviceType;
 use crate::device::DeviceId;
 use crate::device::backend::{
-    Backend, Capabilities, CopyOp, DevicePtr, RawQueue, not_supported, out_of_memory,
+    Backend, Capabilities, CopyOp, DevicePtr, Program, RawQueue, not_supported, out_of_memory,
 };
 use crate::error::{Error, Result};
 
@@ -28,16 +28,19 @@ struct HostQueue {
     /// Allocations start at a multiple of this many bytes and are padded to one. `None` if memory
     /// of this type must come from elsewhere.
     page: Option<usize>,
+    program: Option<Program>,
 }
 
 impl HostBackend {
-    pub(crate) fn new(id: DeviceId) -> Self {
+    /// Memory of the host's own, or what a program allocates.
+    pub(crate) fn new(id: DeviceId, program: Option<Program>) -> Self {
         let page = match id.device_type {
+            _ if program.is_some() => None,
             ArrowDeviceType::CPU => Some(ALIGNMENT),
             ArrowDeviceType::METAL => Some(METAL_PAGE),
             _ => None,
         };
-        Self(Arc::new(HostQueue { id, page }))
+        Self(Arc::new(HostQueue { id, page, program }))
     }
 
     /// The number of bytes of which each buffer fills a multiple, if memory of this type is the host's own.
@@ -46,8 +49,8 @@ impl HostBackend {
     }
 }
 
-// SAFETY: all memory of this device is host memory, from the global allocator or from a producer
-// that declares it as such; work has completed when a call returns, and there are no events;
+// SAFETY: all memory of this device is host memory, from the global allocator, from a program that
+// vouches for it, or from a producer that declares it as such; work has completed when a call returns, and there are no events;
 // `classify` accepts no address.
 unsafe impl Backend for HostBackend {
     fn capabilities(&self) -> Capabilities {
@@ -80,15 +83,18 @@ impl HostQueue {
 }
 
 // SAFETY: memory comes from the global allocator with at least the requested size, aligned to
-// `ALIGNMENT` or to a page; work runs at once, so in order.
+// `ALIGNMENT` or to a page, or from a program that vouches for as much; work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        if bytes == 0 {
+            return Err(Error::argument("allocation of 0 bytes"));
+        }
+        if let Some(program) = self.program {
+            return (program.allocate)(self.id, bytes);
+        }
         if self.page.is_none() {
             let reason = "page-locked memory needs the device's own backend";
             return Err(not_supported(self.id, "allocate", reason));
-        }
-        if bytes == 0 {
-            return Err(Error::argument("allocation of 0 bytes"));
         }
         let oom = || out_of_memory(self.id, "allocate", bytes);
         let layout = self.layout(bytes).ok_or_else(oom)?;
@@ -102,6 +108,10 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        if let Some(program) = self.program {
+            (program.free)(base);
+            return Ok(());
+        }
         let layout = self
             .layout(bytes)
             .ok_or_else(|| Error::argument("free of a size that was never allocated"))?;

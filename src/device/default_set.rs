@@ -1,9 +1,10 @@
-//! The process's default set of devices: the backends that this build has.
+//! What depends on the backends that this build has: the process's default set of devices, and devices of a program's memory.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::abi::ArrowDeviceType;
-use crate::device::{Device, DeviceId, Devices, absent, lock};
+use crate::device::backend::{DevicePtr, Program, not_supported};
+use crate::device::{Device, DeviceId, Devices, HostBackend, absent, lock};
 use crate::error::{Error, Result};
 
 impl Devices {
@@ -94,6 +95,59 @@ impl Devices {
         let device = new_simulated(id)?;
         Self::global().add(device.clone())?;
         Ok(device)
+    }
+}
+
+impl Device {
+    /// Returns a device like this one, the CPU or one of type CUDA, whose memory the program allocates: memory that other processes can
+    /// map, for example, large pages, or memory that several libraries share. `allocate` gets the device's id, and returns the address of
+    /// at least so many bytes; `free` gets that address. An upload to such a CPU copies. On a GPU, whose context is current in `allocate`, what
+    /// is freed is kept for reuse first, as where the driver has no pools; on [`Error::OutOfMemory`] the device
+    /// frees what it has kept, and asks once more. The memory cannot become a slice of cudarc's.
+    ///
+    /// ```
+    /// use arrow_device::Devices;
+    /// use arrow_device::device::DevicePtr;
+    ///
+    /// // SAFETY: the memory has as many bytes, or is none, which is an error; nobody else has it.
+    /// let device = unsafe {
+    ///     Devices::cpu().with_memory(
+    ///         |_, bytes| {
+    ///             let memory = libc::aligned_alloc(4096, bytes.next_multiple_of(4096));
+    ///             assert!(!memory.is_null());
+    ///             memory.write_bytes(0, bytes);
+    ///             Ok(DevicePtr::new(memory))
+    ///         },
+    ///         |memory| libc::free(memory.as_ptr()),
+    ///     )
+    /// }?;
+    /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
+    /// assert_eq!(device.upload(&batch)?.to_host()?, batch);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] for another device, and what opening one returns.
+    ///
+    /// # Safety
+    /// The memory is aligned to 64 bytes, the device can read and write it, on the CPU it is initialised, and nothing else uses it until
+    /// `free` is called with it, which happens once, on any thread, and on the CPU also in a child that was forked.
+    pub unsafe fn with_memory(
+        &self,
+        allocate: fn(DeviceId, usize) -> Result<DevicePtr>,
+        free: fn(DevicePtr),
+    ) -> Result<Self> {
+        let program = Program { allocate, free };
+        match self.id().device_type {
+            ArrowDeviceType::CPU => Self::new(Arc::new(HostBackend::new(self.id(), Some(program)))),
+            #[cfg(feature = "cuda")]
+            ArrowDeviceType::CUDA => crate::device::cuda::with_memory(self, program),
+            _ => Err(not_supported(
+                self.id(),
+                "with_memory",
+                "only memory of the CPU, and CUDA's own, can be a program's",
+            )),
+        }
     }
 }
 

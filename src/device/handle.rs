@@ -86,7 +86,7 @@ impl Device {
 
     /// Wraps a backend of host memory.
     pub(crate) fn on_host(id: DeviceId) -> Self {
-        Self::new(Arc::new(HostBackend::new(id)))
+        Self::new(Arc::new(HostBackend::new(id, None)))
             .expect("the host backend always has a default queue")
     }
 

@@ -141,7 +141,7 @@ mod tests {
     fn fill(pool: &HostPool, capacities: &[usize]) {
         for kib in capacities {
             let block = Block::ordinary(Pool::<Block>::rounded(kib * KIB).unwrap()).unwrap();
-            pool.give_back(block, &HostBackend::new(DeviceId::CPU));
+            pool.give_back(block, &HostBackend::new(DeviceId::CPU, None));
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
         // What was used last is freed last.
         fill(&pool, &[128, 64]);
         let kept = pool.take_block(128 * KIB).unwrap();
-        pool.give_back(kept, &HostBackend::new(DeviceId::CPU));
+        pool.give_back(kept, &HostBackend::new(DeviceId::CPU, None));
         fill(&pool, &[384]);
         assert_eq!([take(&pool, 64), take(&pool, 384)], [Some(128), Some(384)]);
     }
@@ -176,18 +176,18 @@ mod tests {
         let [a, b] = [0; 2].map(|_| Block::ordinary(Pool::<Block>::rounded(KIB).unwrap()).unwrap());
         let last = b.ptr;
         for block in [a, b] {
-            pool.give_back(block, &HostBackend::new(DeviceId::CPU));
+            pool.give_back(block, &HostBackend::new(DeviceId::CPU, None));
         }
         let taken = pool.take_block(KIB).unwrap();
         assert_eq!(taken.ptr, last);
         taken.free(None);
-        pool.clear(&HostBackend::new(DeviceId::CPU));
+        pool.clear(&HostBackend::new(DeviceId::CPU, None));
         assert_eq!(take(&pool, 512), None);
     }
 
     #[test]
     fn large_host_buffers_are_zero_and_serve_again() {
-        let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
+        let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU, None))).unwrap();
         // As if batches of this size were downloaded again and again.
         let bytes = if cfg!(miri) { 100_000 } else { 8 << 20 };
         let mut first = None;

@@ -81,6 +81,14 @@ pub(crate) unsafe extern "C" fn fake_cuda_misreport(address: Address, bytes: usi
 }
 
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_uuid(ordinal: c_int, number: u64) -> c_int {
+    caught(-1, || {
+        registry().uuids.insert(ordinal, number);
+        Some(0)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
         let engine = engine(ordinal)?;
@@ -136,6 +144,8 @@ pub(crate) unsafe extern "C" fn fake_cuda_live(ordinal: c_int, what: In<c_char>)
             "streams" => objects("stream"),
             "events" => objects("event"),
             "pools" => objects("memory pool"),
+            "handles" => objects("memory handle"),
+            "reserved" => Some(reserved(&registry, &engine).map(|(_, n)| n as u64).sum()),
             "pending" => Some(engine.sim.report().pending_operations as u64),
             _ => None,
         }
@@ -147,6 +157,13 @@ fn blocks(registry: &Registry, engine: &Arc<Engine>, what: What) -> Vec<String> 
     let own = registry.memory.iter();
     let own = own.filter(|block| block.what == what && Arc::ptr_eq(&block.engine, engine));
     own.map(|block| block.describe()).collect()
+}
+
+/// The addresses that an engine has reserved, and how many bytes there are at each.
+fn reserved(registry: &Registry, engine: &Arc<Engine>) -> impl Iterator<Item = (usize, usize)> {
+    let all = registry.reserved.iter();
+    let own = all.filter(|(_, of)| Arc::ptr_eq(&of.engine, engine));
+    own.map(|(start, of)| (*start, of.bytes))
 }
 
 /// The live objects of an engine.
@@ -163,6 +180,7 @@ fn objects(registry: &Registry, engine: &Arc<Engine>, kind: &str) -> Vec<String>
             let pools = registry.pools.iter().filter(|(_, pool)| !pool.default);
             pools.map(|(h, _)| h).collect()
         }
+        "memory handle" => registry.physical.iter().map(|(h, _)| h).collect(),
         _ => Vec::new(),
     };
     let handles = handles.into_iter().filter(own);
@@ -178,7 +196,9 @@ fn report(engine: &Arc<Engine>) -> Vec<String> {
     for what in What::ALL {
         lines.extend(blocks(&registry, engine, what));
     }
-    for kind in ["context", "stream", "event", "memory pool"] {
+    let addresses = reserved(&registry, engine);
+    lines.extend(addresses.map(|(start, bytes)| format!("{bytes} reserved bytes at {start:#x}")));
+    for kind in ["context", "stream", "event", "memory pool", "memory handle"] {
         lines.extend(objects(&registry, engine, kind));
     }
     drop(registry);

@@ -23,10 +23,11 @@
 //! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions. A call that belongs to no engine counts for that of the calling thread's context. |
 //! | `usize fake_cuda_thread_calls(u8 *text, usize bytes)` | Writes the calls that the calling thread has made since it began, of any engine or none: one function a line, with the number of its calls, as much as fits; returns the whole length. |
 //! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
+//! | `i32 fake_cuda_uuid(i32 ordinal, u64 number)` | Sets the last 8 bytes of the device's UUID, by default the ordinal. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
 //! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. |
-//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations). |
+//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations), `mapped` (virtual memory), `handles` (of such memory), or how many bytes of addresses are `reserved`. |
 //! | `i32 fake_cuda_green_stream(CUstream *stream)` | Makes a stream that belongs to a green context of the current context's device. |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!
@@ -39,6 +40,8 @@
 //! | 4 | `NO_POOLS` | There are no memory pools. |
 //! | 8 | `NO_CONCURRENT_MANAGED` | The host must not use managed memory while the device works. |
 //! | 16 | `NO_BATCH` | Lists of copies are not supported. |
+//! | 32 | `NO_VIRTUAL_MEMORY` | A device says that it has no virtual memory management. |
+//! | 64 | `NO_DESCRIPTORS` | A device says that its virtual memory cannot be exported. |
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
 //!
@@ -56,6 +59,16 @@
 //! that blocks holds up all streams of its group. On a lazy engine nothing runs until a call waits
 //! for it.
 //!
+//! # Other processes
+//!
+//! Virtual memory (`cuMemCreate` and what belongs to it) is a memory file for each allocation, which every process maps that gets its
+//! descriptor. The host's side of reserved addresses cannot be used until memory is mapped there and access to it is set: work that comes
+//! too early or too late ends the process. As a driver may, a pointer's range is reported as all that was reserved.
+//!
+//! The state of an event for other processes is in a memory file of its owner's. Its handle cannot be opened after the owner's death. A
+//! stream that waits for work of an owner that dies before that work has run ends with code 719, and so does its engine. A context can
+//! have 64 of these events.
+//!
 //! # Failed engines and forks
 //!
 //! In a child of the process that initialised it (after `fork`), every call but those for error
@@ -71,6 +84,7 @@ mod api;
 mod call;
 mod control;
 mod copy;
+mod crossing;
 mod emulation;
 mod engine;
 mod errors;
@@ -78,5 +92,6 @@ mod ffi;
 mod kernels;
 mod memory;
 mod modes;
+mod pages;
 mod registry;
 mod stack;

@@ -15,10 +15,18 @@ pub(crate) enum What {
     Pinned,
     Managed,
     Registered,
+    /// Virtual memory of a device.
+    Mapped,
 }
 
 impl What {
-    pub(crate) const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Registered];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Device,
+        Self::Pinned,
+        Self::Managed,
+        Self::Registered,
+        Self::Mapped,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -26,6 +34,7 @@ impl What {
             Self::Pinned => "pinned",
             Self::Managed => "managed",
             Self::Registered => "registered",
+            Self::Mapped => "mapped",
         }
     }
 }
@@ -96,7 +105,7 @@ impl Block {
                 );
                 self.engine.blame(text);
             }
-            What::Registered => {}
+            What::Registered | What::Mapped => {}
         }
     }
 }

@@ -1,14 +1,17 @@
 //! What exists: engines, and the objects behind handles.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ThreadId;
 
+use crate::crossing::Crossing;
 use crate::emulation::Emulation;
 use crate::engine::{Engine, Queue, Recorded, environment, lock, pending};
 use crate::ffi::*;
 use crate::memory::Memory;
+use crate::pages::Pages;
 use crate::stack;
 
 pub(crate) struct Context {
@@ -33,8 +36,26 @@ pub(crate) struct Stream {
 
 pub(crate) struct Event {
     pub(crate) context: usize,
-    /// The last record.
+    /// The last record of this process.
     pub(crate) recorded: Option<Arc<Recorded>>,
+    /// Its state for other processes, if it is made for them.
+    pub(crate) crossing: Option<Arc<Crossing>>,
+}
+
+/// Memory that may be mapped.
+pub(crate) struct Physical {
+    pub(crate) file: Arc<File>,
+    pub(crate) bytes: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) is_shareable: bool,
+}
+
+/// Addresses that are reserved.
+#[derive(Clone)]
+pub(crate) struct Reservation {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) pages: Arc<Pages>,
+    pub(crate) bytes: usize,
 }
 
 pub(crate) struct Pool {
@@ -90,6 +111,7 @@ pub(crate) struct Registry {
     pub(crate) streams: Table<Stream>,
     pub(crate) events: Table<Event>,
     pub(crate) pools: Table<Pool>,
+    pub(crate) physical: Table<Physical>,
     pub(crate) modules: Table<Module>,
     pub(crate) functions: Table<Function>,
     /// Retained primary contexts by ordinal.
@@ -97,6 +119,10 @@ pub(crate) struct Registry {
     /// The engines of all handles that there ever were.
     owners: BTreeMap<usize, Arc<Engine>>,
     pub(crate) memory: Memory,
+    /// By their first address.
+    pub(crate) reserved: BTreeMap<usize, Reservation>,
+    /// The numbers of devices whose UUIDs a test has set.
+    pub(crate) uuids: BTreeMap<i32, u64>,
     next_handle: usize,
 }
 
@@ -110,11 +136,14 @@ pub(crate) fn registry() -> MutexGuard<'static, Registry> {
         streams: Table::new("stream"),
         events: Table::new("event"),
         pools: Table::new("memory pool"),
+        physical: Table::new("memory handle"),
         modules: Table::new("module"),
         functions: Table::new("function"),
         primary: BTreeMap::new(),
         owners: BTreeMap::new(),
         memory: Memory::new(),
+        reserved: BTreeMap::new(),
+        uuids: BTreeMap::new(),
         next_handle: 0,
     });
     lock(&REGISTRY)

@@ -14,8 +14,14 @@ mod gpu_suite;
 #[allow(dead_code)] // the stand-in's tests use all of it
 mod kernel_suite;
 mod places;
+#[cfg(target_os = "linux")]
+mod processes;
 mod skip;
 #[path = "../../../tests/it/support/mod.rs"]
 mod support;
+#[cfg(target_os = "linux")]
+#[allow(dead_code)] // what the tests of other devices need, too
+#[path = "../../../share/tests/it/two.rs"]
+mod two;
 #[path = "../cuda_suite/vendor.rs"]
 mod vendor;

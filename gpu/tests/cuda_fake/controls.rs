@@ -28,6 +28,17 @@ functions! {
     cuStreamDestroy_v2(stream: Ptr);
     cuStreamSynchronize(stream: Ptr);
     cuEventQuery(event: Ptr);
+    cuEventCreate(event: *mut Ptr, flags: u32);
+    cuEventDestroy_v2(event: Ptr);
+    cuIpcGetEventHandle(handle: *mut [u64; 8], event: Ptr);
+    cuIpcOpenEventHandle(event: *mut Ptr, handle: IpcHandle);
+    cuMemCreate(handle: *mut u64, bytes: usize, prop: *const [i32; 4], flags: u64);
+    cuMemRelease(handle: u64);
+    cuMemAddressReserve(ptr: *mut u64, bytes: usize, alignment: usize, at: u64, flags: u64);
+    cuMemAddressFree(ptr: u64, bytes: usize);
+    cuMemMap(ptr: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap(ptr: u64, bytes: usize);
+    cuMemSetAccess(ptr: u64, bytes: usize, access: *const [i32; 3], count: usize);
     cuMemAlloc_v2(ptr: *mut u64, bytes: usize);
     cuMemFree_v2(ptr: u64);
     cuMemHostAlloc(ptr: *mut *mut u8, bytes: usize, flags: u32);
@@ -36,6 +47,11 @@ functions! {
     cuMemsetD8Async(dst: u64, byte: u8, bytes: usize, stream: Ptr);
     cuLaunchHostFunc(stream: Ptr, function: extern "C" fn(Ptr), data: Ptr);
 }
+
+/// `CUipcEventHandle`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct IpcHandle([u64; 8]);
 
 /// What a call writes, which must succeed.
 fn made<T: Default>(make: impl FnOnce(*mut T) -> i32) -> T {
@@ -170,4 +186,73 @@ fn handles_and_host_functions() {
         assert_eq!(cuCtxSynchronize(), 0);
     };
     reports(0, misuse, &["event 0x8: unknown", "inside a host function"]);
+}
+
+/// Memory is mapped as it was made, to addresses that stay until it is unmapped.
+#[test]
+fn virtual_memory() {
+    const BYTES: usize = 2 << 20;
+    let misuse = |group: Group| {
+        let props = [1, 1, 1, group.first];
+        assert_eq!(cuMemCreate(&mut 0, BYTES - 1, &props, 0), 1);
+        let memory = made(|handle| cuMemCreate(handle, BYTES, &props, 0));
+        let at = made(|ptr| cuMemAddressReserve(ptr, 2 * BYTES, 0, 0, 0));
+        assert_eq!(group.live("reserved"), 2 * BYTES as u64);
+        // More than there is, part of it, and what is there already.
+        assert_eq!(cuMemMap(at, 2 * BYTES, 0, memory, 0), 1);
+        assert_eq!(cuMemMap(at, BYTES, BYTES, memory, 0), 1);
+        assert_eq!(cuMemMap(at, BYTES, 0, memory, 0), 0);
+        assert_eq!(cuMemMap(at, BYTES, 0, memory, 0), 1);
+        let (here, elsewhere) = ([1, group.first, 3], [1, group.first + 2, 3]);
+        assert_eq!(cuMemSetAccess(at, BYTES, &elsewhere, 1), 1);
+        assert_eq!(cuMemSetAccess(at, BYTES, &here, 1), 0);
+        // What is mapped keeps the memory.
+        assert_eq!((cuMemRelease(memory), cuMemRelease(memory)), (0, 400));
+        assert_eq!(cuMemsetD8Async(at, 7, BYTES, null_mut()), 0);
+        assert_eq!((cuCtxSynchronize(), cuMemFree_v2(at)), (0, 1));
+        assert_eq!(cuMemAddressFree(at, 2 * BYTES), 1);
+        assert_eq!((cuMemUnmap(at, BYTES), cuMemUnmap(at, BYTES)), (0, 1));
+        assert_eq!(cuMemAddressFree(at, BYTES), 1);
+        assert_eq!(cuMemAddressFree(at, 2 * BYTES), 0);
+        assert_eq!(cuMemAddressFree(at, 2 * BYTES), 1);
+    };
+    let texts = [
+        "destroyed, or of another kind",
+        "cuMemFree of mapped memory",
+        "mapped, or of another length",
+        "cuMemUnmap",
+        "mapped, or of another length",
+        "not a reserved address",
+    ];
+    reports(0, misuse, &texts);
+}
+
+/// Events for other processes are few, and not for this one.
+#[test]
+fn interprocess_events() {
+    let misuse = |_: Group| {
+        assert_eq!(cuEventCreate(&mut null_mut(), 4), 1);
+        let mut events = Vec::new();
+        let refused = loop {
+            let mut event = null_mut();
+            match cuEventCreate(&mut event, 6) {
+                0 => events.push(event),
+                code => break code,
+            }
+        };
+        assert_eq!(refused, 2);
+        assert_eq!(events.len(), 64);
+        let mut handle = IpcHandle([0; 8]);
+        assert_eq!(cuIpcGetEventHandle(&mut handle.0, events[0]), 0);
+        assert_eq!(cuIpcOpenEventHandle(&mut null_mut(), handle), 201);
+        handle.0[0] ^= 1;
+        assert_eq!(cuIpcOpenEventHandle(&mut null_mut(), handle), 400);
+        for event in events {
+            assert_eq!(cuEventDestroy_v2(event), 0);
+        }
+        let plain = made_ptr(|event| cuEventCreate(event, 2));
+        assert_eq!(cuIpcGetEventHandle(&mut handle.0, plain), 1);
+        assert_eq!(cuEventDestroy_v2(plain), 0);
+    };
+    reports(0, misuse, &[]);
 }

@@ -17,6 +17,10 @@ mod support;
 #[path = "../../../tests/it/support_c/mod.rs"]
 mod support_c;
 
+#[allow(dead_code)] // what the tests of other devices need, too
+#[path = "../../../share/tests/it/two.rs"]
+mod two;
+
 mod calls;
 mod conformance;
 mod contexts;
@@ -32,7 +36,9 @@ mod kernel;
 mod loading;
 mod memory;
 mod pending;
+mod processes;
 mod rigs;
+mod shared;
 mod vendor;
 mod world;
 

@@ -20,6 +20,8 @@ pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
+pub(crate) const NO_VIRTUAL_MEMORY: u32 = 32;
+pub(crate) const NO_DESCRIPTORS: u32 = 64;
 pub(crate) const FREE_BLOCKS: u32 = 512;
 
 /// The ways in which the driver runs work.

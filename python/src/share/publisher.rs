@@ -42,7 +42,10 @@ impl Publisher {
     #[new]
     #[pyo3(signature = (path, *, leases = 16))]
     fn new(py: Python<'_>, path: PathBuf, leases: usize) -> PyResult<Self> {
-        let options = PublisherOptions::default().with_leases(leases);
+        let options = PublisherOptions {
+            leases,
+            ..Default::default()
+        };
         let bound = py.detach(|| share::Publisher::bind_with(&path, options));
         Ok(Self::of(bound.map_err(|e| at(&path, e))?, path))
     }
@@ -59,8 +62,11 @@ impl Publisher {
     #[staticmethod]
     #[pyo3(signature = (fd, *, leases = 16))]
     fn over(py: Python<'_>, fd: RawFd, leases: usize) -> PyResult<Self> {
-        let options = PublisherOptions::default().with_leases(leases);
-        let options = options.with_dead_peers(DeadPeers::Report);
+        let options = PublisherOptions {
+            leases,
+            dead_peers: DeadPeers::Report,
+            ..Default::default()
+        };
         let over = share::Publisher::over_with(duplicate(py, fd)?, options);
         Ok(Self::of(over.map_err(raised)?, "a socket".into()))
     }

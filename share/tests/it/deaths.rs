@@ -80,9 +80,11 @@ fn a_subscriber_dies() {
     let before = Held::now();
     for step in SUBSCRIBER_STEPS {
         let (mut other, socket) = Other::connected(test, step).unwrap();
-        let options = PublisherOptions::default()
-            .with_dead_peers(DeadPeers::Report)
-            .with_leases(4);
+        let options = PublisherOptions {
+            dead_peers: DeadPeers::Report,
+            leases: 4,
+            ..Default::default()
+        };
         let publisher = Publisher::over_with(socket, options).unwrap();
         let is_silent = step == "connected";
         let mut publisher = Some(publisher);
@@ -97,8 +99,7 @@ fn a_subscriber_dies() {
         other.expect(step);
         other.kill();
         if let Some(publisher) = &publisher {
-            let expected = u64::from(!is_silent);
-            until(step, || publisher.stats().died == expected);
+            until(step, || publisher.stats().died == 1);
             let stats = publisher.stats();
             assert_eq!(
                 (stats.leases, stats.subscribers, stats.left),
@@ -114,7 +115,7 @@ fn a_subscriber_dies() {
             assert_eq!(publisher.send(&shared(3)).unwrap(), 0, "{step}");
         }
         drop(publisher);
-        assert_eq!(Held::now(), before, "{step}");
+        before.assert_again(step);
     }
 }
 
@@ -194,7 +195,7 @@ fn a_publisher_dies() {
         if let Some(batch) = batch {
             assert_eq!(batch.to_host().unwrap(), numbers(0));
         }
-        assert_eq!(Held::now(), before, "{step}");
+        before.assert_again(step);
     }
     sim.assert_clean();
     // The next publisher takes the dead one's place.
@@ -205,7 +206,7 @@ fn a_publisher_dies() {
     std::fs::write(&path, "mine").unwrap();
     assert!(Publisher::bind(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
-    assert_eq!(Held::now(), before);
+    before.assert_again("in the end");
 }
 
 /// Subscribers come, read for a while, and die at any moment. The publisher goes on.
@@ -260,5 +261,5 @@ fn a_soak_with_deaths() {
     publisher.finish().unwrap();
     others.into_iter().for_each(Other::passed);
     assert!(killed > 0);
-    assert_eq!(Held::now(), before);
+    before.assert_again("in the end");
 }

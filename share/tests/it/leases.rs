@@ -55,13 +55,17 @@ fn memory_lives_as_long_as_somebody_has_it() {
     drop(publisher);
     assert_eq!(batch.to_host().unwrap(), numbers(7));
     drop(batch);
-    assert_eq!(Held::now(), before);
+    until("nothing is left", || Held::now() == before);
 }
 
 #[test]
 fn a_full_subscriber_makes_the_publisher_wait() {
-    let options = PublisherOptions::default().with_leases(2);
-    let (publisher, mut subscriber) = pair(options.with_patience(Duration::from_millis(200)));
+    let options = PublisherOptions {
+        leases: 2,
+        patience: Duration::from_millis(200),
+        ..Default::default()
+    };
+    let (publisher, mut subscriber) = pair(options);
     publisher
         .wait_for_subscribers(1, Duration::from_secs(60))
         .unwrap();
@@ -119,7 +123,10 @@ fn room_is_not_waited_for_where_nobody_takes_batches() {
 /// What a subscriber that leaves has not seen yet is free at once.
 #[test]
 fn a_subscriber_leaves_without_reading() {
-    let (publisher, mut subscriber) = pair(PublisherOptions::default().with_leases(8));
+    let (publisher, mut subscriber) = pair(PublisherOptions {
+        leases: 8,
+        ..Default::default()
+    });
     for i in 0..8 {
         publisher.send(&shared(i)).unwrap();
     }
@@ -191,7 +198,10 @@ fn several_subscribers_get_everything() {
 /// As a stream, and as one of the core's readers.
 #[test]
 fn streams_and_readers() {
-    let (publisher, subscriber) = pair(PublisherOptions::default().with_leases(20));
+    let (publisher, subscriber) = pair(PublisherOptions {
+        leases: 20,
+        ..Default::default()
+    });
     let sent = std::thread::spawn(move || {
         (0..20).for_each(|i| _ = publisher.send(&shared(i)).unwrap());
         publisher.finish().unwrap();
@@ -267,6 +277,30 @@ fn processes_that_start_meanwhile() {
     assert!(i > 0);
 }
 
+/// Of publishers that start at one time where a dead one has left its socket, one listens, and subscribers find it.
+#[test]
+fn one_publisher_takes_the_place_of_a_dead_one() {
+    const PUBLISHERS: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let path = folder.path().join(round.to_string());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let start = std::sync::Barrier::new(PUBLISHERS);
+        let bind = || {
+            start.wait();
+            Publisher::bind(&path)
+        };
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..PUBLISHERS).map(|_| scope.spawn(bind)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let bound: Vec<_> = all.into_iter().filter_map(Result::ok).collect();
+        assert_eq!(bound.len(), 1, "round {round}");
+        let _subscriber = Subscriber::connect(&path).unwrap();
+        bound[0].wait_for_subscribers(1, LONG).unwrap();
+    }
+}
+
 /// A packet that the socket can never take ends the connection: the stream does not go on without it.
 #[test]
 fn a_packet_that_cannot_be_sent() {
@@ -276,7 +310,10 @@ fn a_packet_that_cannot_be_sent() {
     let (here, there) = socket_pair().unwrap();
     // Less than the batch's description, which is not long enough to travel apart.
     rustix::net::sockopt::set_socket_send_buffer_size(&here, 1).unwrap();
-    let options = PublisherOptions::default().with_dead_peers(DeadPeers::Report);
+    let options = PublisherOptions {
+        dead_peers: DeadPeers::Report,
+        ..Default::default()
+    };
     let publisher = Publisher::over_with(here, options).unwrap();
     let mut subscriber = Subscriber::over(there).unwrap();
     let sent = publisher.send(&wide).and_then(|_| publisher.finish());

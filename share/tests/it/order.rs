@@ -9,7 +9,7 @@ use arrow_device_share::{
 use futures::{FutureExt, StreamExt};
 
 use crate::deaths::{LONG, numbers, until};
-use crate::two::{Other, role};
+use crate::two::{Held, Other, alone, role};
 
 fn deferred() -> Device {
     let config = SimConfig {
@@ -47,12 +47,28 @@ fn a_batch_is_read_once_it_is_ready() {
     assert_eq!(device.stats().since(&before).bytes_to_host, 0);
 }
 
+/// The thread that waits for a stream ends with it, although nothing comes.
+#[test]
+fn nobody_waits_for_a_stream_that_is_gone() {
+    if !alone("order::nobody_waits_for_a_stream_that_is_gone") {
+        return;
+    }
+    let before = Held::now();
+    let (publisher, mut stream) = pair();
+    assert!(stream.next().now_or_never().is_none());
+    drop((stream, publisher));
+    before.assert_again("its thread has its socket");
+}
+
 /// Nor does it wait for another subscriber that the publisher waits for.
 #[test]
 fn a_slow_subscriber_keeps_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let options = PublisherOptions::default().with_leases(1);
+    let options = PublisherOptions {
+        leases: 1,
+        ..Default::default()
+    };
     let publisher = Publisher::bind_with(&path, options).unwrap();
     let sim = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
     let mut both = [1, 2].map(|of| {

@@ -117,13 +117,23 @@ pub(crate) fn alone(test: &str) -> bool {
 }
 
 /// What this process has open, and mapped of memory files.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     files: usize,
     mappings: usize,
 }
 
 impl Held {
+    /// Waits until this process has what it had then: nobody waits for the thread of a publisher that is gone.
+    #[track_caller]
+    pub(crate) fn assert_again(self, what: &str) {
+        let start = std::time::Instant::now();
+        while Self::now() != self && start.elapsed() < std::time::Duration::from_secs(60) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(Self::now(), self, "{what}");
+    }
+
     pub(crate) fn now() -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         Self {

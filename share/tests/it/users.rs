@@ -46,7 +46,10 @@ fn only_this_user_unless_allowed() {
         let test = "users::only_this_user_unless_allowed";
         Other::of(command, test, path.to_str().unwrap(), Stdio::null())
     };
-    let options = PublisherOptions::default().with_user(12_345);
+    let options = PublisherOptions {
+        users: vec![12_345],
+        ..Default::default()
+    };
     let publisher = Publisher::bind_with(&path, options).unwrap();
     let mut refused = start();
     assert!(refused.line().unwrap().contains("user 65534"));
@@ -54,7 +57,10 @@ fn only_this_user_unless_allowed() {
     assert_eq!(publisher.stats().died, 0);
     drop(publisher);
 
-    let options = PublisherOptions::default().with_user(OTHER);
+    let options = PublisherOptions {
+        users: vec![OTHER],
+        ..Default::default()
+    };
     let publisher = Publisher::bind_with(&path, options).unwrap();
     let allowed = start();
     publisher

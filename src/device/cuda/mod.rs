@@ -16,7 +16,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use self::sys::{Driver, IN_STREAM_ORDER};
 use crate::abi::ArrowDeviceType;
-use crate::device::backend::{CopyOp, device_error};
+use crate::device::backend::{CopyOp, Program, device_error};
 use crate::device::engine::Engine;
 use crate::device::gpu::{
     self, Answer, Context, Failed, Found, Gpu, Library, PointerKind, RawStream, Vendor, find,
@@ -44,15 +44,22 @@ pub fn device_count() -> Result<usize> {
 pub fn register(devices: &Devices) {
     for device_type in TYPES {
         devices.register(device_type, move |ordinal| {
-            open(DeviceId::new(device_type, ordinal), None)
+            open(DeviceId::new(device_type, ordinal), None, None)
         });
     }
 }
 
+/// Returns a device of the same context whose memory a program allocates.
+pub(crate) fn with_memory(device: &Device, program: Program) -> Result<Device> {
+    open(device.id(), Some(device.cuda_context()?), Some(program))
+}
+
 /// Opens a device in its primary context, or in the one that is given.
-fn open(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Device> {
-    let cuda = Cuda::new(id, given)?;
-    let pools = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+fn open(id: DeviceId, given: Option<Arc<CudaContext>>, program: Option<Program>) -> Result<Device> {
+    let mut cuda = Cuda::new(id, given)?;
+    cuda.program = program;
+    let pools =
+        program.is_none() && cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
     let reads_managed = cuda.has(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
     Gpu::open(id, cuda, pools, reads_managed)
 }
@@ -86,7 +93,7 @@ impl Device {
             drop(Kept::new(context, ()));
             return Err(Error::argument(format!("{id} is no CUDA device")));
         }
-        open(id, Some(context))
+        open(id, Some(context), None)
     }
 
     /// Returns cudarc's handle of a CUDA device's context. For the primary context, the first call
@@ -115,6 +122,8 @@ pub(crate) struct Cuda {
     /// Primary contexts that are retained: that of the device, unless another one was given, and those
     /// of other devices, by ordinal.
     retained: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
+    /// Allocates the device's own memory instead of the driver.
+    pub(crate) program: Option<Program>,
 }
 
 // SAFETY: the driver accepts the handles on any thread; each call makes the context current there.
@@ -138,6 +147,7 @@ impl Cuda {
             raw: std::ptr::null_mut(),
             handle: given.map_or_else(OnceLock::new, OnceLock::from),
             retained: Mutex::default(),
+            program: None,
         };
         cuda.raw = match cuda.handle.get().and_then(|kept| kept.context.as_ref()) {
             Some(context) => context.cu_ctx(),
@@ -225,6 +235,10 @@ unsafe impl Vendor for Cuda {
     type Library = Driver;
     type Before = ();
     type Given = Kept<Arc<CudaStream>>;
+
+    fn program(&self) -> Option<Program> {
+        self.program
+    }
 
     fn enter(&self) -> Answer {
         // SAFETY: the context lives as long as `self`.

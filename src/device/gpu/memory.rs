@@ -49,6 +49,10 @@ impl<V: Vendor> Block<V> {
         stream: RawStream,
     ) -> Result<Arc<Self>> {
         const ATTACH_GLOBAL: c_uint = 1;
+        if let (Kind::Device, Some(program)) = (kind, context.vendor.program()) {
+            let base = (program.allocate)(context.health.id(), bytes)?;
+            return Ok(Self::new(context, kind, base.address()));
+        }
         let (calls, mut address) = (current.calls(), 0);
         let at = &raw mut address;
         // SAFETY: `at` is valid for the write of an address; the context has the pool, and the caller guarantees the stream.
@@ -86,7 +90,11 @@ impl<V: Vendor> Drop for Block<V> {
         if *self.is_freed.get_mut() {
             return;
         }
-        let ptr = to_ptr(self.address).as_ptr();
+        let ptr = to_ptr(self.address);
+        if let (Kind::Device, Some(program)) = (self.kind, self.context.vendor.program()) {
+            return (program.free)(ptr);
+        }
+        let ptr = ptr.as_ptr();
         // An error has no place to go: a failed device keeps its memory until its context is released.
         // SAFETY: the memory is of this kind and is freed once; nothing uses it any more (contract of `Runtime::Memory`).
         let _ = self.context.call(|calls| unsafe {

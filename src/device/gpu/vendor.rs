@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::api::{Answer, Calls, Code, Failed, RawStream};
 use crate::abi::ArrowDeviceType;
-use crate::device::backend::{CopyOp, DevicePtr};
+use crate::device::backend::{CopyOp, DevicePtr, Program};
 use crate::device::{DeviceId, FORKED, Process, absent};
 use crate::error::Result;
 
@@ -92,6 +92,10 @@ pub(crate) unsafe trait Vendor: fmt::Debug + Send + Sync + Sized + 'static {
     /// What keeps a stream that was given.
     type Given: Send + Sync + 'static;
 
+    /// Returns how a program allocates the device's own memory; `None` if the library does.
+    fn program(&self) -> Option<Program> {
+        None
+    }
     /// Makes the device current on this thread.
     fn enter(&self) -> Answer<Self::Before>;
     /// Makes current again what was before.

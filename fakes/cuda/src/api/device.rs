@@ -3,7 +3,9 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use crate::call::{Of, QUERY, QUIET, call, is_forked, plain, set_initialized};
-use crate::engine::{Engine, NO_CONCURRENT_MANAGED, NO_POOLS, environment};
+use crate::engine::{
+    Engine, NO_CONCURRENT_MANAGED, NO_DESCRIPTORS, NO_POOLS, NO_VIRTUAL_MEMORY, environment,
+};
 use crate::errors;
 use crate::ffi::*;
 use crate::registry::{device_count, registry};
@@ -118,8 +120,23 @@ pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(
             // MANAGED_MEMORY, CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
             75 => 9,                                        // COMPUTE_CAPABILITY_MAJOR
             89 => i32::from(!lacks(NO_CONCURRENT_MANAGED)), // CONCURRENT_MANAGED_ACCESS
-            115 => i32::from(!lacks(NO_POOLS)),             // MEMORY_POOLS_SUPPORTED
+            102 => i32::from(!lacks(NO_VIRTUAL_MEMORY)),    // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+            103 => i32::from(!lacks(NO_DESCRIPTORS)), // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            125 => 1,                                 // IPC_EVENT_SUPPORTED
+            115 => i32::from(!lacks(NO_POOLS)),       // MEMORY_POOLS_SUPPORTED
             _ => 0,
         })
+    })
+}
+
+/// The name of a device in all processes: by default its ordinal says which it is.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: c_int) -> Code {
+    call("cuDeviceGetUuid_v2", QUIET, Of::Device(dev), || {
+        check(dev)?;
+        let number = registry().uuids.get(&dev).copied();
+        let mut bytes = *b"cudafake........";
+        bytes[8..].copy_from_slice(&number.unwrap_or(dev as u64).to_be_bytes());
+        uuid.put(bytes)
     })
 }

@@ -31,12 +31,12 @@ fn answer(data: Out<c_void>, attribute: c_int, address: Address, block: Option<&
             .put(match block.map(|block| block.what) {
                 None => 0,
                 Some(What::Pinned | What::Registered) => 1,
-                Some(What::Device | What::Managed) => 2,
+                Some(What::Device | What::Managed | What::Mapped) => 2,
             }),
         DEVICE_POINTER => number(block.map(|_| address as usize)),
         HOST_POINTER => number(
             block
-                .filter(|_| !is(What::Device))
+                .filter(|_| !is(What::Device) && !is(What::Mapped))
                 .map(|_| address as usize),
         ),
         IS_MANAGED => data.cast::<c_int>().put(i32::from(is(What::Managed))),

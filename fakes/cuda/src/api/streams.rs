@@ -167,6 +167,16 @@ pub(crate) unsafe extern "C" fn cuStreamWaitEvent(
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
+        if let Some((crossing, record)) = event.pending_elsewhere() {
+            let engine = lane.engine.clone();
+            // It blocks, as a host function may.
+            let queued = engine.host_functions.queue();
+            return lane.engine.launch(&lane.queue, None, move |_| {
+                let _running = queued.run();
+                let waited = crossing.wait(record);
+                waited.map_err(|why| engine.failure(LAUNCH_FAILED, &why))
+            });
+        }
         // An event that was never recorded is no work.
         let Some(recorded) = &event.recorded else {
             return Ok(());
