@@ -50,38 +50,12 @@ fn from_arrow(e: ArrowError) -> DataFusionError {
     match e.downcast::<Error>().map(|e| *e) {
         Ok(Error::Arrow(e)) => match Arc::try_unwrap(e) {
             Ok(e) => from_arrow(e),
-            Err(e) => own_of_shared(&e)
-                .unwrap_or_else(|| carried(ArrowError::ExternalError(Box::new(Error::Arrow(e))))),
+            Err(e) => carried(ArrowError::ExternalError(Box::new(Error::Arrow(e)))),
         },
         Ok(e @ Error::OutOfMemory { .. }) => DataFusionError::ResourcesExhausted(e.to_string()),
         Ok(e) => DataFusionError::External(Box::new(e)),
         Err(e) => carried(ArrowError::ExternalError(e)),
     }
-}
-
-/// The error of DataFusion in an error that other streams have, too, if it can be had.
-fn own_of_shared(e: &ArrowError) -> Option<DataFusionError> {
-    match e {
-        ArrowError::MemoryError(reason) => {
-            Some(DataFusionError::ResourcesExhausted(reason.clone()))
-        }
-        ArrowError::ExternalError(e) => match e.downcast_ref()? {
-            DataFusionError::Shared(e) => Some(DataFusionError::Shared(e.clone())),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// Makes an error such that each of its clones is unwrapped to the error of DataFusion that it carries, if it carries one.
-pub(super) fn shareable(e: Error) -> Error {
-    from_datafusion(match to_datafusion(e) {
-        DataFusionError::External(e) if e.is::<Error>() => DataFusionError::External(e),
-        e @ (DataFusionError::ArrowError(..)
-        | DataFusionError::ResourcesExhausted(_)
-        | DataFusionError::Shared(_)) => e,
-        e => DataFusionError::Shared(Arc::new(e)),
-    })
 }
 
 /// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again. What exhausts resources is a

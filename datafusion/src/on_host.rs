@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
-use futures_core::Stream;
+use futures::Stream;
 
 /// Starts a partition on the host, for this reason.
 pub(super) type OnHost = Box<dyn FnOnce(&str) -> Result<SendableRecordBatchStream> + Send>;

@@ -14,7 +14,7 @@ use arrow_device::{
 use arrow_schema::{DataType, SchemaRef};
 use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
 use datafusion_physical_plan::coop::make_cooperative;
-use futures_core::Stream;
+use futures::Stream;
 use tokio::runtime::Handle;
 
 use super::memory::{DeviceReservation, Share};
@@ -150,11 +150,11 @@ impl DeviceRecordBatchStream for Moved {
 /// nodes on the host count on the batch size of their session.
 pub(super) fn host_stream(
     stream: SendableDeviceStream,
+    schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
     memory: DeviceReservation,
     rows: usize,
 ) -> SendableRecordBatchStream {
-    let schema = stream.schema();
     let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
     let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {

@@ -16,7 +16,7 @@ use arrow_select::coalesce::BatchCoalescer;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures_core::Stream;
+use futures::Stream;
 
 use super::memory::DeviceReservation;
 use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
@@ -50,7 +50,7 @@ pub(super) fn upload(
     input: &Arc<dyn ExecutionPlan>,
     partition: usize,
     device: &Device,
-    context: Arc<TaskContext>,
+    context: &Arc<TaskContext>,
     mut target: Target,
     memory: DeviceReservation,
 ) -> datafusion_common::Result<SendableDeviceStream> {
@@ -58,7 +58,7 @@ pub(super) fn upload(
     if input.boundedness().is_unbounded() || device.id() == DeviceId::CPU || has_states(input) {
         target.rows = 0;
     }
-    let stream = input.execute(partition, context)?;
+    let stream = input.execute(partition, context.clone())?;
     let schema = input.schema();
     let queue = device.new_queue().map_err(to_datafusion)?;
     let memory = (device.id() != DeviceId::CPU).then(|| Arc::new(memory));

@@ -14,7 +14,7 @@ use datafusion_common::Statistics;
 use datafusion_common::stats::Precision;
 use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::Partitioning;
-use futures_core::Stream;
+use futures::Stream;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::insertion::{DeviceSink, InsertRequest};

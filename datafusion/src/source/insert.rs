@@ -22,11 +22,10 @@ use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
-use futures_core::Stream;
+use futures::Stream;
 
 use super::contract::DeviceSource;
 use super::insertion::InsertRequest;
-use crate::children::only;
 use crate::metrics::{from_blocking, named, to_datafusion};
 use crate::parallel::merged;
 use crate::resolver::open_for;
@@ -103,7 +102,11 @@ impl DeviceInsertExec {
 
     /// The insertion of another plan's rows.
     fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = only(self.name(), children)?;
+        let Ok([input]) = <[_; 1]>::try_from(children) else {
+            return Err(DataFusionError::Internal(
+                "DeviceInsertExec has one child".into(),
+            ));
+        };
         let (source, name) = (self.source.clone(), self.table_name.clone());
         Ok(Arc::new(Self::new(input, source, name, self.op)?))
     }

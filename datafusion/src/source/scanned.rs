@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
-use futures_core::Stream;
+use futures::Stream;
 
 use super::contract::ScanRequest;
 use crate::stream::SendableDeviceStream;

@@ -12,7 +12,7 @@ use arrow_device::{
 };
 use arrow_schema::SchemaRef;
 use datafusion_physical_expr::Partitioning;
-use futures_core::Stream;
+use futures::Stream;
 
 use super::contract::{DeviceSource, ScanRequest};
 use crate::spec::DeviceSpec;

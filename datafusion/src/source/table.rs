@@ -14,7 +14,7 @@ use datafusion_expr::dml::InsertOp;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::ExecutionPlan;
-use futures_core::Stream;
+use futures::Stream;
 
 use super::batches::Memory;
 use super::contract::{DeviceSource, ScanRequest};
@@ -283,7 +283,7 @@ impl TableProvider for DeviceTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let filters = promised(&*self.source, filters, state.execution_props())?;
         let scan = self.filtered_scan(projection.map(Vec::as_slice), filters, limit)?;
-        Ok(Arc::new(DeviceExec::new(Arc::new(scan))))
+        Ok(Arc::new(DeviceExec::from(scan)))
     }
 
     fn supports_filters_pushdown(

@@ -26,8 +26,8 @@ use crate::nodes::*;
 
 /// What made the operator in a node of another.
 fn last(plan: &Plan) -> &str {
-    let operator = DeviceExec::operator::<Asked>(plan);
-    &operator.expect("the operator").last
+    let node = DeviceExec::of(plan).expect("the operator").node();
+    &node.downcast_ref::<Asked>().unwrap().last
 }
 
 /// An operator over a child.
@@ -47,7 +47,8 @@ fn every_answer_of_the_operator_arrives() {
     assert!(matches!(one[..], [Distribution::SinglePartition]));
     assert!(plan.required_input_ordering()[0].is_some());
     assert_eq!(plan.maintains_input_order(), [true]);
-    assert_eq!(plan.benefits_from_input_partitioning(), [true]);
+    // Whatever its node says: DataFusion would repartition on the host.
+    assert_eq!(plan.benefits_from_input_partitioning(), [false]);
     assert_eq!(plan.dynamic_expressions_produced().len(), 1);
     let effect = plan.cardinality_effect();
     assert!(matches!(effect, CardinalityEffect::LowerEqual));
@@ -132,9 +133,16 @@ fn filters_reach_the_operator_and_the_node_is_the_updated_one() {
 fn a_projection_is_the_operators_to_take() {
     let sim = Sim::new();
     let own = over_a_child(&sim);
-    let above = project(own.clone(), &[(0, "a")]);
-    let taken = own.try_swapping_with_projection(above.downcast_ref().unwrap());
-    assert!(Arc::ptr_eq(&taken.unwrap().unwrap(), own.children()[0]));
+    let swapped = |plan: &Plan, alias| {
+        let above = project(plan.clone(), &[(0, alias)]);
+        plan.try_swapping_with_projection(above.downcast_ref().unwrap())
+            .unwrap()
+    };
+    let leaf = own.children()[0].clone();
+    assert_eq!(last(&swapped(&leaf, "taken").unwrap()), "projected");
+    assert!(swapped(&leaf, "left").is_none());
+    // Below an operator with a child it might have to run on the host.
+    assert!(swapped(&own, "taken").is_none());
     let down = down(own);
     assert!(matches!(
         down.cardinality_effect(),

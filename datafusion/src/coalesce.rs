@@ -1,31 +1,24 @@
 //! [`DeviceCoalesceBatchesExec`]: small batches made larger.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue, TransferStats,
-};
+use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue, TransferStats};
 use arrow_schema::SchemaRef;
-use datafusion_common::{DataFusionError, Result, Statistics};
-use datafusion_execution::TaskContext;
-use datafusion_physical_plan::execution_plan::CardinalityEffect;
-use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties, PlanProperties};
-use futures_core::Stream;
+use datafusion_common::{DataFusionError, Result};
+use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use futures::stream::poll_fn;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::child::execute_child;
-use crate::children::{only, the_same};
-use crate::memory::DeviceReservation;
-use crate::metrics::{add_elsewhere, from_blocking, from_datafusion};
-use crate::plan::DevicePlan;
-use crate::spec::DeviceSpec;
-use crate::stream::SendableDeviceStream;
-use crate::upload::can_join;
+use super::memory::DeviceReservation;
+use super::metrics::{add_elsewhere, from_blocking, from_datafusion};
+use super::operator::{DeviceOperator, DeviceTask};
+use super::spec::DeviceSpec;
+use super::stream::{Item, SendableDeviceStream, device_stream};
+use super::transitions::to_host::passing;
+use super::upload::can_join;
 
 /// The bytes from which on batches wait no longer: larger ones gain nothing.
 const MAX_JOINED: usize = 16 << 20;
@@ -43,21 +36,13 @@ const MAX_JOINED: usize = 16 << 20;
 /// columns, unions or list views, whose join could fail.
 #[derive(Clone, Debug)]
 pub struct DeviceCoalesceBatchesExec {
-    input: Arc<dyn ExecutionPlan>,
-    device: DeviceSpec,
     rows: usize,
 }
 
 impl DeviceCoalesceBatchesExec {
-    /// Makes an operator above `input` whose batches have about `rows` rows: the session's `batch_size` is a good choice.
-    /// `DeviceExec::new(Arc::new(...))` makes it a node.
-    pub fn new(input: Arc<dyn ExecutionPlan>, device: impl Into<DeviceSpec>, rows: usize) -> Self {
-        let device = device.into();
-        Self {
-            input,
-            device,
-            rows,
-        }
+    /// Makes an operator whose batches have about `rows` rows: the session's `batch_size` is a good choice.
+    pub fn new(rows: usize) -> Self {
+        Self { rows }
     }
 
     /// Returns how many rows the batches are to have.
@@ -65,67 +50,46 @@ impl DeviceCoalesceBatchesExec {
         self.rows
     }
 
-    /// Returns the node below.
-    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
-        &self.input
+    /// Returns the node that joins the batches of `input` on a device.
+    pub fn above(
+        self,
+        input: Arc<dyn ExecutionPlan>,
+        device: impl Into<DeviceSpec>,
+    ) -> Arc<dyn ExecutionPlan> {
+        Arc::new(passing(input, device, self))
     }
 }
 
-impl DevicePlan for DeviceCoalesceBatchesExec {
+impl DeviceOperator for DeviceCoalesceBatchesExec {
     fn name(&self) -> &str {
         "DeviceCoalesceBatchesExec"
     }
 
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self, _: &dyn ExecutionPlan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, ", rows={}", self.rows)
     }
 
-    fn describe_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "rows={}", self.rows)
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let input = only(self.name(), children)?;
-        Ok(Arc::new(Self {
-            input,
-            ..self.clone()
-        }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let stream = execute_child(&self.input, partition, device, context.clone())?;
-        let schema = self.input.schema();
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let (stream, input) = (task.input(0)?, task.child(0)?);
+        let (schema, device_type) = (stream.schema(), stream.device_type());
         let joins = schema.fields().iter().all(|f| can_join(f.data_type()));
-        if !joins || self.input.boundedness().is_unbounded() {
+        if !joins || input.boundedness().is_unbounded() {
             return Ok(stream);
         }
         let runtime = Handle::try_current().map_err(|e| {
             let name = self.name();
             DataFusionError::Execution(format!("{name} needs a Tokio runtime: {e}"))
         })?;
-        let memory = DeviceReservation::new(&context, self.name(), partition, device);
-        Ok(Box::pin(Joined {
+        let mut joined = Joined {
             stream: Some(stream),
-            schema,
-            device: device.clone(),
-            memory: Arc::new(memory),
+            schema: schema.clone(),
+            device: task.device.clone(),
+            memory: Arc::new(DeviceReservation::new(
+                task.context,
+                self.name(),
+                task.partition,
+                task.device,
+            )),
             queue: None,
             runtime,
             joining: JoinSet::new(),
@@ -134,27 +98,14 @@ impl DevicePlan for DeviceCoalesceBatchesExec {
             waiting: 0,
             bytes: 0,
             after: None,
-        }))
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn statistics(&self, _: Option<usize>, inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
-        the_same(inputs)
-    }
-
-    fn cardinality_effect(&self) -> CardinalityEffect {
-        CardinalityEffect::Equal
-    }
-
-    fn supports_limit_pushdown(&self) -> bool {
-        true
+        };
+        Ok(device_stream(
+            poll_fn(move |cx| joined.poll(cx)),
+            schema,
+            device_type,
+        ))
     }
 }
-
-type Item = arrow_device::Result<DeviceRecordBatch>;
 
 struct Joined {
     /// `None` once it has ended.
@@ -265,45 +216,32 @@ fn waits(batches: &[DeviceRecordBatch], device: &Device) -> bool {
     device.id() != DeviceId::CPU && !batches.iter().flat_map(|b| b.columns()).all(is_fixed)
 }
 
-impl Stream for Joined {
-    type Item = Item;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
+impl Joined {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         loop {
-            let is_joining = !this.joining.is_empty();
-            if is_joining || this.after.is_some() || this.stream.is_none() || this.is_full() {
-                if let Some(joined) = ready!(this.poll_join(cx)) {
+            let is_joining = !self.joining.is_empty();
+            if is_joining || self.after.is_some() || self.stream.is_none() || self.is_full() {
+                if let Some(joined) = ready!(self.poll_join(cx)) {
                     return Poll::Ready(Some(joined));
                 }
-                if let Some(after) = this.after.take() {
+                if let Some(after) = self.after.take() {
                     return Poll::Ready(Some(after));
                 }
             }
-            let Some(stream) = &mut this.stream else {
+            let Some(stream) = &mut self.stream else {
                 return Poll::Ready(None);
             };
             let taken = match ready!(stream.as_mut().poll_next(cx)) {
-                Some(batch) => batch.and_then(|batch| this.take(batch)),
+                Some(batch) => batch.and_then(|batch| self.take(batch)),
                 None => {
-                    this.stream = None;
+                    self.stream = None;
                     Ok(())
                 }
             };
             if let Err(e) = taken {
-                this.stream = None;
-                this.after = Some(Err(e));
+                self.stream = None;
+                self.after = Some(Err(e));
             }
         }
-    }
-}
-
-impl DeviceRecordBatchStream for Joined {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device.id().device_type
     }
 }
