@@ -1,14 +1,15 @@
 //! [`DeviceCoalesceBatchesExec`]: small batches made larger.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
 use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue, TransferStats};
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::stream::poll_fn;
+use futures::stream::try_unfold;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -17,8 +18,9 @@ use super::metrics::{add_elsewhere, from_blocking, from_datafusion};
 use super::operator::{DeviceOperator, DeviceTask};
 use super::spec::DeviceSpec;
 use super::stream::{Item, SendableDeviceStream, device_stream};
+use super::timer::Patience;
 use super::transitions::to_host::passing;
-use super::upload::can_join;
+use super::upload::{Target, can_join};
 
 /// The bytes from which on batches wait no longer: larger ones gain nothing.
 const MAX_JOINED: usize = 16 << 20;
@@ -80,30 +82,24 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
             let name = self.name();
             DataFusionError::Execution(format!("{name} needs a Tokio runtime: {e}"))
         })?;
-        let mut joined = Joined {
+        let (device, name) = (task.device, self.name());
+        let memory = DeviceReservation::new(task.context, name, task.partition, device);
+        let joined = Joined {
             stream: Some(stream),
             schema: schema.clone(),
-            device: task.device.clone(),
-            memory: Arc::new(DeviceReservation::new(
-                task.context,
-                self.name(),
-                task.partition,
-                task.device,
-            )),
+            device: device.clone(),
+            memory: Arc::new(memory),
             queue: None,
             runtime,
-            joining: JoinSet::new(),
             rows: self.rows,
-            small: Vec::new(),
-            waiting: 0,
-            bytes: 0,
+            patience: Patience::new(Target::of_task(task.context).patience),
             after: None,
         };
-        Ok(device_stream(
-            poll_fn(move |cx| joined.poll(cx)),
-            schema,
-            device_type,
-        ))
+        let batches = try_unfold(joined, |mut joined| async move {
+            let next = joined.next().await?;
+            Ok(next.map(|batch| (batch, joined)))
+        });
+        Ok(device_stream(batches, schema, device_type))
     }
 }
 
@@ -117,80 +113,78 @@ struct Joined {
     /// Made for the first join.
     queue: Option<Queue>,
     runtime: Handle,
-    /// The join that waits for the device on a blocking thread, at most one.
-    joining: JoinSet<(Item, TransferStats)>,
     rows: usize,
-    /// Batches that wait for more.
-    small: Vec<DeviceRecordBatch>,
-    /// Their rows.
-    waiting: usize,
-    /// Their bytes, at least.
-    bytes: usize,
-    /// What comes after those.
+    patience: Patience,
+    /// What comes after the batches that have been joined.
     after: Option<Item>,
 }
 
 impl Joined {
-    /// Keeps a small batch, and has others come after those that are kept.
-    fn take(&mut self, batch: DeviceRecordBatch) -> Result<(), Error> {
-        // A slice counts as what it keeps alive.
-        let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
-        if rows == 0 {
-            return Ok(());
-        }
-        if rows >= self.rows / 2 || bytes >= MAX_JOINED {
-            self.after = Some(Ok(batch));
-            return Ok(());
-        }
-        self.memory.grow(bytes).map_err(from_datafusion)?;
-        self.waiting += rows;
-        self.bytes += bytes;
-        self.small.push(batch);
-        Ok(())
-    }
-
-    /// Whether those that wait are enough.
-    fn is_full(&self) -> bool {
-        self.waiting >= self.rows || self.bytes >= MAX_JOINED
-    }
-
-    /// One batch of those that wait; `None` if there is none.
-    fn poll_join(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
-        let joined = match self.joining.is_empty() {
-            true => match self.join() {
-                Ok(joined) => joined.map(Ok),
-                Err(e) => Some(Err(e)),
-            },
-            false => None,
-        };
-        let joined = match ready!(self.joining.poll_join_next(cx)) {
-            None => joined,
-            Some(Ok((joined, counts))) => {
-                add_elsewhere(&counts);
-                Some(joined)
+    async fn next(&mut self) -> Result<Option<DeviceRecordBatch>, Error> {
+        let mut small = Vec::new();
+        let (mut waiting, mut kept) = (0, 0);
+        while self.after.is_none() && waiting < self.rows && kept < MAX_JOINED {
+            let Some(next) = self.poll_next(small.is_empty()).await else {
+                break;
+            };
+            let batch = match next {
+                Ok(batch) => batch,
+                Err(e) => {
+                    self.after = Some(Err(e));
+                    break;
+                }
+            };
+            // A slice counts as what it keeps alive.
+            let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
+            if rows >= self.rows / 2 || bytes >= MAX_JOINED {
+                self.after = Some(Ok(batch)).filter(|_| rows > 0);
+            } else if rows > 0 {
+                self.memory.grow(bytes).map_err(from_datafusion)?;
+                (waiting, kept) = (waiting + rows, kept + bytes);
+                small.push(batch);
             }
-            Some(Err(e)) => {
-                let operation = "joining batches on a device after the end of the Tokio runtime";
-                Some(Err(from_blocking(e, operation)))
-            }
-        };
+        }
+        if small.is_empty() {
+            return self.after.take().transpose();
+        }
+        let joined = self.join(small).await;
         self.memory.shrink(usize::MAX);
-        Poll::Ready(joined)
+        joined.map(Some)
     }
 
-    /// Joins the batches that wait, on a blocking thread if the host waits for the device.
-    fn join(&mut self) -> Result<Option<DeviceRecordBatch>, Error> {
-        (self.waiting, self.bytes) = (0, 0);
-        let mut small = std::mem::take(&mut self.small);
-        if small.len() < 2 {
-            return Ok(small.pop());
+    /// The next batch; `None` at the end, or if others have waited for it long enough.
+    async fn poll_next(&mut self, alone: bool) -> Option<Item> {
+        if alone {
+            self.patience.begin();
+        }
+        let (stream, patience) = (&mut self.stream, &mut self.patience);
+        poll_fn(|cx| {
+            let Some(own) = stream else {
+                return Poll::Ready(None);
+            };
+            let next = match own.as_mut().poll_next(cx) {
+                Poll::Pending if !alone && patience.ends(cx.waker()) => return Poll::Ready(None),
+                next => ready!(next),
+            };
+            if !matches!(next, Some(Ok(_))) {
+                *stream = None;
+            }
+            Poll::Ready(next)
+        })
+        .await
+    }
+
+    /// Joins batches, on a blocking thread if the host waits for the device.
+    async fn join(&mut self, mut small: Vec<DeviceRecordBatch>) -> Item {
+        if small.len() == 1 {
+            return Ok(small.remove(0));
         }
         let queue = match &self.queue {
             Some(queue) => queue,
             None => self.queue.insert(self.device.new_queue()?),
         };
         if !waits(&small, &self.device) {
-            return DeviceRecordBatch::concat(&self.schema, &small, queue).map(Some);
+            return DeviceRecordBatch::concat(&self.schema, &small, queue);
         }
         let (schema, queue, memory) = (self.schema.clone(), queue.clone(), self.memory.clone());
         let join = move || {
@@ -200,8 +194,18 @@ impl Joined {
             drop((small, memory));
             joined
         };
-        self.joining.spawn_blocking_on(join, &self.runtime);
-        Ok(None)
+        let operation = "joining batches on a device after the end of the Tokio runtime";
+        // Dropped before it begins, it does not begin.
+        let mut joining = JoinSet::new();
+        joining.spawn_blocking_on(join, &self.runtime);
+        match joining.join_next().await {
+            Some(Ok((joined, counts))) => {
+                add_elsewhere(&counts);
+                joined
+            }
+            Some(Err(e)) => Err(from_blocking(e, operation)),
+            None => Err(Error::Cancelled { operation }),
+        }
     }
 }
 
@@ -214,34 +218,4 @@ fn waits(batches: &[DeviceRecordBatch], device: &Device) -> bool {
     let is_fixed =
         |column: DeviceArray| column.data_type().is_primitive() && column.null_count() == Some(0);
     device.id() != DeviceId::CPU && !batches.iter().flat_map(|b| b.columns()).all(is_fixed)
-}
-
-impl Joined {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
-        loop {
-            let is_joining = !self.joining.is_empty();
-            if is_joining || self.after.is_some() || self.stream.is_none() || self.is_full() {
-                if let Some(joined) = ready!(self.poll_join(cx)) {
-                    return Poll::Ready(Some(joined));
-                }
-                if let Some(after) = self.after.take() {
-                    return Poll::Ready(Some(after));
-                }
-            }
-            let Some(stream) = &mut self.stream else {
-                return Poll::Ready(None);
-            };
-            let taken = match ready!(stream.as_mut().poll_next(cx)) {
-                Some(batch) => batch.and_then(|batch| self.take(batch)),
-                None => {
-                    self.stream = None;
-                    Ok(())
-                }
-            };
-            if let Err(e) = taken {
-                self.stream = None;
-                self.after = Some(Err(e));
-            }
-        }
-    }
 }

@@ -28,7 +28,7 @@ use datafusion_physical_plan::{
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::{OnHost, UntilFirst, is_exhausted};
+use super::on_host::{is_exhausted, until_first};
 use super::operator::{DeviceOperator, DeviceTask, Line};
 use super::options::DeviceOptions;
 use super::plugin::DevicePlugin;
@@ -196,9 +196,8 @@ impl DeviceExec {
             return Ok(stream);
         }
         let own = self.clone();
-        let host: OnHost = Box::new(move |why| own.start(partition, context, why));
-        let host = Some(host);
-        Ok(Box::pin(UntilFirst { stream, host }))
+        let host = move |why: &str| own.start(partition, context, why);
+        Ok(until_first(stream, host))
     }
 
     /// Whether the session has its work done on the host. An upload or a move stays where its reader wants the rows.

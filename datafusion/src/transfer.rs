@@ -1,25 +1,22 @@
 //! Batches on their way to the host, or to another device.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats,
-};
+use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats};
 use arrow_schema::{DataType, SchemaRef};
-use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
+use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::coop::make_cooperative;
-use futures::Stream;
+use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream::poll_fn;
 use tokio::runtime::Handle;
 
 use super::memory::{DeviceReservation, Share};
 use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
-use super::stream::SendableDeviceStream;
+use super::stream::{Item, SendableDeviceStream, device_stream};
 use arrow_device::{Error, Result};
 
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
@@ -80,12 +77,11 @@ pub(super) fn on_device(
             Ok((moved, share))
         })))
     };
-    Box::pin(Moved {
+    let mut moved = Moved {
         batches: Ahead::new(stream, start),
         under_way: VecDeque::new(),
-        schema,
-        device_type,
-    })
+    };
+    device_stream(poll_fn(move |cx| moved.poll(cx)), schema, device_type)
 }
 
 /// Batches that are on one device.
@@ -93,8 +89,6 @@ struct Moved {
     batches: Ahead<DeviceRecordBatch>,
     /// The event and the bytes of each copy that was returned before it was done, oldest first.
     under_way: VecDeque<(SyncEvent, usize)>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
 }
 
 impl Moved {
@@ -115,34 +109,19 @@ impl Moved {
         }
         Poll::Ready(())
     }
-}
 
-impl Stream for Moved {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        this.batches.returned = None;
-        ready!(this.poll_room(cx));
-        let next = ready!(reserved(|| this.batches.poll_next(cx)));
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        self.batches.returned = None;
+        ready!(self.poll_room(cx));
+        let next = ready!(reserved(|| self.batches.poll_next(cx)));
         // Only a copy has a share.
-        if let (Some(Ok(batch)), Some(_)) = (&next, &this.batches.returned)
+        if let (Some(Ok(batch)), Some(_)) = (&next, &self.batches.returned)
             && let Ok(Some(event)) = batch.as_struct().ready_event(None)
         {
             let bytes = batch.get_array_memory_size();
-            this.under_way.push_back((event, bytes));
+            self.under_way.push_back((event, bytes));
         }
         Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Moved {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
     }
 }
 
@@ -172,20 +151,20 @@ pub(super) fn host_stream(
             Ok((batch, share))
         })))
     };
-    make_cooperative(Box::pin(Staged {
+    let mut staged = Staged {
         batches: Ahead::new(stream, start),
-        schema,
         metrics,
         memory: own,
         rows: rows.max(1),
         rest: None,
-    }))
+    };
+    let batches = poll_fn(move |cx| staged.poll(cx));
+    make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
 }
 
 /// Batches that are downloaded.
 struct Staged {
     batches: Ahead<RecordBatch>,
-    schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
     memory: Arc<DeviceReservation>,
     /// The most rows of a batch that is passed on.
@@ -194,10 +173,11 @@ struct Staged {
     rest: Option<RecordBatch>,
 }
 
-impl Stream for Staged {
-    type Item = datafusion_common::Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+impl Staged {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<datafusion_common::Result<RecordBatch>>> {
         ready!(self.memory.poll_turn(cx));
         let Self {
             batches,
@@ -205,7 +185,7 @@ impl Stream for Staged {
             rows,
             rest,
             ..
-        } = &mut *self;
+        } = self;
         let mut poll = || {
             let batch = match rest.take() {
                 Some(rest) => rest,
@@ -226,12 +206,6 @@ impl Stream for Staged {
             self.memory.end_turn();
         }
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
-    }
-}
-
-impl RecordBatchStream for Staged {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
     }
 }
 
@@ -267,7 +241,7 @@ fn download(
     Ok(async move {
         let mut columns = Vec::with_capacity(schema.fields().len());
         // All are polled: one that had to read sizes starts its copies then.
-        poll_fn(|cx| {
+        std::future::poll_fn(|cx| {
             let mut waiting = Vec::new();
             for (group, mut download) in parts.drain(..) {
                 match Pin::new(&mut download).poll(cx) {

@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 
 use arrow_device::{Device, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
@@ -14,7 +12,7 @@ use datafusion_common::Statistics;
 use datafusion_common::stats::Precision;
 use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::Partitioning;
-use futures::Stream;
+use futures::stream::iter;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::insertion::{DeviceSink, InsertRequest};
@@ -240,34 +238,18 @@ impl DeviceSource for Batches {
 
     fn open(&self, request: ScanRequest) -> Result<SendableDeviceStream> {
         let batches = self.partitions.get(request.partition).cloned();
-        let batches = InOrder {
-            batches: batches.unwrap_or_default(),
-            projection: request.projection.clone(),
-            next: 0,
-        };
-        Ok(request.stream(batches))
-    }
-}
-
-/// A partition's batches.
-struct InOrder {
-    batches: Arc<[DeviceRecordBatch]>,
-    projection: Option<Arc<[usize]>>,
-    next: usize,
-}
-
-impl Stream for InOrder {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let batch = self
-            .batches
-            .get(self.next)
-            .map(|batch| match &self.projection {
+        let (batches, projection) = (batches.unwrap_or_default(), request.projection.clone());
+        let batch = move |i| {
+            let batch: &DeviceRecordBatch = &batches[i];
+            match &projection {
                 Some(projection) => batch.project(projection),
                 None => Ok(batch.clone()),
-            });
-        self.next += 1;
-        Poll::Ready(batch)
+            }
+        };
+        let count = self
+            .partitions
+            .get(request.partition)
+            .map_or(0, |p| p.len());
+        Ok(request.stream(iter((0..count).map(batch))))
     }
 }

@@ -1,10 +1,7 @@
 //! [`DeviceInsertExec`]: the node of an `INSERT`.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use arrow_array::{RecordBatch, UInt64Array};
 use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Error};
@@ -22,7 +19,8 @@ use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
-use futures::Stream;
+use futures::TryStreamExt;
+use futures::stream::once;
 
 use super::contract::DeviceSource;
 use super::insertion::InsertRequest;
@@ -212,8 +210,10 @@ impl ExecutionPlan for DeviceInsertExec {
             let count = Arc::new(UInt64Array::from(vec![rows]));
             Ok(RecordBatch::try_new(node.schema(), vec![count])?)
         };
-        let once = Once(Some(Box::pin(insertion)));
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, once)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(
+            schema,
+            once(insertion),
+        )))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -235,8 +235,8 @@ impl DeviceInsertExec {
         let mut sink = self.source.insert(request).map_err(to_datafusion)?;
         let schema = self.source.schema();
         let mut rows = 0;
-        while let Some(batch) = poll_fn(|cx| batches.as_mut().poll_next(cx)).await {
-            let batch = of_table(batch.map_err(to_datafusion)?, &schema, &device);
+        while let Some(batch) = batches.try_next().await.map_err(to_datafusion)? {
+            let batch = of_table(batch, &schema, &device);
             let batch = batch.await.map_err(to_datafusion)?;
             let found = batch.num_rows();
             sink.write(batch).await.map_err(to_datafusion)?;
@@ -290,20 +290,4 @@ async fn counted(column: DeviceArray) -> arrow_device::Result<usize> {
     let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
     let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
     counting.await.map_err(|e| from_blocking(e, operation))?
-}
-
-/// The stream of a future's only value.
-struct Once(Option<Pin<Box<dyn Future<Output = Result<RecordBatch>> + Send>>>);
-
-impl Stream for Once {
-    type Item = Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(future) = &mut self.0 else {
-            return Poll::Ready(None);
-        };
-        let value = std::task::ready!(future.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(Some(value))
-    }
 }

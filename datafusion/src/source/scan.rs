@@ -24,11 +24,12 @@ use datafusion_physical_plan::statistics::StatisticsArgs;
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SortOrderPushdownResult,
 };
+use futures::stream::empty;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::declared::{project, properties};
 use super::filters::of_projected;
-use super::scanned::Scanned;
+use super::scanned::scanned;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
 use crate::operator::{DeviceOperator, DeviceTask};
@@ -433,12 +434,12 @@ impl DeviceOperator for Scan {
             table: scan.source.schema(),
         };
         if !scan.reads(task.partition) {
-            return Ok(Box::pin(Scanned::none(request)));
+            return Ok(request.stream(empty()));
         }
         let promised = scan.rows(task.partition);
         let stream = scan.source.open(request.clone());
-        let scanned = stream.and_then(|stream| Scanned::new(stream, request, promised));
-        Ok(Box::pin(scanned.map_err(to_datafusion)?))
+        let scanned = stream.and_then(|stream| scanned(stream, request, promised));
+        scanned.map_err(to_datafusion)
     }
 
     fn runs_on_host(&self) -> bool {

@@ -98,8 +98,7 @@ impl DevicePlugin for Filters {
     fn can_run(&self, node: &Arc<dyn ExecutionPlan>, device: &DeviceSpec) -> Verdict {
         match node.downcast_ref::<FilterExec>() {
             Some(filter) if device.device_type() == ArrowDeviceType::EXT_DEV => {
-                // Rows of the host do not go up for a filter alone.
-                GreaterExec::in_place_of(filter).map_or_else(Verdict::stays, |_| Verdict::RunsThere)
+                GreaterExec::in_place_of(filter).map_or_else(Verdict::stays, |_| Verdict::Runs)
             }
             _ => Verdict::Unknown,
         }
