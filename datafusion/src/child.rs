@@ -53,8 +53,7 @@ fn execute_child(
     let memory = DeviceReservation::new(context, &name, partition, device);
     match device_node(child) {
         Some(node) if node.device().fits(device) && !node.runs_on_host(context) => {
-            let stream = node.execute_on(partition, device, context)?;
-            Ok(on_device(stream, device, memory))
+            node.execute_on(partition, device, context)
         }
         _ => execute_child_apart(child, partition, device, context, memory),
     }
@@ -71,8 +70,12 @@ pub(super) fn execute_child_apart(
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
         Some(node) if !node.runs_on_host(context) => {
-            let stream = node.execute_device(partition, context.clone())?;
-            Ok(on_device(stream, device, memory))
+            let own = node.open(partition, context)?;
+            let stream = node.execute_on(partition, &own, context)?;
+            match own == *device {
+                true => Ok(stream),
+                false => Ok(on_device(stream, device, memory)),
+            }
         }
         _ => {
             let target = Target::of_task(context);

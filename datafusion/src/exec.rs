@@ -128,7 +128,7 @@ impl DeviceExec {
     }
 
     /// Opens the device for a partition.
-    fn open(&self, partition: usize, context: &TaskContext) -> Result<Device> {
+    pub(super) fn open(&self, partition: usize, context: &TaskContext) -> Result<Device> {
         open_for(self.name(), &self.device, partition, context)
     }
 
@@ -191,7 +191,7 @@ impl DeviceExec {
             stream => stream?,
         };
         let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
-        let stream = host_stream(stream, self.schema(), metrics, memory, rows);
+        let stream = host_stream(stream, &device, self.schema(), metrics, memory, rows);
         if !falls_back {
             return Ok(stream);
         }
@@ -402,15 +402,6 @@ impl ExecutionPlan for DeviceExec {
         self.instead(self.node.with_fetch(limit)?).ok()
     }
 
-    fn repartitioned(
-        &self,
-        target_partitions: usize,
-        config: &ConfigOptions,
-    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        let node = self.node.repartitioned(target_partitions, config)?;
-        node.map(|node| self.instead(node)).transpose()
-    }
-
     fn try_swapping_with_projection(
         &self,
         projection: &ProjectionExec,
@@ -454,17 +445,8 @@ impl ExecutionPlan for DeviceExec {
         sorted.try_map(|node| self.instead(node))
     }
 
-    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn ExecutionPlan>> {
-        self.instead(self.node.with_preserve_order(preserve_order)?)
-            .ok()
-    }
-
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
         self.instead(self.node.clone().reset_state()?)
-    }
-
-    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
-        self.instead(self.node.with_new_state(state)?).ok()
     }
 }
 

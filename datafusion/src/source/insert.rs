@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, UInt64Array};
-use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Error};
+use arrow_device::{Device, DeviceRecordBatch, Error};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result};
@@ -249,7 +249,7 @@ impl DeviceInsertExec {
 }
 
 /// The batch with the table's schema. Nulls are counted only where the table allows none and the
-/// input might have some.
+/// input might have some; that waits for the device, where waiting does not hold up other tasks.
 async fn of_table(
     batch: DeviceRecordBatch,
     schema: &SchemaRef,
@@ -264,30 +264,24 @@ async fn of_table(
         return Err(Error::InvalidArgument(what.into()));
     }
     for (i, field) in schema.fields().iter().enumerate() {
-        let (nullable, column) = (found.field(i).is_nullable(), &columns[i]);
-        if field.is_nullable() || !nullable {
+        if field.is_nullable() || !found.field(i).is_nullable() {
             continue;
         }
+        let (column, name) = (columns[i].clone(), field.name());
+        let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
         let nulls = match column.null_count() {
             Some(nulls) => nulls,
-            None => counted(column.clone()).await?,
+            None => {
+                let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
+                counting.await.map_err(|e| from_blocking(e, operation))??
+            }
         };
         if nulls > 0 {
-            return Err(Error::InvalidArgument(
-                format!(
-                    "DeviceInsertExec on {device}: {nulls} nulls for column {}, which is not nullable",
-                    field.name()
-                )
-                .into(),
-            ));
+            let what = format!(
+                "DeviceInsertExec on {device}: {nulls} nulls for column {name}, which is not nullable"
+            );
+            return Err(Error::InvalidArgument(what.into()));
         }
     }
     DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &columns, rows)
-}
-
-/// Counts nulls, which waits for the device, where waiting does not hold up other tasks.
-async fn counted(column: DeviceArray) -> arrow_device::Result<usize> {
-    let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
-    let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
-    counting.await.map_err(|e| from_blocking(e, operation))?
 }

@@ -41,7 +41,7 @@ fn over_a_child(device: &Sim) -> Plan {
 #[test]
 fn every_answer_of_the_operator_arrives() {
     let sim = Sim::new();
-    let (plan, config) = (over_a_child(&sim), ConfigOptions::default());
+    let plan = over_a_child(&sim);
     let one = plan.input_distribution_requirements();
     let one: Vec<_> = one.per_child_distributions().cloned().collect();
     assert!(matches!(one[..], [Distribution::SinglePartition]));
@@ -56,16 +56,15 @@ fn every_answer_of_the_operator_arrives() {
     assert_eq!(plan.fetch(), None);
     assert_eq!(plan.with_fetch(Some(7)).unwrap().fetch(), Some(7));
     assert!(plan.with_fetch(None).is_none());
-    let more = plan.repartitioned(5, &config).unwrap().unwrap();
-    assert_eq!(last(&more), "repartitioned(5)");
-    assert_eq!(last(&plan.with_preserve_order(true).unwrap()), "preserves");
-    assert!(plan.with_preserve_order(false).is_none());
     assert_eq!(last(&plan.clone().reset_state().unwrap()), "reset");
-    let state = plan.with_new_state(Arc::new("state")).unwrap();
-    assert_eq!(last(&state), "state");
-    assert!(plan.with_new_state(Arc::new(5)).is_none());
     assert!(plan.check_invariants(InvariantLevel::Executable).is_ok());
-    let broken = plan.with_new_state(Arc::new("broken")).unwrap();
+    let broken = DeviceExec::of(&plan)
+        .unwrap()
+        .node()
+        .downcast_ref::<Asked>();
+    let mut broken = broken.unwrap().clone();
+    broken.last = "broken".to_owned();
+    let broken = broken.node();
     assert!(broken.check_invariants(InvariantLevel::Always).is_ok());
     let found = broken.check_invariants(InvariantLevel::Executable);
     fails(found, &["as asked"]);

@@ -1,6 +1,5 @@
 //! The tests' operator that DataFusion asks: it answers everything.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -200,11 +199,6 @@ impl ExecutionPlan for Asked {
         own.child.is_some().then(|| Arc::new(own) as _)
     }
 
-    fn repartitioned(&self, n: usize, _: &ConfigOptions) -> Result<Option<Plan>> {
-        let child = self.child.as_ref();
-        Ok(child.map(|_| self.after(format!("repartitioned({n})"))))
-    }
-
     fn try_swapping_with_projection(&self, above: &ProjectionExec) -> Result<Option<Plan>> {
         let taken = above.expr().iter().any(|one| one.alias == "taken");
         Ok(taken.then(|| self.after("projected")))
@@ -246,18 +240,9 @@ impl ExecutionPlan for Asked {
         })
     }
 
-    fn with_preserve_order(&self, preserve_order: bool) -> Option<Plan> {
-        preserve_order.then(|| self.after("preserves"))
-    }
-
     fn reset_state(self: Arc<Self>) -> Result<Plan> {
         self.resets.fetch_add(1, SeqCst);
         Ok(self.after("reset"))
-    }
-
-    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Plan> {
-        let state = state.downcast_ref::<&str>()?;
-        Some(self.after(*state))
     }
 
     fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
