@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceExec, DeviceInsertExec, DeviceToHostExec};
+use arrow_device_datafusion::{DeviceExec, DeviceInsertExec, DeviceRule, DeviceToHostExec};
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::ConfigOptions;

@@ -14,7 +14,7 @@ use datafusion::prelude::SessionContext;
 
 use crate::cluster::{Cluster, Worker};
 use crate::data;
-use crate::nodes::{SIM, Urls, Way, codec, coordinator};
+use crate::nodes::{SIM, Urls, Way, coordinator};
 use crate::support::{assert_same, error, query, tables};
 
 const QUERIES: [&str; 4] = [
