@@ -88,6 +88,7 @@ impl<'a> Placing<'a> {
         let mut new = self.replaced(node)?;
         let placed = new.as_ref().unwrap_or(node);
         let device = DeviceExec::of(placed).map(DeviceExec::device);
+        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin);
         // It is on the host, and reads the device.
         let insert = placed.downcast_ref::<DeviceInsertExec>();
         let device = device.or(insert.map(DeviceInsertExec::device)).cloned();
@@ -101,7 +102,7 @@ impl<'a> Placing<'a> {
                 child
             };
             let own = match &device {
-                Some(device) => on_device(read, device, self.forms)?,
+                Some(device) => on_device(read, device, self.forms, upload_for(plugin))?,
                 None => on_host(read.clone()),
             };
             changed |= !Arc::ptr_eq(&own, child);
@@ -164,7 +165,7 @@ impl<'a> Placing<'a> {
         let up = |child: &Plan| match plugin.can_run(child, device) {
             Verdict::Runs | Verdict::RunsThere => self.uploaded(child, device, plugin),
             Verdict::Stays(_) | Verdict::Unknown => {
-                Ok(HostToDeviceExec::default().above(child.clone(), device.clone()))
+                Ok(upload_for(Some(plugin)).above(child.clone(), device.clone()))
             }
         };
         let children = node.children().into_iter().map(up);
@@ -232,7 +233,16 @@ impl<'a> Placing<'a> {
 pub(super) fn with_output_on(plan: Plan, device: &DeviceSpec) -> Result<Plan> {
     let placing = Placing::new(&[], None, Forms::All, &ConfigOptions::default());
     let plan = placing.below_root(plan)?;
-    on_device(without_round_robin(&plan), device, Forms::All)
+    let plan = without_round_robin(&plan);
+    on_device(plan, device, Forms::All, HostToDeviceExec::default())
+}
+
+/// The upload of rows for the operators of a plugin.
+fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
+    let target = plugin.and_then(|plugin| plugin.upload_target());
+    target.map_or_else(HostToDeviceExec::default, |(rows, bytes)| {
+        HostToDeviceExec::default().with_target(rows, bytes)
+    })
 }
 
 /// Whether a node reads all partitions, in any order.
@@ -278,8 +288,13 @@ fn on_host(plan: Plan) -> Plan {
     }
 }
 
-/// The plan with its output on a device. A plan that needs no change stays the same node.
-fn on_device(plan: &Plan, device: &DeviceSpec, forms: Forms) -> Result<Plan> {
+/// The plan with its output on a device, where rows of the host go up as `to_device` says. A plan that needs no change stays the same node.
+fn on_device(
+    plan: &Plan,
+    device: &DeviceSpec,
+    forms: Forms,
+    to_device: HostToDeviceExec,
+) -> Result<Plan> {
     if let Some(there) = lifted(plan, device, forms)? {
         return Ok(there);
     }
@@ -298,6 +313,6 @@ fn on_device(plan: &Plan, device: &DeviceSpec, forms: Forms) -> Result<Plan> {
     Ok(match of {
         Some(_) => DeviceToDeviceExec::above(input, device),
         // What was wanted of the batches is wanted of them there, too.
-        None => up.cloned().unwrap_or_default().above(input, device),
+        None => up.cloned().unwrap_or(to_device).above(input, device),
     })
 }

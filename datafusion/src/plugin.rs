@@ -25,6 +25,12 @@ pub trait DevicePlugin: fmt::Debug + Send + Sync {
     /// # Errors
     /// Returns an error if there is no such operator.
     fn replace(&self, node: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>>;
+
+    /// Returns how far small batches of the host are joined on their way to the plugin's operators, to so many rows or bytes. By default, `None`: as
+    /// far as the session's [`DeviceOptions`](super::DeviceOptions) say.
+    fn upload_target(&self) -> Option<(usize, usize)> {
+        None
+    }
 }
 
 /// What a [`DevicePlugin`] says of a node.

@@ -31,8 +31,8 @@ use crate::nodes::*;
 use crate::operator::doubling;
 use crate::plans::assert_becomes;
 
-/// A plugin of a closure, whose operators double.
-struct Doubles(fn(&Plan) -> Verdict);
+/// A plugin of a closure, whose operators double, and how far it wants uploads joined.
+struct Doubles(fn(&Plan) -> Verdict, Option<(usize, usize)>);
 
 impl fmt::Debug for Doubles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,6 +51,10 @@ impl DevicePlugin for Doubles {
             fetch => Ok(doubling(fetch == Some(8))),
         }
     }
+
+    fn upload_target(&self) -> Option<(usize, usize)> {
+        self.1
+    }
 }
 
 fn is_filter(node: &Plan) -> Verdict {
@@ -68,7 +72,7 @@ fn is_union(node: &Plan) -> Verdict {
 }
 
 fn with(plugin: fn(&Plan) -> Verdict) -> DeviceRule {
-    DeviceRule::default().with_plugin(Arc::new(Doubles(plugin)))
+    DeviceRule::default().with_plugin(Arc::new(Doubles(plugin, None)))
 }
 
 /// A plugin that runs filters, wherever the rows are.
@@ -492,5 +496,29 @@ async fn an_insert_keeps_its_order() {
         fails(wide, &["3 columns to insert"]);
         let found = numbers_in(&ctx, "SELECT a FROM u").await;
         assert_eq!(found, (0..64).rev().collect::<Vec<_>>(), "{partitions}");
+    }
+}
+
+/// A plugin says how large the batches are to be that go up for it, below both of its sorts of uploads.
+#[tokio::test]
+async fn a_plugin_wants_large_uploads() {
+    let sim = Sim::new();
+    let plugin = Arc::new(Doubles(is_union, Some((512_000, 1 << 28))));
+    let rule = DeviceRule::default().with_plugin(plugin);
+    let rule = rule.with_uploads(any_sim(), 0);
+    let host = host_scan().await;
+    for plan in [
+        union([host.clone(), host.clone()]),
+        union([device_scan(&sim).await, host]),
+    ] {
+        let shown = text(&placed(&plan, &rule), &[]);
+        says(
+            &shown,
+            &[
+                "HostToDeviceExec: device=",
+                "upload_rows=512000, upload_bytes=268435456",
+            ],
+        );
+        assert!(!shown.contains("HostToDeviceExec: device=sim\n"), "{shown}");
     }
 }
