@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use arrow_device::{Device, DeviceRecordBatch, Devices, TransferStats};
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceTable, DeviceToHostExec,
-    DeviceTransitions, HostToDeviceExec, execute_on_device, to_datafusion,
+    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceRule, DeviceTable, DeviceToHostExec,
+    HostToDeviceExec, execute_on_device, to_datafusion,
 };
 use datafusion::arrow::array::{
     Float64Array, Int64Array, RecordBatch, RecordBatchReader, StringArray,
@@ -29,13 +29,12 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::limit::LocalLimitExec;
 use datafusion::physical_plan::projection::ProjectionExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{
-    ExecutionPlan, ExecutionPlanProperties, Partitioning, collect, displayable, execute_stream,
+    ExecutionPlan, ExecutionPlanProperties, collect, displayable, execute_stream,
 };
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
@@ -71,7 +70,7 @@ fn session(rule: bool) -> SessionContext {
         .with_config(config)
         .with_default_features();
     if rule {
-        state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
     }
     SessionContext::new_with_state(state.build())
 }
@@ -157,7 +156,7 @@ async fn rule(inserts: bool) -> Result<Ratios> {
         let expected = if inserts { 0 } else { tables.len() };
         assert_eq!(downloads(&planned), expected);
         let start = Instant::now();
-        let ruled = DeviceTransitions.optimize(planned, context.state().config_options())?;
+        let ruled = DeviceRule::default().optimize(planned, context.state().config_options())?;
         let rule = start.elapsed();
         assert_eq!(downloads(&ruled), tables.len());
         Ok((rule, planning + rule))
@@ -193,8 +192,8 @@ fn limited(
         return Ok(Transformed::no(node));
     }
     let limit = LocalLimitExec::new(node, 1 << 30);
-    let form = DeviceForm::of(Arc::new(limit), Devices::cpu())?.expect("a node with a device form");
-    let limit = Arc::new(DeviceExec::new(Arc::new(form)));
+    let form = DeviceForm::of(Arc::new(limit), Devices::cpu())?;
+    let limit = form.expect("a node with a device form");
     Ok(Transformed::yes(match below {
         true => Arc::new(DeviceToHostExec::new(limit)),
         false => limit,
@@ -359,7 +358,7 @@ async fn forms() -> Result<Vec<Count>> {
         Ok(Arc::new(ProjectionExec::try_new(columns, child)?) as _)
     };
     type Make<'a> = &'a dyn Fn(Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>>;
-    let makes: [(&str, usize, Make<'_>); 6] = [
+    let makes: [(&str, usize, Make<'_>); 5] = [
         ("projection", 2, &project),
         ("union", 2, &|child| {
             UnionExec::try_new(vec![child.clone(), child])
@@ -375,19 +374,15 @@ async fn forms() -> Result<Vec<Count>> {
             let by = by.expect("one expression");
             Ok(Arc::new(SortPreservingMergeExec::new(by, child)))
         }),
-        ("round robin", 2, &|child| {
-            let partitioning = Partitioning::RoundRobinBatch(4);
-            Ok(Arc::new(RepartitionExec::try_new(child, partitioning)?))
-        }),
     ];
     let mut found = Vec::new();
     for (name, partitions, make) in makes {
         let form = DeviceForm::of(make(scan(partitions)?)?, &device)?;
         let form = form.expect("a node with a device form");
-        let here = cost(Arc::new(DeviceExec::new(Arc::new(form))), &device).await?;
+        let here = cost(form, &device).await?;
         let host = make(Arc::new(DeviceToHostExec::new(scan(partitions)?)))?;
-        let up = HostToDeviceExec::new(host, &device);
-        let host = cost(Arc::new(DeviceExec::new(Arc::new(up))), &device).await?;
+        let up = HostToDeviceExec::default().above(host, &device);
+        let host = cost(up, &device).await?;
         let bytes = |cost: &TransferStats| over_the_bus(cost) + cost.bytes_on_device;
         found.extend([
             Count::new(name, "copies", here.copies, host.copies, 0),
@@ -410,11 +405,11 @@ async fn joins(device: &Device) -> Result<[Count; 4]> {
         .map_err(to_datafusion)?;
     let bytes = (rows.num_rows() * size_of::<i64>()) as u64;
     let scan = device_scan(rows.schema(), device, vec![small])?;
-    let joined = DeviceCoalesceBatchesExec::new(scan.clone(), device, rows.num_rows());
-    let here = cost(Arc::new(DeviceExec::new(Arc::new(joined))), device).await?;
-    let up = HostToDeviceExec::new(Arc::new(DeviceToHostExec::new(scan)), device);
-    let up = up.with_target(rows.num_rows(), usize::MAX);
-    let host = cost(Arc::new(DeviceExec::new(Arc::new(up))), device).await?;
+    let joined = DeviceCoalesceBatchesExec::new(rows.num_rows()).above(scan.clone(), device);
+    let here = cost(joined, device).await?;
+    let up = HostToDeviceExec::default().with_target(rows.num_rows(), usize::MAX);
+    let up = up.above(Arc::new(DeviceToHostExec::new(scan)), device);
+    let host = cost(up, device).await?;
     let name = "coalesce batches";
     let on_device = "bytes on the device";
     Ok([
@@ -445,7 +440,7 @@ fn device_scan(
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let table = DeviceTable::from_batches(schema, device.clone(), partitions);
     let scan = table.map_err(to_datafusion)?.scan_on_device(None, None)?;
-    Ok(Arc::new(DeviceExec::new(Arc::new(scan))))
+    Ok(Arc::new(DeviceExec::from(scan)))
 }
 
 /// A row of the report: its name, what it compares, its limit, and the gate's.
@@ -457,12 +452,7 @@ const SCAN: Row = (
     1.02,
     1.10,
 );
-const RULE: Row = (
-    "DF2",
-    "DeviceTransitions / all of planning TPC-H 5",
-    0.01,
-    0.05,
-);
+const RULE: Row = ("DF2", "DeviceRule / all of planning TPC-H 5", 0.01, 0.05);
 const PLANNING: Row = (
     "DF2",
     "planning TPC-H 5 over device tables / MemTables",
@@ -472,7 +462,7 @@ const PLANNING: Row = (
 /// Told only: making the nodes again is DataFusion's work.
 const INSERTS: Row = (
     "DF2",
-    "DeviceTransitions with 6 missing downloads / all of planning",
+    "DeviceRule with 6 missing downloads / all of planning",
     f64::INFINITY,
     f64::INFINITY,
 );

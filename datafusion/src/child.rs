@@ -2,42 +2,60 @@
 
 use std::sync::Arc;
 
-use datafusion_common::Result;
+use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::TaskContext;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::exec::DeviceExec;
 use super::memory::DeviceReservation;
+use super::operator::DeviceTask;
 use super::stream::SendableDeviceStream;
 use super::transfer::on_device;
 use super::transitions::to_host::DeviceToHostExec;
 use super::upload::{Target, upload};
 use arrow_device::Device;
 
-/// Starts a partition of a child of a [`DevicePlan`](super::DevicePlan), and returns its stream, whose batches are on `device`.
+impl DeviceTask<'_> {
+    /// Starts the partition of the same number of child number `child`, and returns its batches, on [`device`](Self::device).
+    ///
+    /// # Errors
+    /// Returns an error if there is no such child, and the child's error if it cannot be started.
+    pub fn input(&self, child: usize) -> Result<SendableDeviceStream> {
+        self.input_partition(child, self.partition)
+    }
+
+    /// As [`input`](Self::input), for any partition of the child: a join reads all partitions of the side that it builds a table of, say.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    pub fn input_partition(&self, child: usize, partition: usize) -> Result<SendableDeviceStream> {
+        execute_child(self.child(child)?, partition, self.device, self.context)
+    }
+
+    pub(super) fn child(&self, child: usize) -> Result<&Arc<dyn ExecutionPlan>> {
+        let of = self.node.children().get(child).copied();
+        of.ok_or_else(|| DataFusionError::Internal(format!("{} has no child {child}", self.name)))
+    }
+}
+
+/// Starts a partition of a child of an operator, and returns its stream, whose batches are on `device`.
 ///
 /// A child whose description fits `device` runs there and moves nothing; that is so of all children once
-/// [`DeviceTransitions`](super::DeviceTransitions) has run. Without the rule the results are the same: the batches of a child on
+/// [`DeviceRule`](super::DeviceRule) has run. Without the rule the results are the same: the batches of a child on
 /// another device are moved, and those of a child on the host are uploaded, and the operator's metrics count it.
-///
-/// # Errors
-/// Returns the child's error if the partition cannot be started.
-pub fn execute_child(
+fn execute_child(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,
     device: &Device,
-    context: Arc<TaskContext>,
+    context: &Arc<TaskContext>,
 ) -> Result<SendableDeviceStream> {
+    let name = format!("input {}", child.name());
+    let memory = DeviceReservation::new(context, &name, partition, device);
     match device_node(child) {
-        Some(node) if node.device().fits(device) && !node.runs_on_host(&context) => {
-            let memory = moved(child, partition, device, &context);
-            let stream = node.execute_on(partition, device, context)?;
-            Ok(on_device(stream, device, memory))
+        Some(node) if node.device().fits(device) && !node.runs_on_host(context) => {
+            node.execute_on(partition, device, context)
         }
-        _ => {
-            let memory = moved(child, partition, device, &context);
-            execute_child_apart(child, partition, device, context, memory)
-        }
+        _ => execute_child_apart(child, partition, device, context, memory),
     }
 }
 
@@ -47,30 +65,23 @@ pub(super) fn execute_child_apart(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,
     device: &Device,
-    context: Arc<TaskContext>,
+    context: &Arc<TaskContext>,
     memory: DeviceReservation,
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
-        Some(node) if !node.runs_on_host(&context) => {
-            let stream = node.execute_device(partition, context)?;
-            Ok(on_device(stream, device, memory))
+        Some(node) if !node.runs_on_host(context) => {
+            let own = node.open(partition, context)?;
+            let stream = node.execute_on(partition, &own, context)?;
+            match own == *device {
+                true => Ok(stream),
+                false => Ok(on_device(stream, device, memory)),
+            }
         }
         _ => {
-            let target = Target::of_task(&context);
+            let target = Target::of_task(context);
             upload(child, partition, device, context, target, memory)
         }
     }
-}
-
-/// The memory of what is uploaded or moved without a node of its own.
-fn moved(
-    child: &Arc<dyn ExecutionPlan>,
-    partition: usize,
-    device: &Device,
-    context: &Arc<TaskContext>,
-) -> DeviceReservation {
-    let name = format!("input {}", child.name());
-    DeviceReservation::new(context, &name, partition, device)
 }
 
 /// The device operator that a child is, or that it downloads.

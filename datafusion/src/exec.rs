@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use datafusion_catalog::memory::DataSourceExec;
 use datafusion_common::config::ConfigOptions;
@@ -10,8 +10,10 @@ use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
+use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::execution_plan::{
-    CardinalityEffect, InvariantLevel, ReplaceChildrenOptions, check_default_invariants,
+    CardinalityEffect, ChildrenPropertiesMode, InvariantLevel, ReplaceChildrenOptions,
+    check_default_invariants,
 };
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
@@ -26,46 +28,89 @@ use datafusion_physical_plan::{
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::{OnHost, UntilFirst, is_exhausted};
+use super::on_host::{is_exhausted, until_first};
+use super::operator::{DeviceOperator, DeviceTask, Line};
 use super::options::DeviceOptions;
-use super::plan::DevicePlan;
+use super::plugin::DevicePlugin;
 use super::resolver::open_for;
 use super::spec::DeviceSpec;
 use super::stream::{Measured, SendableDeviceStream};
 use super::transfer::host_stream;
 use arrow_device::Device;
 
-/// The node of a plan that holds a [`DevicePlan`].
+/// The node of a plan that holds a [`DeviceOperator`], and the node of DataFusion in whose place that runs.
 ///
 /// A parent on the same device reads the operator's device stream. A parent on the host would read host batches, but
-/// [`DeviceTransitions`](super::DeviceTransitions) makes the download a node of its own. What DataFusion asks of a node, the operator
-/// answers.
+/// [`DeviceRule`](super::DeviceRule) makes the download a node of its own. What DataFusion asks of a plan, the other node answers.
 #[derive(Clone)]
 pub struct DeviceExec {
-    plan: Arc<dyn DevicePlan>,
+    node: Arc<dyn ExecutionPlan>,
+    device: DeviceSpec,
+    operator: Arc<dyn DeviceOperator>,
+    /// What makes the operator anew. Without one, the operator stays, whatever the node becomes.
+    plugin: Option<Arc<dyn DevicePlugin>>,
+    /// Whether it is an upload or a move, instead of which a reader on the host reads what that reads.
+    is_transition: bool,
     metrics: ExecutionPlanMetricsSet,
-    /// What runs in its place on the host, if that has been asked for.
-    on_host: OnceLock<Option<Arc<dyn ExecutionPlan>>>,
 }
 
 impl DeviceExec {
-    /// Makes a node around an operator.
-    pub fn new(plan: Arc<dyn DevicePlan>) -> Self {
+    /// Makes a node whose operator stays the same if `node` gets other children or another limit: what it needs to know of them, it
+    /// asks of [`DeviceTask::node`].
+    pub fn new(
+        node: Arc<dyn ExecutionPlan>,
+        device: impl Into<DeviceSpec>,
+        operator: Arc<dyn DeviceOperator>,
+    ) -> Self {
         Self {
-            plan,
+            node,
+            device: device.into(),
+            operator,
+            plugin: None,
+            is_transition: false,
             metrics: ExecutionPlanMetricsSet::new(),
-            on_host: OnceLock::new(),
         }
     }
 
-    /// Returns the operator. `(&**plan as &dyn Any).downcast_ref()` downcasts it.
-    pub fn plan(&self) -> &Arc<dyn DevicePlan> {
-        &self.plan
+    /// Makes a node with the operator that a plugin puts in the place of `node`, whose children are the operator's.
+    ///
+    /// # Errors
+    /// Returns the plugin's error.
+    pub fn in_place_of(
+        node: Arc<dyn ExecutionPlan>,
+        device: impl Into<DeviceSpec>,
+        plugin: &Arc<dyn DevicePlugin>,
+    ) -> Result<Self> {
+        let operator = plugin.replace(&node)?;
+        let plugin = Some(plugin.clone());
+        Ok(Self {
+            plugin,
+            ..Self::new(node, device, operator)
+        })
+    }
+
+    /// The same node as an upload or a move.
+    pub(super) fn into_transition(self) -> Self {
+        let is_transition = true;
+        Self {
+            is_transition,
+            ..self
+        }
+    }
+
+    /// Returns the node of DataFusion in whose place the operator runs, over the operator's children.
+    pub fn node(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.node
     }
 
     /// Returns which device its batches are on.
     pub fn device(&self) -> &DeviceSpec {
-        self.plan.device()
+        &self.device
+    }
+
+    /// Returns the plugin that has made the operator, if one has.
+    pub fn plugin(&self) -> Option<&Arc<dyn DevicePlugin>> {
+        self.plugin.as_ref()
     }
 
     /// Opens the device for a partition with the session's [`DeviceResolver`](super::DeviceResolver), starts the partition on it, and returns its
@@ -79,12 +124,12 @@ impl DeviceExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
         let device = self.open(partition, &context)?;
-        self.execute_on(partition, &device, context)
+        self.execute_on(partition, &device, &context)
     }
 
     /// Opens the device for a partition.
     pub(super) fn open(&self, partition: usize, context: &TaskContext) -> Result<Device> {
-        open_for(self.name(), self.device(), partition, context)
+        open_for(self.name(), &self.device, partition, context)
     }
 
     /// Starts a partition on this device, which its description fits.
@@ -92,14 +137,25 @@ impl DeviceExec {
         &self,
         partition: usize,
         device: &Device,
-        context: Arc<TaskContext>,
+        context: &Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
-        let memory = DeviceReservation::new(&context, self.name(), partition, device);
+        let partitions = self.node.properties().partitioning.partition_count();
+        if partition >= partitions {
+            let what = format!("partition {partition} of {partitions} of {}", self.name());
+            return Err(DataFusionError::Internal(what));
+        }
+        let memory = DeviceReservation::new(context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
-        let stream = self.plan.execute_device(partition, device, context);
+        let stream = self.operator.execute(&DeviceTask {
+            partition,
+            device,
+            context,
+            node: &self.node,
+            name: self.name(),
+            metrics: &self.metrics,
+        });
         let stream = stream.map_err(|e| memory.named(e))?;
-        let measured = Measured::new(stream, &self.metrics, partition, memory);
-        Ok(Box::pin(measured))
+        Ok(Measured::over(stream, &self.metrics, partition, memory))
     }
 
     /// Starts a partition for a reader on the host, on the device and downloaded, unless its work is done on the host: the session
@@ -111,16 +167,14 @@ impl DeviceExec {
         name: &str,
         metrics: Option<&ExecutionPlanMetricsSet>,
     ) -> Result<SendableRecordBatchStream> {
-        let host = self.on_host();
-        if let (Some(host), Some(why)) = (&host, self.kept_from_device(&context)) {
-            return self.start(host, partition, context, &why);
+        let can = self.operator.runs_on_host();
+        if let Some(why) = self.kept_from_device(&context).filter(|_| can) {
+            return self.start(partition, context, &why);
         }
-        // Its outputs share the inputs, so that all of them run in one place.
-        let apart = self.name() != "DeviceRepartitionExec" && self.moved().is_none();
-        let host = host.filter(|_| apart && DeviceOptions::of_task(&context).fallback);
-        let device = match (self.open(partition, &context), &host) {
-            (Err(e), Some(host)) => return self.start(host, partition, context, &e.to_string()),
-            (device, _) => device?,
+        let falls_back = can && !self.is_transition && DeviceOptions::of_task(&context).fallback;
+        let device = match self.open(partition, &context) {
+            Err(e) if falls_back => return self.start(partition, context, &e.to_string()),
+            device => device?,
         };
         let mut memory = DeviceReservation::new(&context, name, partition, &device);
         if let Some(metrics) = metrics {
@@ -129,28 +183,27 @@ impl DeviceExec {
         let rows = context.session_config().batch_size();
         let config = context.session_config().options();
         let mut read = self.children().into_iter();
-        let host = host.filter(|_| read.all(|child| runs_again(child, config)));
-        let stream = match (self.execute_on(partition, &device, context.clone()), &host) {
-            (Err(e), Some(host)) if is_exhausted(&e) => {
-                return self.start(host, partition, context, &e.to_string());
+        let falls_back = falls_back && read.all(|child| runs_again(child, config));
+        let stream = match self.execute_on(partition, &device, &context) {
+            Err(e) if falls_back && is_exhausted(&e) => {
+                return self.start(partition, context, &e.to_string());
             }
-            (stream, _) => stream?,
+            stream => stream?,
         };
         let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
-        let stream = host_stream(stream, metrics, memory, rows);
-        let Some(host) = host else {
+        let stream = host_stream(stream, &device, self.schema(), metrics, memory, rows);
+        if !falls_back {
             return Ok(stream);
-        };
+        }
         let own = self.clone();
-        let host: OnHost = Box::new(move |why| own.start(&host, partition, context, why));
-        let host = Some(host);
-        Ok(Box::pin(UntilFirst { stream, host }))
+        let host = move |why: &str| own.start(partition, context, why);
+        Ok(until_first(stream, host))
     }
 
     /// Whether the session has its work done on the host. An upload or a move stays where its reader wants the rows.
     pub(super) fn runs_on_host(&self, context: &TaskContext) -> bool {
         let kept = self.kept_from_device(context).is_some();
-        kept && self.on_host().is_some() && self.moved().is_none()
+        kept && self.operator.runs_on_host() && !self.is_transition
     }
 
     /// Why the session keeps the operator from the device.
@@ -164,29 +217,21 @@ impl DeviceExec {
         name.map(|name| format!("device.disable has {name}"))
     }
 
-    /// What runs in its place on the host: the same node each time, whose partitions may belong together.
-    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
-        self.on_host.get_or_init(|| self.plan.on_host()).clone()
+    /// Whether its batches are to be joined.
+    pub(super) fn has_small_batches(&self) -> bool {
+        self.operator.has_small_batches(&*self.node)
     }
 
-    /// What an upload or a move reads, which a reader on the host reads instead.
-    fn moved(&self) -> Option<Arc<dyn ExecutionPlan>> {
-        let children = self.children();
-        let is_child = |host: &_| children.iter().any(|child| Arc::ptr_eq(child, host));
-        self.on_host().filter(is_child)
-    }
-
-    /// Starts a partition of that. Device operators below decide for themselves.
+    /// Starts a partition on the host. Device operators below decide for themselves.
     fn start(
         &self,
-        host: &Arc<dyn ExecutionPlan>,
         partition: usize,
         context: Arc<TaskContext>,
         why: &str,
     ) -> Result<SendableRecordBatchStream> {
         let count = MetricBuilder::new(&self.metrics);
         count.counter(format!("on_host ({why})"), partition).add(1);
-        host.execute(partition, context)
+        self.node.execute(partition, context)
     }
 
     /// Returns the node if `plan` is one.
@@ -195,31 +240,33 @@ impl DeviceExec {
     }
 
     /// Returns the operator of type `T` if `plan` is a node that holds one.
-    pub fn operator<T: DevicePlan>(plan: &Arc<dyn ExecutionPlan>) -> Option<&T> {
-        (&**Self::of(plan)?.plan() as &dyn Any).downcast_ref()
+    pub fn operator<T: DeviceOperator>(plan: &Arc<dyn ExecutionPlan>) -> Option<&T> {
+        (&*Self::of(plan)?.operator as &dyn Any).downcast_ref()
     }
 
-    /// A node around an operator.
-    fn node(plan: Arc<dyn DevicePlan>) -> Arc<dyn ExecutionPlan> {
-        Arc::new(Self::new(plan))
-    }
-
-    fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let expected = self.children().len();
-        if children.len() != expected {
-            return Err(DataFusionError::Internal(format!(
-                "{} children for {}, which has {expected}",
-                children.len(),
-                self.name()
-            )));
+    /// The plan in place of another one of DataFusion's, which the node has made of itself. Another kind of node runs on the host.
+    fn instead(&self, node: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+        if node.name() != self.node.name() || Self::of(&node).is_some() {
+            return Ok(node);
         }
-        Ok(Self::node(self.plan.with_children(children)?))
+        let device = self.device.clone();
+        Ok(Arc::new(match &self.plugin {
+            Some(plugin) => Self::in_place_of(node, device, plugin)?,
+            None => Self {
+                is_transition: self.is_transition,
+                ..Self::new(node, device, self.operator.clone())
+            },
+        }))
     }
 }
 
 impl fmt::Debug for DeviceExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceExec").field(&self.plan).finish()
+        let mut debug = f.debug_struct("DeviceExec");
+        debug
+            .field("operator", &self.operator)
+            .field("node", &self.node);
+        debug.finish_non_exhaustive()
     }
 }
 
@@ -227,12 +274,17 @@ impl DisplayAs for DeviceExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match t {
             DisplayFormatType::Default | DisplayFormatType::Verbose => {
-                write!(f, "{}: device={}", self.plan.name(), self.device())?;
-                self.plan.describe(f)
+                write!(f, "{}: device={}", self.name(), self.device)?;
+                self.operator.describe(&*self.node, f)
             }
             DisplayFormatType::TreeRender => {
-                writeln!(f, "device={}", self.device())?;
-                self.plan.describe_tree(f)
+                writeln!(f, "device={}", self.device)?;
+                // What passes rows on has its own device only.
+                if self.node.name() == "DeviceToHostExec" {
+                    return Ok(());
+                }
+                let text = Line(&*self.node, t).to_string();
+                text.lines().try_for_each(|line| writeln!(f, "{line}"))
             }
         }
     }
@@ -240,78 +292,70 @@ impl DisplayAs for DeviceExec {
 
 impl ExecutionPlan for DeviceExec {
     fn name(&self) -> &str {
-        self.plan.name()
+        self.operator.name()
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
-        self.plan.properties()
+        self.node.properties()
     }
 
     fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
         check_default_invariants(self, check)?;
-        self.plan.check_invariants(check)?;
-        let host = self.on_host().filter(|_| self.moved().is_none());
-        let partitions =
-            |plan: &dyn ExecutionPlan| plan.properties().partitioning.partition_count();
-        match host {
-            Some(host) if host.schema() != self.schema() => Err(DataFusionError::Internal(
-                format!("{}: on_host has another schema", self.name()),
-            )),
-            Some(host) if partitions(&*host) != partitions(self) => Err(DataFusionError::Internal(
-                format!("{}: on_host has another number of partitions", self.name()),
-            )),
-            _ => Ok(()),
-        }
+        self.node.check_invariants(check)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
-        self.plan.dynamic_expressions_produced()
+        self.node.dynamic_expressions_produced()
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        self.plan.children()
+        self.node.children()
     }
 
     fn replace_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
+        options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.over(children)
+        let expected = self.children().len();
+        if children.len() != expected {
+            let (found, name) = (children.len(), self.name());
+            let what = format!("{found} children for {name}, which has {expected}");
+            return Err(DataFusionError::Internal(what));
+        }
+        self.instead(self.node.clone().replace_children(children, options)?)
     }
 
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.over(children)
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, options)
     }
 
+    /// DataFusion would repartition on the host.
     fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        self.plan.benefits_from_input_partitioning()
+        vec![false; self.children().len()]
     }
 
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
-        self.plan.input_distribution_requirements()
+        self.node.input_distribution_requirements()
     }
 
     fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
-        self.plan.required_input_ordering()
+        self.node.required_input_ordering()
     }
 
     fn maintains_input_order(&self) -> Vec<bool> {
-        self.plan.maintains_input_order()
+        self.node.maintains_input_order()
     }
 
     fn apply_expressions(
         &self,
         f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
     ) -> Result<TreeNodeRecursion> {
-        let mut recursion = TreeNodeRecursion::Continue;
-        for expression in self.plan.expressions() {
-            recursion = recursion.visit_sibling(|| f(expression))?;
-        }
-        Ok(recursion)
+        self.node.apply_expressions(f)
     }
 
     fn execute(
@@ -319,23 +363,18 @@ impl ExecutionPlan for DeviceExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        match self.moved() {
-            Some(input) => input.execute(partition, context),
-            None => self.execute_down(partition, context, self.name(), None),
+        match self.is_transition {
+            true => self.node.execute(partition, context),
+            false => self.execute_down(partition, context, self.name(), None),
         }
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
-        let mut metrics = self.metrics.clone_inner();
-        let own = self.plan.metrics();
-        own.iter()
-            .flat_map(MetricsSet::iter)
-            .for_each(|metric| metrics.push(metric.clone()));
-        Some(metrics)
+        Some(self.metrics.clone_inner())
     }
 
     fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
-        self.plan.child_stats_requests(partition)
+        self.node.child_stats_requests(partition)
     }
 
     fn statistics_from_inputs(
@@ -343,39 +382,36 @@ impl ExecutionPlan for DeviceExec {
         input_stats: &[Arc<Statistics>],
         args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
-        self.plan.statistics(args.partition(), input_stats)
+        self.node.statistics_from_inputs(input_stats, args)
     }
 
     fn cardinality_effect(&self) -> CardinalityEffect {
-        self.plan.cardinality_effect()
+        self.node.cardinality_effect()
     }
 
+    /// A limit of all partitions is none of each. DataFusion knows that of its own node by its type only.
     fn supports_limit_pushdown(&self) -> bool {
-        self.plan.supports_limit_pushdown()
+        self.node.supports_limit_pushdown() && !self.node.is::<CoalescePartitionsExec>()
     }
 
     fn fetch(&self) -> Option<usize> {
-        self.plan.fetch()
+        self.node.fetch()
     }
 
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
-        self.plan.with_fetch(limit).map(Self::node)
-    }
-
-    fn repartitioned(
-        &self,
-        target_partitions: usize,
-        config: &ConfigOptions,
-    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        let plan = self.plan.repartitioned(target_partitions, config)?;
-        Ok(plan.map(Self::node))
+        self.instead(self.node.with_fetch(limit)?).ok()
     }
 
     fn try_swapping_with_projection(
         &self,
         projection: &ProjectionExec,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-        self.plan.try_swapping_with_projection(projection)
+        // Below another operator, it might have to run on the host.
+        if !self.children().is_empty() {
+            return Ok(None);
+        }
+        let node = self.node.try_swapping_with_projection(projection)?;
+        node.map(|node| self.instead(node)).transpose()
     }
 
     fn gather_filters_for_pushdown(
@@ -384,8 +420,8 @@ impl ExecutionPlan for DeviceExec {
         parent_filters: Vec<Arc<dyn PhysicalExpr>>,
         config: &ConfigOptions,
     ) -> Result<FilterDescription> {
-        let plan = &self.plan;
-        plan.gather_filters_for_pushdown(phase, parent_filters, config)
+        let node = &self.node;
+        node.gather_filters_for_pushdown(phase, parent_filters, config)
     }
 
     fn handle_child_pushdown_result(
@@ -394,33 +430,23 @@ impl ExecutionPlan for DeviceExec {
         child_pushdown_result: ChildPushdownResult,
         config: &ConfigOptions,
     ) -> Result<FilterPushdownPropagation<Arc<dyn ExecutionPlan>>> {
-        let plan = &self.plan;
-        let answer = plan.handle_child_pushdown_result(phase, child_pushdown_result, config)?;
-        Ok(FilterPushdownPropagation {
-            filters: answer.filters,
-            updated_node: answer.updated_node.map(Self::node),
-        })
+        let node = &self.node;
+        let mut answer = node.handle_child_pushdown_result(phase, child_pushdown_result, config)?;
+        let updated = answer.updated_node.take();
+        answer.updated_node = updated.map(|node| self.instead(node)).transpose()?;
+        Ok(answer)
     }
 
     fn try_pushdown_sort(
         &self,
         order: &[PhysicalSortExpr],
     ) -> Result<SortOrderPushdownResult<Arc<dyn ExecutionPlan>>> {
-        Ok(self.plan.try_pushdown_sort(order)?.map(Self::node))
-    }
-
-    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn ExecutionPlan>> {
-        self.plan
-            .with_preserve_order(preserve_order)
-            .map(Self::node)
+        let sorted = self.node.try_pushdown_sort(order)?;
+        sorted.try_map(|node| self.instead(node))
     }
 
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
-        self.plan.reset_state().map(Self::node)
-    }
-
-    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
-        self.plan.with_new_state(state).map(Self::node)
+        self.instead(self.node.clone().reset_state()?)
     }
 }
 
@@ -433,15 +459,12 @@ fn runs_again(plan: &Arc<dyn ExecutionPlan>, config: &ConfigOptions) -> bool {
         "FilterExec",
         "ProjectionExec",
     ];
-    let children = plan.children();
+    let mut children = plan.children().into_iter();
     let itself = match (DeviceExec::of(plan), plan.downcast_ref::<DataSourceExec>()) {
-        (Some(node), _) => children.is_empty() || node.on_host().is_some(),
+        (Some(node), _) => children.len() == 0 || node.operator.runs_on_host(),
         // Files that partitions take from a common queue are not in it any more.
         (_, Some(scan)) => scan.data_source().create_sibling_state(config).is_none(),
         _ => NODES.contains(&plan.name()),
     };
-    let mut children = children.into_iter();
-    itself
-        && plan.name() != "DeviceRepartitionExec"
-        && children.all(|child| runs_again(child, config))
+    itself && children.all(|child| runs_again(child, config))
 }

@@ -4,20 +4,16 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use arrow_device::{DeviceRecordBatch, Devices};
-//! # use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
-//! # use datafusion::{common::config::ConfigOptions, error::Result, physical_optimizer::PhysicalOptimizerRule};
-//! # use datafusion::{execution::SessionStateBuilder, physical_plan::ExecutionPlan, prelude::SessionContext};
+//! # use arrow_device_datafusion::{DeviceOperator, DevicePlugin, DeviceRule, DeviceSpec, DeviceTable, Verdict};
+//! # use datafusion::{error::Result, execution::SessionStateBuilder, physical_plan::ExecutionPlan, prelude::SessionContext};
 //! # #[derive(Debug)]
-//! # struct MyRule;
-//! # impl PhysicalOptimizerRule for MyRule {
-//! #     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
-//! #         Ok(plan)
+//! # struct MyPlugin;
+//! # impl DevicePlugin for MyPlugin {
+//! #     fn can_run(&self, _: &Arc<dyn ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+//! #         Verdict::Unknown
 //! #     }
-//! #     fn name(&self) -> &str {
-//! #         "MyRule"
-//! #     }
-//! #     fn schema_check(&self) -> bool {
-//! #         true
+//! #     fn replace(&self, _: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>> {
+//! #         unreachable!()
 //! #     }
 //! # }
 //! # #[tokio::main]
@@ -25,10 +21,10 @@
 //! # let batch = arrow_array::record_batch!(("a", Int64, [1, 1, 2]), ("b", Int64, [1, 2, 3]))?;
 //! # let (device, schema) = (Devices::cpu(), batch.schema());
 //! # let batches: Vec<DeviceRecordBatch> = vec![device.upload(&batch)?];
+//! let rule = DeviceRule::default().with_plugin(Arc::new(MyPlugin)); // which nodes run on a device, and how
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
-//!     .with_physical_optimizer_rule(Arc::new(MyRule))              // inserts device operators
-//!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))   // inserts uploads and downloads, so it comes last
+//!     .with_physical_optimizer_rule(Arc::new(rule))
 //!     .build();
 //! let context = SessionContext::new_with_state(state);
 //! context.register_table("t", Arc::new(DeviceTable::from_batches(schema, device, vec![batches])?))?;
@@ -40,8 +36,8 @@
 //! The plan of such a query, with a filter as the device operator:
 //!
 //! ```text
-//! DeviceToHostExec: device=sim            <- inserted by DeviceTransitions
-//!   MyFilterExec: device=sim              <- your DevicePlan, in a DeviceExec
+//! DeviceToHostExec: device=sim            <- inserted by the rule
+//!   MyFilterExec: device=sim              <- your DeviceOperator, in a DeviceExec
 //!     DeviceScanExec: device=sim, ...     <- a DeviceTable; reads only the columns and rows that are needed
 //! ```
 //!
@@ -57,20 +53,19 @@
 //! | [`DeviceSource`] | what a table is made of, for readers of files and other libraries: declares partitions, orders, constraints and statistics; gets columns, filters and limits; takes rows of `INSERT INTO` |
 //! | [`DeviceTableFactory`] | `CREATE EXTERNAL TABLE` |
 //! | [`execute_on_device`], [`export_plan`] | the result of any plan as a device stream, as a C stream, or through [`produce`](arrow_device::async_stream::produce) as an async C stream |
-//! | [`DevicePlan`] in a [`DeviceExec`] | an operator: it reads its children's device streams ([`execute_child`]) and returns one |
+//! | [`DeviceRule`] | the physical optimizer rule that does the rest for [`DevicePlugin`]s: puts their operators into plans, with uploads, downloads and moves |
+//! | [`DevicePlugin`], [`Verdict`] | says which of DataFusion's nodes run on a device, and makes their operators |
+//! | [`DeviceOperator`] in a [`DeviceExec`] | runs in the place of a node: it reads its children's device streams ([`DeviceTask`]) and returns one |
 //! | [`DeviceSpec`], [`DeviceResolver`] | which device a node uses, and who opens it where the plan runs |
 //! | [`HostToDeviceExec`], [`DeviceToHostExec`], [`DeviceToDeviceExec`] | upload, download, and move between devices |
-//! | [`DeviceTransitions`] | the physical optimizer rule that inserts these three where they are needed, and removes needless ones |
-//! | [`DeviceUploads`] | a rule that uploads the rows of host tables for operators that a plugin supports, if there are enough of them |
-//! | [`rewrite`] | all of these rules over the plan of a task, on a worker of a distributed engine |
-//! | [`device_of`] | for rules: the device that a plan's rows come from |
+//! | [`DeviceRule::rewrite`] | the rule over the plan of a task, on a worker of a distributed engine |
 //! | [`DeviceForm`], [`DeviceCoalesceBatchesExec`] | operators that need no kernel: projection of columns, union, limits, partitions; joining small batches |
 //! | [`DeviceReservation`], [`DevicePools`] | what an operator keeps, in the device's memory pool |
 //! | [`DeviceOptions`] | options of a session, such as the size of uploads, or `SET device.enable = false` |
-//! | [`ran_on_host`] | which operators did their work on the host, and why |
+//! | [`ran_on_host`], [`declined`] | which operators did their work on the host after all, and which nodes stayed there, and why |
 //!
 //! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's
-//! trait. So there is one concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the
+//! trait. So there is one concrete node, [`DeviceExec`], around any [`DeviceOperator`]. A parent on the
 //! same device reads its device stream. No `RecordBatch` ever has device addresses. Batches pass
 //! between operators on one device without a copy and without a wait: as everywhere in
 //! `arrow-device`, a batch may be returned before the work that fills it is done.
@@ -122,19 +117,20 @@
 
 mod blocking;
 mod child;
-mod children;
+mod coalesce;
 mod exec;
+mod form;
 mod memory;
 mod metrics;
 mod on_host;
-mod ops;
+mod operator;
 mod options;
 mod parallel;
-mod plan;
+mod place;
+mod plugin;
 mod pool;
 mod report;
 mod resolver;
-mod rewrite;
 mod rule;
 mod sink;
 mod source;
@@ -144,23 +140,20 @@ mod timer;
 mod transfer;
 mod transitions;
 mod upload;
-mod uploads;
 
 pub use blocking::BlockingReader;
-pub use child::execute_child;
+pub use coalesce::DeviceCoalesceBatchesExec;
 pub use exec::DeviceExec;
+pub use form::DeviceForm;
 pub use memory::DeviceReservation;
 pub use metrics::to_datafusion;
-pub use ops::coalesce::DeviceCoalesceBatchesExec;
-pub use ops::form::DeviceForm;
-pub use ops::origin::device_of;
+pub use operator::{DeviceOperator, DeviceTask};
 pub use options::{DeviceMemory, DeviceOptions};
-pub use plan::DevicePlan;
+pub use plugin::{DevicePlugin, Verdict};
 pub use pool::DevicePools;
-pub use report::ran_on_host;
+pub use report::{declined, ran_on_host};
 pub use resolver::DeviceResolver;
-pub use rewrite::rewrite;
-pub use rule::DeviceTransitions;
+pub use rule::DeviceRule;
 pub use sink::{execute_on_device, export_plan};
 pub use source::contract::{DeviceSource, ScanRequest};
 pub use source::factory::{DeviceSourceFactory, DeviceTableFactory, NewDeviceTable};
@@ -173,7 +166,6 @@ pub use stream::SendableDeviceStream;
 pub use transitions::between::DeviceToDeviceExec;
 pub use transitions::to_device::HostToDeviceExec;
 pub use transitions::to_host::DeviceToHostExec;
-pub use uploads::DeviceUploads;
 
 /// The programs of the page, which are tested as they stand.
 #[cfg(doctest)]

@@ -23,10 +23,9 @@ use arrow_device::Device;
 /// reserves them itself**, with this type and before it has them, and so does one that needs much memory beside its result.
 ///
 /// ```
-/// use std::sync::Arc;
-/// use arrow_device::{Device, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue};
+/// use arrow_device::{DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue};
 /// use arrow_device_datafusion::{DeviceReservation, to_datafusion};
-/// use datafusion::{error::Result, execution::TaskContext};
+/// use datafusion::error::Result;
 ///
 /// /// The build side of a join, on a device.
 /// struct BuildSide {
@@ -36,9 +35,8 @@ use arrow_device::Device;
 /// }
 ///
 /// impl BuildSide {
-///     // In `DevicePlan::execute_device(partition, device, context)`:
-///     fn new(partition: usize, device: &Device, context: &Arc<TaskContext>) -> Self {
-///         let memory = DeviceReservation::new(context, "MyJoinExec", partition, device);
+///     // In `DeviceOperator::execute(task)`, `task.reservation()`:
+///     fn new(memory: DeviceReservation) -> Self {
 ///         Self { batches: Vec::new(), table: None, memory }
 ///     }
 ///
@@ -65,7 +63,7 @@ use arrow_device::Device;
 /// # let context = SessionContext::new_with_config(config).task_ctx();
 /// # let cpu = arrow_device::Devices::cpu();
 /// # let batch = cpu.upload(&arrow_array::record_batch!(("a", Int64, [1, 2]))?).unwrap();
-/// # let mut side = BuildSide::new(0, &cpu, &context);
+/// # let mut side = BuildSide::new(DeviceReservation::new(&context, "MyJoinExec", 0, &cpu));
 /// # side.keep(batch.clone(), 900)?;
 /// # assert!(side.build(&cpu.default_queue(), 101).is_err() && side.table.is_none());
 /// # side.build(&cpu.default_queue(), 64)?;

@@ -50,38 +50,12 @@ fn from_arrow(e: ArrowError) -> DataFusionError {
     match e.downcast::<Error>().map(|e| *e) {
         Ok(Error::Arrow(e)) => match Arc::try_unwrap(e) {
             Ok(e) => from_arrow(e),
-            Err(e) => own_of_shared(&e)
-                .unwrap_or_else(|| carried(ArrowError::ExternalError(Box::new(Error::Arrow(e))))),
+            Err(e) => carried(ArrowError::ExternalError(Box::new(Error::Arrow(e)))),
         },
         Ok(e @ Error::OutOfMemory { .. }) => DataFusionError::ResourcesExhausted(e.to_string()),
         Ok(e) => DataFusionError::External(Box::new(e)),
         Err(e) => carried(ArrowError::ExternalError(e)),
     }
-}
-
-/// The error of DataFusion in an error that other streams have, too, if it can be had.
-fn own_of_shared(e: &ArrowError) -> Option<DataFusionError> {
-    match e {
-        ArrowError::MemoryError(reason) => {
-            Some(DataFusionError::ResourcesExhausted(reason.clone()))
-        }
-        ArrowError::ExternalError(e) => match e.downcast_ref()? {
-            DataFusionError::Shared(e) => Some(DataFusionError::Shared(e.clone())),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-/// Makes an error such that each of its clones is unwrapped to the error of DataFusion that it carries, if it carries one.
-pub(super) fn shareable(e: Error) -> Error {
-    from_datafusion(match to_datafusion(e) {
-        DataFusionError::External(e) if e.is::<Error>() => DataFusionError::External(e),
-        e @ (DataFusionError::ArrowError(..)
-        | DataFusionError::ResourcesExhausted(_)
-        | DataFusionError::Shared(_)) => e,
-        e => DataFusionError::Shared(Arc::new(e)),
-    })
 }
 
 /// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again. What exhausts resources is a
@@ -193,27 +167,29 @@ pub(super) struct DeviceMetrics {
     rows: Count,
     batches: Count,
     time: Time,
-    bytes_to_device: Count,
-    bytes_to_host: Count,
-    bytes_on_device: Count,
-    copies: Count,
-    queue_waits: Count,
-    host_waits: Count,
+    moved: [Count; 6],
+}
+
+/// What was moved and waited for, with the names of the metrics.
+fn moved(cost: &TransferStats) -> [(&'static str, u64); 6] {
+    [
+        ("bytes_to_device", cost.bytes_to_device),
+        ("bytes_to_host", cost.bytes_to_host),
+        ("bytes_on_device", cost.bytes_on_device),
+        ("copies", cost.copies),
+        ("queue_waits", cost.queue_waits),
+        ("host_waits", cost.host_waits),
+    ]
 }
 
 impl DeviceMetrics {
     pub(super) fn new(set: &ExecutionPlanMetricsSet, partition: usize) -> Self {
-        let count = |name| MetricBuilder::new(set).counter(name, partition);
+        let count = |(name, _)| MetricBuilder::new(set).counter(name, partition);
         Self {
             rows: MetricBuilder::new(set).output_rows(partition),
             batches: MetricBuilder::new(set).output_batches(partition),
             time: MetricBuilder::new(set).elapsed_compute(partition),
-            bytes_to_device: count("bytes_to_device"),
-            bytes_to_host: count("bytes_to_host"),
-            bytes_on_device: count("bytes_on_device"),
-            copies: count("copies"),
-            queue_waits: count("queue_waits"),
-            host_waits: count("host_waits"),
+            moved: moved(&TransferStats::default()).map(count),
         }
     }
 
@@ -225,25 +201,15 @@ impl DeviceMetrics {
         rows: impl FnOnce(&T) -> usize,
     ) -> (Poll<Option<std::result::Result<T, E>>>, usize) {
         let (polled, own) = measured(poll);
-        let cost = own.counts;
+        let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         self.time.add_duration(own.time);
-        for (count, n) in [
-            (&self.bytes_to_device, cost.bytes_to_device),
-            (&self.bytes_to_host, cost.bytes_to_host),
-            (&self.bytes_on_device, cost.bytes_on_device),
-            (&self.copies, cost.copies),
-            (&self.queue_waits, cost.queue_waits),
-            (&self.host_waits, cost.host_waits),
-        ] {
-            if n > 0 {
-                count.add(usize::try_from(n).unwrap_or(usize::MAX));
-            }
+        for (count, (_, n)) in self.moved.iter().zip(moved(&own.counts)) {
+            count.add(number(n));
         }
         if let Poll::Ready(Some(Ok(batch))) = &polled {
             self.rows.add(rows(batch));
             self.batches.add(1);
         }
-        let allocated = usize::try_from(cost.allocated_bytes).unwrap_or(usize::MAX);
-        (polled, allocated)
+        (polled, number(own.counts.allocated_bytes))
     }
 }

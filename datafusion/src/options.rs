@@ -30,7 +30,7 @@ extensions_options! {
     /// # }
     /// ```
     pub struct DeviceOptions {
-        /// Whether operators run on devices that can run on the host ([`DevicePlan::on_host`](crate::DevicePlan::on_host)). Tables on devices
+        /// Whether operators run on devices that can run on the host ([`DeviceOperator::runs_on_host`](crate::DeviceOperator::runs_on_host)). Tables on devices
         /// are read there in any case.
         pub enable: bool, default = true
         /// The names of operators, with commas between, that run on the host.

@@ -1,28 +1,22 @@
 //! Partitions that run side by side, as one stream.
 
 use std::any::Any;
-use std::future::{pending, poll_fn};
-use std::pin::Pin;
+use std::future::pending;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
-use arrow_schema::SchemaRef;
+use arrow_device::{Device, Error};
 use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::TaskContext;
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures_core::Stream;
+use futures::stream::{Stream, StreamExt, poll_fn, select_all};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinSet;
 
 use super::child::execute_child_apart;
 use super::memory::DeviceReservation;
-use super::stream::SendableDeviceStream;
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Error};
-
-type Item = arrow_device::Result<DeviceRecordBatch>;
+use super::stream::{Item, SendableDeviceStream, device_stream};
 
 /// Starts all partitions of a plan, each on a task of its own of the current Tokio runtime, and returns their batches, on
 /// `device`, in the order in which they are ready. The batches of one partition keep their order.
@@ -41,42 +35,68 @@ pub(super) fn merged(
     let partitions = plan.output_partitioning().partition_count();
     let start = |partition| {
         let memory = DeviceReservation::new(context, plan.name(), partition, device);
-        execute_child_apart(plan, partition, device, context.clone(), memory)
+        execute_child_apart(plan, partition, device, context, memory)
     };
     let streams: Vec<_> = (0..partitions).map(start).collect::<Result<_>>()?;
-    // The permits bound it: there is one for each partition.
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let mut tasks = JoinSet::new();
-    for stream in streams {
-        tasks.spawn_on(run(stream, sender.clone(), runtime.clone()), &runtime);
-    }
-    Ok(Box::pin(Merged {
-        schema: plan.schema(),
-        device_type: device.id().device_type,
-        open: Some(Open { receiver, tasks }),
-    }))
+    let tasks = streams.into_iter().map(|stream| on_task(stream, &runtime));
+    let mut open = Some(select_all(tasks));
+    let batches = poll_fn(move |cx| {
+        let next = match &mut open {
+            Some(open) => ready!(open.poll_next_unpin(cx)),
+            None => None,
+        };
+        if !matches!(next, Some(Ok(_))) {
+            open = None;
+        }
+        Poll::Ready(next)
+    });
+    let device_type = device.id().device_type;
+    Ok(device_stream(batches, plan.schema(), device_type))
 }
 
-/// Whether a partition has come to its end.
-struct Ended(bool);
-
-/// Runs a partition to its end, or until nobody reads it.
-async fn run(
-    mut stream: SendableDeviceStream,
-    sender: UnboundedSender<(Item, OwnedSemaphorePermit)>,
-    runtime: Handle,
-) -> Ended {
-    let ahead = Arc::new(Semaphore::new(1));
-    // The reader drops the permit with which a batch comes when it takes the batch.
-    while let Ok(permit) = ahead.clone().acquire_owned().await {
-        let Some(item) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await else {
-            return Ended(accepts_tasks(&runtime));
+/// A partition's batches, from a task that runs it.
+fn on_task(
+    stream: SendableDeviceStream,
+    runtime: &Handle,
+) -> impl Stream<Item = Item> + Send + Unpin + use<> {
+    let (sender, mut batches) = channel(1);
+    let mut task = JoinSet::new();
+    task.spawn_on(run(stream, sender, runtime.clone()), runtime);
+    poll_fn(move |cx| {
+        // What went wrong with the task does not wait for the batches before.
+        let running = match task.poll_join_next(cx) {
+            Poll::Pending => true,
+            Poll::Ready(None | Some(Ok(true))) => false,
+            Poll::Ready(Some(Err(e))) if e.is_panic() => {
+                return Poll::Ready(Some(Err(panicked(&*e.into_panic()))));
+            }
+            Poll::Ready(_) => {
+                let operation = "reading a plan's result after the end of its Tokio runtime, which must outlive it,";
+                return Poll::Ready(Some(Err(Error::Cancelled { operation })));
+            }
         };
-        if !accepts_tasks(&runtime) || sender.send((item, permit)).is_err() {
-            break;
+        match ready!(batches.poll_recv(cx)) {
+            // The task is about to end.
+            None if running => Poll::Pending,
+            next => Poll::Ready(next),
+        }
+    })
+}
+
+/// Runs a partition until nobody reads it, or to its end, and returns whether it has come there.
+async fn run(mut stream: SendableDeviceStream, sender: Sender<Item>, runtime: Handle) -> bool {
+    while let Ok(next) = sender.reserve().await {
+        let item = stream.next().await;
+        // What the plan returned may be made of some of its input only.
+        if !accepts_tasks(&runtime) {
+            return false;
+        }
+        match item {
+            Some(item) => next.send(item),
+            None => return true,
         }
     }
-    Ended(false)
+    false
 }
 
 /// Whether `runtime` has not begun to drop its tasks. A runtime that shuts down first refuses new tasks and then drops those that
@@ -90,78 +110,11 @@ fn accepts_tasks(runtime: &Handle) -> bool {
     !refused
 }
 
-/// The partitions' batches.
-struct Merged {
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    /// `None` after the end or an error.
-    open: Option<Open>,
-}
-
-struct Open {
-    receiver: UnboundedReceiver<(Item, OwnedSemaphorePermit)>,
-    tasks: JoinSet<Ended>,
-}
-
-impl Open {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
-        // First the tasks: what went wrong with one is not to wait for the others' batches.
-        let mut running = true;
-        while let Poll::Ready(task) = self.tasks.poll_join_next(cx) {
-            match task {
-                Some(Ok(Ended(true))) => {}
-                Some(Err(e)) if e.is_panic() => {
-                    return Poll::Ready(Some(Err(panicked(&*e.into_panic()))));
-                }
-                Some(_) => {
-                    let operation = "reading a plan's result after the end of its Tokio runtime, which must outlive it,";
-                    return Poll::Ready(Some(Err(Error::Cancelled { operation })));
-                }
-                None => {
-                    running = false;
-                    break;
-                }
-            }
-        }
-        match self.receiver.poll_recv(cx) {
-            // The last task is about to end.
-            Poll::Ready(None) if running => Poll::Pending,
-            Poll::Ready(next) => Poll::Ready(next.map(|(item, _)| item)),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
 fn panicked(payload: &(dyn Any + Send)) -> Error {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     Error::Panic {
         operation: "a partition of a plan",
         message: text.unwrap_or("no text").to_owned().into(),
-    }
-}
-
-impl Stream for Merged {
-    type Item = Item;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
-        let Some(open) = &mut self.open else {
-            return Poll::Ready(None);
-        };
-        let next = ready!(open.poll(cx));
-        if !matches!(next, Some(Ok(_))) {
-            self.open = None;
-        }
-        Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Merged {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
     }
 }

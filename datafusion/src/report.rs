@@ -1,4 +1,4 @@
-//! [`ran_on_host`]: which device operators ran on the host after all, and why.
+//! [`ran_on_host`] and [`declined`]: what ran on the host, and why.
 
 use std::sync::Arc;
 
@@ -7,6 +7,10 @@ use datafusion_common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::exec::DeviceExec;
+use super::plugin::Verdict;
+use super::rule::DeviceRule;
+use super::spec::DeviceSpec;
+use super::transitions::below::is_transition;
 
 /// Returns which device operators of a plan that has run did their work on the host, and why: each once for each reason. `EXPLAIN ANALYZE` shows the same,
 /// as metrics `on_host (reason)` that count partitions.
@@ -24,6 +28,29 @@ pub fn ran_on_host(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<(String, String)
                 if !found.contains(&one) {
                     found.push(one);
                 }
+            }
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(found)
+}
+
+/// Returns which nodes of a plan stay on the host though a plugin of the rule knows such nodes, and why, as the plugin says for rows on `device`
+/// ([`Verdict::Stays`]).
+///
+/// # Errors
+/// None but those of walking the plan.
+pub fn declined(
+    plan: &Arc<dyn ExecutionPlan>,
+    rule: &DeviceRule,
+    device: &DeviceSpec,
+) -> Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    plan.apply(|node| {
+        let host = DeviceExec::of(node).is_none() && !is_transition(node);
+        for plugin in rule.plugins.iter().filter(|_| host) {
+            if let Verdict::Stays(why) = plugin.can_run(node, device) {
+                found.push((node.name().to_owned(), why.into_owned()));
             }
         }
         Ok(TreeNodeRecursion::Continue)

@@ -1,178 +1,136 @@
-//! The rule that inserts uploads and downloads.
+//! [`DeviceRule`]: the rule that puts plugins' operators into plans, with uploads and downloads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use datafusion_common::Result;
 use datafusion_common::config::ConfigOptions;
-use datafusion_common::tree_node::{Transformed, TreeNode};
+use datafusion_common::{DataFusionError, Result};
 use datafusion_physical_optimizer::PhysicalOptimizerRule;
-use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
-use datafusion_physical_plan::{ExecutionPlan, replace_children_if_necessary};
+use datafusion_physical_plan::ExecutionPlan;
 
-use super::exec::DeviceExec;
-use super::ops::form::{DeviceForm, Forms, drops_columns, lifted};
-use super::plan::DevicePlan;
-use super::source::insert::DeviceInsertExec;
+use super::form::Forms;
+use super::place::{Placing, Uploads};
+use super::plugin::DevicePlugin;
 use super::spec::DeviceSpec;
-use super::transitions::below::{between, operator, upload};
-use super::transitions::between::DeviceToDeviceExec;
-use super::transitions::to_device::HostToDeviceExec;
-use super::transitions::to_host::DeviceToHostExec;
 
-/// The physical optimizer rule that inserts a [`HostToDeviceExec`], a [`DeviceToHostExec`] or a
-/// [`DeviceToDeviceExec`] wherever a node and its child are not both on the host or on the same
-/// device. It compares descriptions and opens no device.
+/// The physical optimizer rule that puts the operators of [`DevicePlugin`]s into plans, and inserts a
+/// [`HostToDeviceExec`](crate::HostToDeviceExec), a [`DeviceToHostExec`](crate::DeviceToHostExec) or a
+/// [`DeviceToDeviceExec`](crate::DeviceToDeviceExec) wherever a node and its child are not both on the host or on the same device. It compares
+/// descriptions and opens no device.
 ///
-/// DataFusion's nodes that need no kernel ([`DeviceForm`]) become operators on the device if they stand between operators there, so that
-/// batches need not be downloaded for them. A limit, or a projection that drops columns, moves below the download under it, so
-/// that less is downloaded.
+/// - A node is replaced if its rows come from a device and a plugin runs it there. Rows of the host go up for nodes that are
+///   worth it ([`with_uploads`](Self::with_uploads)), together with what the plugin runs below them.
+/// - DataFusion's nodes that need no kernel ([`DeviceForm`](crate::DeviceForm)) become operators on the device if they stand between operators there,
+///   so that batches need not be downloaded for them. A round-robin repartition, which DataFusion puts above scans, moves above the operators on the
+///   device. A limit, or a projection that drops columns, moves below the download under it, so that less is downloaded.
+/// - Small batches, such as those that a filter leaves, are joined
+///   ([`DeviceCoalesceBatchesExec`](crate::DeviceCoalesceBatchesExec)) up to the session's `batch_size`.
+/// - Transitions that cancel out are removed, so that operators on one device pass their batches to each other.
 ///
-/// It removes transitions that cancel out, so that operators on one device pass their batches to
-/// each other and no batch moves twice. Running the rule again changes nothing. Plans give the same
-/// results without it: it removes transfers, and shows the others as nodes.
+/// Running the rule again changes nothing. A session's own rules run after DataFusion's. Add this one last:
 ///
-/// Add it after all rules that insert device operators, with
-/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`. A session's
-/// own rules run after DataFusion's, which may have inserted a `RepartitionExec` above the scan of
-/// a table with few partitions. A
-/// device operator above a round-robin `RepartitionExec` is fine ([`device_of`](crate::device_of) looks
-/// through it); a rule that inserts device operators must look through sorts and other repartitions, or
-/// leave such a plan unchanged.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DeviceTransitions;
+/// ```
+/// # use std::sync::Arc;
+/// use arrow_device::ArrowDeviceType;
+/// use arrow_device_datafusion::{DeviceOptions, DeviceRule, DeviceSpec};
+/// # use arrow_device_datafusion::{DeviceOperator, DevicePlugin, Verdict};
+/// use datafusion::{execution::SessionStateBuilder, prelude::SessionConfig};
+/// # #[derive(Debug)]
+/// # struct MyPlugin;
+/// # impl DevicePlugin for MyPlugin {
+/// #     fn can_run(&self, _: &Arc<dyn datafusion::physical_plan::ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+/// #         Verdict::stays("an example")
+/// #     }
+/// #     fn replace(&self, _: &Arc<dyn datafusion::physical_plan::ExecutionPlan>) -> datafusion::error::Result<Arc<dyn DeviceOperator>> {
+/// #         unreachable!()
+/// #     }
+/// # }
+/// let rule = DeviceRule::default()
+///     .with_plugin(Arc::new(MyPlugin))
+///     .with_uploads(DeviceSpec::any(ArrowDeviceType::CUDA), 100_000);
+/// let state = SessionStateBuilder::new()
+///     .with_default_features()
+///     .with_config(SessionConfig::new().with_option_extension(DeviceOptions::default())) // for SET device.enable = false
+///     .with_physical_optimizer_rule(Arc::new(rule))
+///     .build();
+/// # let _ = state;
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DeviceRule {
+    pub(super) plugins: Vec<Arc<dyn DevicePlugin>>,
+    uploads: Option<Uploads>,
+}
 
-impl PhysicalOptimizerRule for DeviceTransitions {
+impl DeviceRule {
+    /// Adds a plugin. The first one that runs a node gets it. Without any, the rule inserts transitions only.
+    #[must_use]
+    pub fn with_plugin(mut self, plugin: Arc<dyn DevicePlugin>) -> Self {
+        self.plugins.push(plugin);
+        self
+    }
+
+    /// Uploads rows of the host to `device`, for nodes that plugins run ([`Verdict::Runs`](crate::Verdict::Runs)), if the statistics say
+    /// that they are at least so many, exactly or as an estimate. What a node costs on the host grows with their number, and so does the way up,
+    /// but not the fixed cost of starting kernels. Inputs without statistics and unbounded ones stay on the host. With 0, all go up.
+    #[must_use]
+    pub fn with_uploads(mut self, device: impl Into<DeviceSpec>, min_rows: usize) -> Self {
+        let device = device.into();
+        self.uploads = Some(Uploads { device, min_rows });
+        self
+    }
+
+    /// Puts device operators into the plan of a task, on the worker of a distributed engine that runs the task.
+    ///
+    /// The planner and the other workers need not know of it: a task's plan begins and ends on the host, with the same schema and
+    /// the same partitions as before. So one worker may use its devices while another has none. A plan in which there is
+    /// nothing to do is returned as it was, as the same `Arc`, and so is a plan that has been rewritten before.
+    ///
+    /// Nodes that gather partitions (`CoalescePartitionsExec`, `SortPreservingMergeExec`) stay on the
+    /// host, unlike in a session: engines look for them in plans, and may start the partitions of one plan as parts of different
+    /// runs. The engine's own nodes stay, too, since only plugins replace nodes.
+    ///
+    /// # Errors
+    /// Returns a plugin's error, and an error if one panics.
+    pub fn rewrite(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        options: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        // Nothing that a plugin has left half done is used again, except the plugin itself, whose concern it is.
+        let placing = self.placing(Forms::WithoutExchanges, options);
+        let placed = catch_unwind(AssertUnwindSafe(|| placing.optimize(plan)));
+        let placed = placed.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("for a reason that is not text");
+            Err(DataFusionError::Execution(format!(
+                "a plugin panicked: {text}"
+            )))
+        });
+        placed.map_err(|e| e.context("device operators on this worker"))
+    }
+}
+
+impl DeviceRule {
+    fn placing(&self, forms: Forms, options: &ConfigOptions) -> Placing<'_> {
+        Placing::new(&self.plugins, self.uploads.as_ref(), forms, options)
+    }
+}
+
+impl PhysicalOptimizerRule for DeviceRule {
     fn optimize(
         &self,
         plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
+        options: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(on_host(below_root(plan, Forms::All)?))
+        self.placing(Forms::All, options).optimize(plan)
     }
 
     fn name(&self) -> &str {
-        "DeviceTransitions"
+        "DeviceRule"
     }
 
     fn schema_check(&self) -> bool {
         true
     }
-}
-
-/// As the rule, but nodes that move rows between partitions stay on the host.
-pub(super) fn without_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    Ok(on_host(below_root(plan, Forms::WithoutExchanges)?))
-}
-
-/// Puts transitions everywhere but above the root.
-fn below_root(plan: Arc<dyn ExecutionPlan>, forms: Forms) -> Result<Arc<dyn ExecutionPlan>> {
-    let plan = plan.transform_up(|node| between_parent_and_children(node, forms))?;
-    Ok(plan.data)
-}
-
-/// As the rule, for a plan whose output is wanted on a device.
-pub(super) fn with_output_on(
-    plan: Arc<dyn ExecutionPlan>,
-    device: &DeviceSpec,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    on_device(below_root(plan, Forms::All)?, device, Forms::All)
-}
-
-/// Puts a node's children on its own side. Their own children have been done before.
-fn between_parent_and_children(
-    plan: Arc<dyn ExecutionPlan>,
-    forms: Forms,
-) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
-    // A transition reads the other side. Whether it is needed is decided for its parent.
-    if is_transition(&plan) {
-        return Ok(Transformed::no(plan));
-    }
-    let insert = plan.downcast_ref::<DeviceInsertExec>();
-    let device = DeviceExec::of(&plan).map(DeviceExec::device);
-    // It is on the host, and reads the device.
-    let device = device.or(insert.map(DeviceInsertExec::device)).cloned();
-    let children: Vec<_> = plan.children().into_iter().cloned().collect();
-    let wanted: Vec<_> = children
-        .iter()
-        .map(|child| match &device {
-            Some(device) => on_device(child.clone(), device, forms),
-            None => Ok(on_host(child.clone())),
-        })
-        .collect::<Result<_>>()?;
-    let changed = !children.iter().zip(&wanted).all(|(a, b)| Arc::ptr_eq(a, b));
-    let plan = match changed {
-        true => replace_children_if_necessary(plan, wanted)?,
-        false => plan,
-    };
-    match below_the_download(&plan)? {
-        Some(download) => Ok(Transformed::yes(download)),
-        None => Ok(Transformed::new_transformed(plan, changed)),
-    }
-}
-
-/// The download of what `plan` makes of a download, if that is less: `plan` is a limit, or a projection that drops columns.
-fn below_the_download(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-    let limits = plan.downcast_ref::<GlobalLimitExec>().is_some()
-        || plan.downcast_ref::<LocalLimitExec>().is_some();
-    if !limits && !plan.downcast_ref().is_some_and(drops_columns) {
-        return Ok(None);
-    }
-    let down = match plan.children()[..] {
-        [child] => child.downcast_ref::<DeviceToHostExec>(),
-        _ => None,
-    };
-    let device = down.and_then(|down| DeviceExec::of(down.input()));
-    let Some(device) = device.map(|node| node.device().clone()) else {
-        return Ok(None);
-    };
-    let form = DeviceForm::of(plan.clone(), device)?;
-    Ok(form.map(|form| on_host(Arc::new(DeviceExec::new(Arc::new(form))))))
-}
-
-fn is_transition(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let down = plan.downcast_ref::<DeviceToHostExec>().is_some();
-    down || upload(plan).is_some() || between(plan).is_some()
-}
-
-/// The plan with its output on the host. A plan that needs no change stays the same node.
-fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
-    let operator = operator(&plan);
-    if DeviceExec::of(operator).is_none() {
-        return operator.clone();
-    }
-    match plan.downcast_ref::<DeviceToHostExec>() {
-        Some(down) if Arc::ptr_eq(down.input(), operator) => plan,
-        _ => Arc::new(DeviceToHostExec::new(operator.clone())),
-    }
-}
-
-/// The plan with its output on a device. A plan that needs no change stays the same node.
-fn on_device(
-    plan: Arc<dyn ExecutionPlan>,
-    device: &DeviceSpec,
-    forms: Forms,
-) -> Result<Arc<dyn ExecutionPlan>> {
-    if let Some(there) = lifted(&plan, device, forms)? {
-        return Ok(there);
-    }
-    let operator = operator(&plan);
-    let of = DeviceExec::of(operator);
-    let is_there = match (of, upload(&plan), between(&plan)) {
-        (None, Some(up), _) => up.device() == device && Arc::ptr_eq(up.input(), operator),
-        (Some(_), _, Some(to)) => to.device() == device && Arc::ptr_eq(to.input(), operator),
-        _ => false,
-    };
-    if is_there {
-        return Ok(plan);
-    }
-    let (input, device) = (operator.clone(), device.clone());
-    let transition: Arc<dyn DevicePlan> = match of {
-        Some(_) => Arc::new(DeviceToDeviceExec::new(input, device)),
-        // What was wanted of the batches is wanted of them there, too.
-        None => match upload(&plan) {
-            Some(upload) => Arc::new(upload.to(input, device)),
-            None => Arc::new(HostToDeviceExec::new(input, device)),
-        },
-    };
-    Ok(Arc::new(DeviceExec::new(transition)))
 }

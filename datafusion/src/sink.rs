@@ -9,7 +9,7 @@ use datafusion_physical_plan::ExecutionPlan;
 use super::blocking::BlockingReader;
 use super::metrics::to_datafusion;
 use super::parallel::merged;
-use super::rule::with_output_on;
+use super::place::with_output_on;
 use super::stream::SendableDeviceStream;
 use arrow_device::{Device, ExportOptions, FFI_ArrowDeviceArrayStream};
 

@@ -17,7 +17,7 @@ use arrow_device::{ArrowDeviceType, Device, DeviceId, Error, Result};
 /// | a [`DeviceId`] | the device of this type and id, where the node runs | `cuda:1` |
 /// | a [`Device`] | this very device, as long as the program keeps it; elsewhere, the device of its id | `cuda:1` |
 ///
-/// Nodes whose descriptions are equal pass batches to each other; between others, [`DeviceTransitions`](super::DeviceTransitions)
+/// Nodes whose descriptions are equal pass batches to each other; between others, [`DeviceRule`](super::DeviceRule)
 /// inserts a transition. Descriptions of two devices differ even if the devices have the same id.
 ///
 /// ```

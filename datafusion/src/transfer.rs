@@ -1,25 +1,25 @@
 //! Batches on their way to the host, or to another device.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats,
-};
+use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats};
 use arrow_schema::{DataType, SchemaRef};
-use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream};
+use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::coop::make_cooperative;
-use futures_core::Stream;
+use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
+use futures::FutureExt;
+use futures::future::{MaybeDone, maybe_done};
+use futures::stream::poll_fn;
 use tokio::runtime::Handle;
 
 use super::memory::{DeviceReservation, Share};
 use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
-use super::stream::SendableDeviceStream;
+use super::stream::{Item, SendableDeviceStream, device_stream};
 use arrow_device::{Error, Result};
 
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
@@ -41,7 +41,7 @@ pub(super) fn on_device(
     let (mut queues, runtime) = (Queues::default(), Handle::try_current().ok());
     let start = move |batch: DeviceRecordBatch| {
         if *batch.device() == device {
-            return Ok(Coming::Here(batch));
+            return Ok(Box::pin(ready(Ok((batch, None)))) as Coming<_>);
         }
         let (from, to) = (queues.of(batch.device())?, queues.of(&device)?);
         let source = batch.device();
@@ -50,7 +50,7 @@ pub(super) fn on_device(
         let bytes = bytes_of(&batch);
         let mut share = Share::new(&memory, bytes)?;
         let runtime = runtime.clone().filter(|_| direct);
-        Ok(Coming::Copied(Box::pin(async move {
+        Ok(Box::pin(async move {
             let moved = match runtime {
                 // It may have to wait for sizes, or rewrite some bytes.
                 Some(runtime) => {
@@ -77,15 +77,14 @@ pub(super) fn on_device(
                 }
             };
             share.resize(moved.get_array_memory_size())?;
-            Ok((moved, share))
-        })))
+            Ok((moved, Some(share)))
+        }) as Coming<_>)
     };
-    Box::pin(Moved {
-        batches: Ahead::new(stream, start),
+    let mut moved = Moved {
+        batches: Ahead::new(stream, 2, start),
         under_way: VecDeque::new(),
-        schema,
-        device_type,
-    })
+    };
+    device_stream(poll_fn(move |cx| moved.poll(cx)), schema, device_type)
 }
 
 /// Batches that are on one device.
@@ -93,8 +92,6 @@ struct Moved {
     batches: Ahead<DeviceRecordBatch>,
     /// The event and the bytes of each copy that was returned before it was done, oldest first.
     under_way: VecDeque<(SyncEvent, usize)>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
 }
 
 impl Moved {
@@ -115,34 +112,19 @@ impl Moved {
         }
         Poll::Ready(())
     }
-}
 
-impl Stream for Moved {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        this.batches.returned = None;
-        ready!(this.poll_room(cx));
-        let next = ready!(reserved(|| this.batches.poll_next(cx)));
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+        self.batches.returned = None;
+        std::task::ready!(self.poll_room(cx));
+        let next = std::task::ready!(reserved(|| self.batches.poll_next(cx)));
         // Only a copy has a share.
-        if let (Some(Ok(batch)), Some(_)) = (&next, &this.batches.returned)
+        if let (Some(Ok(batch)), Some(_)) = (&next, &self.batches.returned)
             && let Ok(Some(event)) = batch.as_struct().ready_event(None)
         {
             let bytes = batch.get_array_memory_size();
-            this.under_way.push_back((event, bytes));
+            self.under_way.push_back((event, bytes));
         }
         Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Moved {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
     }
 }
 
@@ -150,11 +132,14 @@ impl DeviceRecordBatchStream for Moved {
 /// nodes on the host count on the batch size of their session.
 pub(super) fn host_stream(
     stream: SendableDeviceStream,
+    device: &Device,
+    schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
     memory: DeviceReservation,
     rows: usize,
 ) -> SendableRecordBatchStream {
-    let schema = stream.schema();
+    // Where batches are read in place, nothing is gained by asking for the next one meanwhile.
+    let most = if device.is_host_readable() { 1 } else { 2 };
     let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
     let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {
@@ -162,30 +147,30 @@ pub(super) fn host_stream(
         let queue = queues.of(batch.device())?;
         if batch.device().is_host_readable() {
             let download = batch.start_to_host(&queue)?;
-            return Ok(Coming::InPlace(Box::pin(download)));
+            return Ok(Box::pin(async move { Ok((download.await?, None)) }) as Coming<_>);
         }
         let mut share = Share::new(&memory, bytes_of(&batch))?;
         let download = download(&batch, &queue)?;
-        Ok(Coming::Copied(Box::pin(async move {
+        Ok(Box::pin(async move {
             let batch = download.await?;
             share.resize(host_bytes(&batch))?;
-            Ok((batch, share))
-        })))
+            Ok((batch, Some(share)))
+        }) as Coming<_>)
     };
-    make_cooperative(Box::pin(Staged {
-        batches: Ahead::new(stream, start),
-        schema,
+    let mut staged = Staged {
+        batches: Ahead::new(stream, most, start),
         metrics,
         memory: own,
         rows: rows.max(1),
         rest: None,
-    }))
+    };
+    let batches = poll_fn(move |cx| staged.poll(cx));
+    make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
 }
 
 /// Batches that are downloaded.
 struct Staged {
     batches: Ahead<RecordBatch>,
-    schema: SchemaRef,
     metrics: Option<DeviceMetrics>,
     memory: Arc<DeviceReservation>,
     /// The most rows of a batch that is passed on.
@@ -194,22 +179,23 @@ struct Staged {
     rest: Option<RecordBatch>,
 }
 
-impl Stream for Staged {
-    type Item = datafusion_common::Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        ready!(self.memory.poll_turn(cx));
+impl Staged {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<datafusion_common::Result<RecordBatch>>> {
+        std::task::ready!(self.memory.poll_turn(cx));
         let Self {
             batches,
             metrics,
             rows,
             rest,
             ..
-        } = &mut *self;
+        } = self;
         let mut poll = || {
             let batch = match rest.take() {
                 Some(rest) => rest,
-                None => match ready!(batches.poll_next(cx)) {
+                None => match std::task::ready!(batches.poll_next(cx)) {
                     Some(Ok(batch)) => batch,
                     end => return Poll::Ready(end),
                 },
@@ -226,12 +212,6 @@ impl Stream for Staged {
             self.memory.end_turn();
         }
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
-    }
-}
-
-impl RecordBatchStream for Staged {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
     }
 }
 
@@ -267,7 +247,7 @@ fn download(
     Ok(async move {
         let mut columns = Vec::with_capacity(schema.fields().len());
         // All are polled: one that had to read sizes starts its copies then.
-        poll_fn(|cx| {
+        std::future::poll_fn(|cx| {
             let mut waiting = Vec::new();
             for (group, mut download) in parts.drain(..) {
                 match Pin::new(&mut download).poll(cx) {
@@ -356,39 +336,35 @@ impl Queues {
     }
 }
 
-type Copy<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+/// A batch on its way to where `T` is, and what is reserved for it if it is a copy.
+type Coming<T> = Pin<Box<dyn Future<Output = Arrived<T>> + Send>>;
 
-/// A batch on its way to where `T` is.
-enum Coming<T> {
-    /// It was there.
-    Here(T),
-    /// It becomes ready where it is: nothing is gained by asking for the next one meanwhile.
-    InPlace(Copy<T>),
-    Copied(Copy<(T, Share)>),
-    Arrived(Result<(T, Share)>),
-}
+type Arrived<T> = Result<(T, Option<Share>)>;
 
-/// The batches of a stream, each copied while the reader has the one before. What they take is reserved until the reader asks for
-/// the next one.
+/// The batches of a stream, some of which are copied while the reader has the one before. What they take is reserved until the reader
+/// asks for the next one.
 struct Ahead<T> {
     /// `None` after its end or an error.
     stream: Option<SendableDeviceStream>,
     start: Box<dyn FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send>,
-    /// Oldest first. An error is the last.
-    coming: VecDeque<Coming<T>>,
+    /// Oldest first, at most so many. An error is the last.
+    coming: VecDeque<MaybeDone<Coming<T>>>,
+    most: usize,
     /// Of the batch that was returned last.
     returned: Option<Share>,
 }
 
-impl<T> Ahead<T> {
+impl<T: Send + 'static> Ahead<T> {
     fn new(
         stream: SendableDeviceStream,
+        most: usize,
         start: impl FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send + 'static,
     ) -> Self {
         Self {
             stream: Some(stream),
             start: Box::new(start),
             coming: VecDeque::new(),
+            most,
             returned: None,
         }
     }
@@ -398,56 +374,38 @@ impl<T> Ahead<T> {
         loop {
             // Batches at hand go on first, so that their copies overlap with the making of the next one.
             for coming in &mut self.coming {
-                match coming {
-                    Coming::Copied(copy) => {
-                        if let Poll::Ready(arrived) = copy.as_mut().poll(cx) {
-                            *coming = Coming::Arrived(arrived);
-                        }
-                    }
-                    Coming::InPlace(copy) => {
-                        if let Poll::Ready(ready) = copy.as_mut().poll(cx) {
-                            *coming = match ready {
-                                Ok(batch) => Coming::Here(batch),
-                                Err(e) => Coming::Arrived(Err(e)),
-                            };
-                        }
-                    }
-                    Coming::Here(_) | Coming::Arrived(_) => {}
-                }
+                let _ = coming.poll_unpin(cx);
             }
-            let wanted = match self.coming.front() {
-                Some(Coming::Here(_) | Coming::InPlace(_)) => false,
-                _ => self.coming.len() < 2,
-            };
+            let wanted = self.coming.len() < self.most;
             let Some(stream) = self.stream.as_mut().filter(|_| wanted) else {
                 break;
             };
-            match stream.as_mut().poll_next(cx) {
+            let coming = match stream.as_mut().poll_next(cx) {
                 Poll::Pending => break,
-                Poll::Ready(None) => self.stream = None,
-                Poll::Ready(Some(batch)) => {
-                    let coming = batch.and_then(&mut self.start);
-                    if coming.is_err() {
-                        self.stream = None;
-                    }
-                    let coming = coming.unwrap_or_else(|e| Coming::Arrived(Err(e)));
-                    self.coming.push_back(coming);
+                Poll::Ready(None) => {
+                    self.stream = None;
+                    continue;
                 }
-            }
+                Poll::Ready(Some(batch)) => batch.and_then(&mut self.start),
+            };
+            self.coming.push_back(maybe_done(coming.unwrap_or_else(|e| {
+                self.stream = None;
+                Box::pin(ready(Err(e)))
+            })));
         }
-        let oldest = match self.coming.pop_front() {
-            None if self.stream.is_none() => return Poll::Ready(None),
-            None => return Poll::Pending,
-            Some(Coming::Here(batch)) => return Poll::Ready(Some(Ok(batch))),
-            Some(Coming::Arrived(arrived)) => arrived,
-            Some(coming) => {
-                self.coming.push_front(coming);
-                return Poll::Pending;
-            }
+        let Some(oldest) = self.coming.front_mut() else {
+            return match self.stream {
+                Some(_) => Poll::Pending,
+                None => Poll::Ready(None),
+            };
         };
-        Poll::Ready(Some(match oldest {
+        let Some(arrived) = Pin::new(oldest).take_output() else {
+            return Poll::Pending;
+        };
+        self.coming.pop_front();
+        Poll::Ready(Some(match arrived {
             Ok((batch, share)) => {
-                self.returned = Some(share);
+                self.returned = share;
                 Ok(batch)
             }
             Err(e) => {

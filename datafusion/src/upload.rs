@@ -1,28 +1,24 @@
 //! Host batches on their way to an upload.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_null_array};
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error, Result, upload_stream,
-};
+use arrow_device::{Device, DeviceId, Result, upload_stream};
 use arrow_schema::{DataType, SchemaRef};
-use arrow_select::coalesce::BatchCoalescer;
+use arrow_select::concat::concat_batches;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures_core::Stream;
+use futures::StreamExt;
+use futures::stream::poll_fn;
 
 use super::memory::DeviceReservation;
 use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
 use super::options::DeviceOptions;
-use super::stream::SendableDeviceStream;
-use super::timer::wake_at;
+use super::stream::{SendableDeviceStream, device_stream};
+use super::timer::Patience;
 
 /// How far small batches are joined before they are uploaded.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -50,28 +46,54 @@ pub(super) fn upload(
     input: &Arc<dyn ExecutionPlan>,
     partition: usize,
     device: &Device,
-    context: Arc<TaskContext>,
+    context: &Arc<TaskContext>,
     mut target: Target,
     memory: DeviceReservation,
 ) -> datafusion_common::Result<SendableDeviceStream> {
     // To the CPU nothing is copied, so that a join would be the only copy.
-    if input.boundedness().is_unbounded() || device.id() == DeviceId::CPU || has_states(input) {
+    let copies = device.id() != DeviceId::CPU;
+    if input.boundedness().is_unbounded() || !copies || has_states(input) {
         target.rows = 0;
     }
-    let stream = input.execute(partition, context)?;
+    let stream = input.execute(partition, context.clone())?;
     let schema = input.schema();
     let queue = device.new_queue().map_err(to_datafusion)?;
-    let memory = (device.id() != DeviceId::CPU).then(|| Arc::new(memory));
-    let batches = Admitted {
-        batches: ToUpload::new(stream, schema.clone(), target),
-        memory: memory.clone(),
-    };
-    Ok(Box::pin(Uploaded {
-        uploads: Some(Box::pin(upload_stream(batches, schema.clone(), queue))),
-        schema,
-        device_type: device.id().device_type,
-        memory,
-    }))
+    let memory = copies.then(|| Arc::new(memory));
+    let (mut batches, own) = (
+        ToUpload::new(stream, schema.clone(), target),
+        memory.clone(),
+    );
+    // Memory is reserved before a batch goes up, until the reader asks for the next one.
+    let admitted = poll_fn(move |cx| {
+        let next = ready!(batches.poll(cx));
+        if let (Some(Ok(batch)), Some(memory)) = (&next, &own)
+            && let Err(e) = memory.grow(bytes(batch))
+        {
+            return Poll::Ready(Some(Err(from_datafusion(e))));
+        }
+        Poll::Ready(next)
+    });
+    let uploads = upload_stream(admitted, schema.clone(), queue);
+    let mut uploads = Some(Box::pin(uploads));
+    let uploaded = poll_fn(move |cx| {
+        let Some(stream) = &mut uploads else {
+            return Poll::Ready(None);
+        };
+        let give_back = || memory.iter().for_each(|memory| memory.shrink(usize::MAX));
+        give_back();
+        let mut next = ready!(reserved(|| stream.poll_next_unpin(cx)));
+        if let (Some(Ok(batch)), Some(memory)) = (&next, &memory)
+            && let Err(e) = memory.resize(batch.get_array_memory_size())
+        {
+            next = Some(Err(from_datafusion(e)));
+        }
+        if !matches!(next, Some(Ok(_))) {
+            give_back();
+            uploads = None;
+        }
+        Poll::Ready(next)
+    });
+    Ok(device_stream(uploaded, schema, device.id().device_type))
 }
 
 /// Whether the rows are states of an aggregate, which must stay as they are: the `percentile_cont` of DataFusion 55 reads the first one of
@@ -84,70 +106,6 @@ fn has_states(input: &Arc<dyn ExecutionPlan>) -> bool {
         // Nodes of the host and of devices that pass them on, such as exchanges.
         [child] => child.schema() == input.schema() && has_states(child),
         _ => false,
-    }
-}
-
-/// Host batches for whose upload memory was reserved, if that takes any.
-struct Admitted {
-    batches: ToUpload,
-    memory: Option<Arc<DeviceReservation>>,
-}
-
-impl Stream for Admitted {
-    type Item = Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = ready!(Pin::new(&mut self.batches).poll_next(cx));
-        if let (Some(Ok(batch)), Some(memory)) = (&next, &self.memory)
-            && let Err(e) = memory.grow(bytes(batch))
-        {
-            return Poll::Ready(Some(Err(from_datafusion(e))));
-        }
-        Poll::Ready(next)
-    }
-}
-
-/// Uploads, whose memory is reserved until the reader asks for the next one.
-struct Uploaded {
-    /// `None` after its end or an error.
-    uploads: Option<SendableDeviceStream>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    memory: Option<Arc<DeviceReservation>>,
-}
-
-impl Stream for Uploaded {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        let Some(uploads) = &mut this.uploads else {
-            return Poll::Ready(None);
-        };
-        let memory = this.memory.as_ref();
-        let give_back = || memory.iter().for_each(|memory| memory.shrink(usize::MAX));
-        give_back();
-        let mut next = ready!(reserved(|| uploads.as_mut().poll_next(cx)));
-        if let (Some(Ok(batch)), Some(memory)) = (&next, memory)
-            && let Err(e) = memory.resize(batch.get_array_memory_size())
-        {
-            next = Some(Err(from_datafusion(e)));
-        }
-        if !matches!(next, Some(Ok(_))) {
-            give_back();
-            this.uploads = None;
-        }
-        Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Uploaded {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
     }
 }
 
@@ -187,44 +145,31 @@ struct ToUpload {
     /// `None` once it has ended.
     stream: Option<SendableRecordBatchStream>,
     schema: SchemaRef,
-    small: BatchCoalescer,
-    /// The rows for which `small` allocates its columns, with which it is complete.
+    target: Target,
+    /// Whether joining its columns never fails.
+    joins: bool,
+    /// Batches that wait for more.
+    small: Vec<RecordBatch>,
+    /// Their rows and bytes.
     rows: usize,
-    /// The most rows of a joined batch.
-    max_rows: usize,
-    /// What came out of `small` before it was made anew.
-    joined: VecDeque<RecordBatch>,
-    /// Bytes in `small`, at most.
     bytes: usize,
-    /// When the first rows came into `small`.
-    since: Instant,
-    /// Who is woken when the rows have waited long enough.
-    timer: Option<Waker>,
-    patience: Duration,
-    /// The most bytes in `small`.
-    max_bytes: usize,
-    /// Batches of at least this many rows are not joined, nor those of half of `max_bytes`.
-    large: usize,
-    /// What comes after the rows in `small`.
+    patience: Patience,
+    /// What comes after them.
     after: Option<Result<RecordBatch>>,
 }
 
 impl ToUpload {
-    fn new(stream: SendableRecordBatchStream, schema: SchemaRef, target: Target) -> Self {
-        let joins = schema.fields().iter().all(|f| can_join(f.data_type()));
+    fn new(stream: SendableRecordBatchStream, schema: SchemaRef, mut target: Target) -> Self {
+        target.bytes = target.bytes.min(MAX_JOINED);
         Self {
             stream: Some(stream),
-            small: BatchCoalescer::new(schema.clone(), 1),
+            joins: schema.fields().iter().all(|f| can_join(f.data_type())),
             schema,
-            rows: 1,
-            max_rows: target.rows.max(1),
-            joined: VecDeque::new(),
+            target,
+            small: Vec::new(),
+            rows: 0,
             bytes: 0,
-            since: Instant::now(),
-            timer: None,
-            patience: target.patience,
-            max_bytes: target.bytes.min(MAX_JOINED),
-            large: if joins { target.rows / 2 } else { 0 },
+            patience: Patience::new(target.patience),
             after: None,
         }
     }
@@ -257,86 +202,81 @@ impl ToUpload {
     /// field's in what nested fields are called and may be null; such columns cannot be joined.
     fn small_bytes(&self, batch: &RecordBatch) -> Option<usize> {
         let mut columns = self.schema.fields().iter().zip(batch.columns());
-        let joins = batch.num_rows() < self.large
+        let joins = self.joins
+            && batch.num_rows() < self.target.rows / 2
             && columns.all(|(field, column)| field.data_type() == column.data_type());
         joins
             .then(|| bytes(batch))
-            .filter(|bytes| *bytes < self.max_bytes.div_ceil(2))
+            .filter(|bytes| *bytes < self.target.bytes.div_ceil(2))
     }
 
-    fn push(&mut self, batch: RecordBatch) -> Result<()> {
+    /// Keeps a small batch, or has others come after those that are kept. Returns what has become large enough.
+    fn push(&mut self, batch: RecordBatch) -> Result<Option<RecordBatch>> {
         let batch = self.named(batch)?;
         let Some(bytes) = self.small_bytes(&batch) else {
             self.after = Some(Ok(batch));
-            return self.flush();
+            return self.join();
         };
         let rows = batch.num_rows();
         if rows == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        let waiting = self.small.get_buffered_rows();
-        // Only at `max_rows` are batches cut.
-        let too_many = self.rows < self.max_rows && waiting + rows > self.rows;
-        if waiting == 0 || self.bytes + bytes > self.max_bytes || too_many {
-            self.flush()?;
-            self.start(rows, bytes);
-            self.since = Instant::now();
+        let over = self.rows + rows > self.target.rows || self.bytes + bytes > self.target.bytes;
+        let joined = if over { self.join()? } else { None };
+        if self.small.is_empty() {
+            self.patience.begin();
         }
-        self.small.push_batch(batch)?;
-        if self.since.elapsed() > self.patience {
-            // The input is slow, and may be endless: a query with a limit needs no more than there is.
-            return self.flush();
+        self.small.push(batch);
+        (self.rows, self.bytes) = (self.rows + rows, self.bytes + bytes);
+        // If the input is slow, and may be endless, a query with a limit needs no more than there is.
+        match joined.is_none() && (self.rows >= self.target.rows || self.patience.is_over()) {
+            true => self.join(),
+            false => Ok(joined),
         }
-        // Rows that are left over are the last batch's.
-        self.bytes = match self.small.has_completed_batch() {
-            true => bytes,
-            false => self.bytes + bytes,
-        };
-        Ok(())
     }
 
-    /// Makes room for a joined batch whose first part has so many rows and bytes: columns are allocated for all rows at once,
-    /// which must be no more bytes than may come.
-    fn start(&mut self, rows: usize, bytes: usize) {
-        let fit = self.max_bytes.saturating_mul(rows).checked_div(bytes);
-        let fit = fit.map_or(self.max_rows, |fit| fit.min(self.max_rows));
-        if fit == self.rows {
-            return;
-        }
-        while let Some(batch) = self.small.next_completed_batch() {
-            self.joined.push_back(batch);
-        }
-        self.small = BatchCoalescer::new(self.schema.clone(), fit);
-        self.rows = fit;
+    /// The batches that wait, as one; `None` if there are none.
+    fn join(&mut self) -> Result<Option<RecordBatch>> {
+        (self.rows, self.bytes) = (0, 0);
+        let mut small = std::mem::take(&mut self.small);
+        Ok(match small.len() {
+            0 | 1 => small.pop(),
+            _ => Some(concat_batches(&self.schema, &small)?),
+        })
     }
 
-    /// Asks to be polled once the rows have waited long enough.
-    fn wake_later(&mut self, waker: &Waker) {
-        if !self
-            .timer
-            .as_ref()
-            .is_some_and(|timer| timer.will_wake(waker))
-        {
-            self.timer = Some(waker.clone());
-            // Beyond what a clock can tell, rows wait for ever.
-            if let Some(due) = self.since.checked_add(self.patience) {
-                wake_at(due, waker);
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<RecordBatch>>> {
+        loop {
+            if let Some(after) = self.after.take() {
+                return Poll::Ready(Some(after));
+            }
+            let Some(stream) = &mut self.stream else {
+                return Poll::Ready(None);
+            };
+            let next = match poll_host(|| stream.poll_next_unpin(cx)) {
+                Poll::Pending if self.small.is_empty() => return Poll::Pending,
+                Poll::Pending if !self.patience.ends(cx.waker()) => return Poll::Pending,
+                Poll::Pending => self.join(),
+                Poll::Ready(Some(Ok(batch))) => self.push(batch),
+                Poll::Ready(Some(Err(e))) => Err(from_datafusion(e)),
+                Poll::Ready(None) => {
+                    self.stream = None;
+                    self.join()
+                }
+            };
+            match next {
+                Ok(None) => {}
+                Ok(Some(batch)) => return Poll::Ready(Some(Ok(batch))),
+                // What has been joined comes first. The first error is the one to report.
+                Err(e) => {
+                    self.stream = None;
+                    self.after = Some(Err(e));
+                    if let Ok(Some(batch)) = self.join() {
+                        return Poll::Ready(Some(Ok(batch)));
+                    }
+                }
             }
         }
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.timer = None;
-        self.bytes = 0;
-        Ok(self.small.finish_buffered_batch()?)
-    }
-
-    /// What has been joined comes first, then `e`.
-    fn fail(&mut self, e: Error) {
-        self.stream = None;
-        self.after = Some(Err(e));
-        // The first error is the one to report.
-        let _ = self.flush();
     }
 }
 
@@ -351,43 +291,6 @@ pub(super) fn can_join(data_type: &DataType) -> bool {
         FixedSizeList(item, size) => *size > 0 && can_join(item.data_type()),
         Struct(fields) => !fields.is_empty() && fields.iter().all(|f| can_join(f.data_type())),
         other => other.is_primitive(),
-    }
-}
-
-impl Stream for ToUpload {
-    type Item = Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        loop {
-            let joined = this.joined.pop_front();
-            if let Some(batch) = joined.or_else(|| this.small.next_completed_batch()) {
-                return Poll::Ready(Some(Ok(batch)));
-            }
-            if let Some(after) = this.after.take() {
-                return Poll::Ready(Some(after));
-            }
-            let Some(stream) = &mut this.stream else {
-                return Poll::Ready(None);
-            };
-            let done = match poll_host(|| stream.as_mut().poll_next(cx)) {
-                Poll::Pending if this.small.get_buffered_rows() == 0 => return Poll::Pending,
-                Poll::Pending if this.since.elapsed() < this.patience => {
-                    this.wake_later(cx.waker());
-                    return Poll::Pending;
-                }
-                Poll::Pending => this.flush(),
-                Poll::Ready(Some(Ok(batch))) => this.push(batch),
-                Poll::Ready(Some(Err(e))) => Err(from_datafusion(e)),
-                Poll::Ready(None) => {
-                    this.stream = None;
-                    this.flush()
-                }
-            };
-            if let Err(e) = done {
-                this.fail(e);
-            }
-        }
     }
 }
 
@@ -411,8 +314,12 @@ mod tests {
             bytes,
             patience,
         };
-        let batches = ToUpload::new(stream, schema, target);
-        block_on(batches.map(Result::unwrap).collect())
+        let mut batches = ToUpload::new(stream, schema, target);
+        block_on(
+            poll_fn(move |cx| batches.poll(cx))
+                .map(Result::unwrap)
+                .collect(),
+        )
     }
 
     fn wide(columns: usize, rows: usize) -> RecordBatch {

@@ -26,22 +26,22 @@ use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{ArrowDeviceType, Device};
 use arrow_device_cluster::ballista::{ClientPool, DeviceEngine};
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceResolver, DeviceSpec, HostToDeviceExec, SendableDeviceStream,
-    execute_child, to_datafusion,
+    DeviceOperator, DevicePlugin, DeviceResolver, DeviceRule, DeviceSpec, DeviceTask,
+    SendableDeviceStream, Verdict, to_datafusion,
 };
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine};
 use ballista_executor::executor_process::start_executor_process;
 use ballista_scheduler::config::SchedulerConfig;
-use datafusion::arrow::array::RecordBatch;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::error::Result;
-use datafusion::execution::TaskContext;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion::arrow::array::{AsArray, RecordBatch};
+use datafusion::arrow::compute::filter_record_batch;
+use datafusion::arrow::error::ArrowError;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::filter::FilterExec;
 use datafusion::prelude::SessionContext;
-use device_filter::PushFilterToDevice;
+use device_filter::FilterPlugin;
+use futures::StreamExt;
 use tempfile::TempDir;
 
 /// Rounds, in each of which each side is measured once.
@@ -53,78 +53,56 @@ const QUERIES: [&str; 3] = ["q01", "q03", "q06"];
 const LIMIT: f64 = 1.05;
 const GATE: f64 = 1.5;
 
-/// An operator that returns what it reads.
-#[derive(Clone, Debug)]
-struct PassesExec {
-    child: Arc<dyn ExecutionPlan>,
-    device: DeviceSpec,
-}
-
-impl DevicePlan for PassesExec {
-    fn name(&self) -> &str {
-        "PassesExec"
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.child.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.child]
-    }
-
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let (child, own) = (children[0].clone(), self.clone());
-        Ok(Arc::new(Self { child, ..own }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        execute_child(&self.child, partition, device, context)
-    }
-}
-
-/// Puts the operator above each scan of a file.
+/// Filters on the CPU as a device, where batches are uploaded without a copy, with DataFusion's own functions.
 #[derive(Debug)]
-struct AboveScans;
+struct FiltersExec;
 
-impl PhysicalOptimizerRule for AboveScans {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let node = |plan: Arc<dyn DevicePlan>| Arc::new(DeviceExec::new(plan));
-        let above = |scan: Arc<dyn ExecutionPlan>| {
-            if scan.name() != "DataSourceExec" {
-                return Ok(Transformed::no(scan));
-            }
-            let device = DeviceSpec::any(ArrowDeviceType::CPU);
-            let child = node(Arc::new(HostToDeviceExec::new(scan, device.clone())));
-            let passes = node(Arc::new(PassesExec { child, device }));
-            Ok(Transformed::yes(passes as _))
-        };
-        Ok(plan.transform_up(above)?.data)
-    }
-
+impl DeviceOperator for FiltersExec {
     fn name(&self) -> &str {
-        "AboveScans"
+        "FiltersExec"
     }
 
-    fn schema_check(&self) -> bool {
-        true
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let filter: Option<FilterExec> = task.node().downcast_ref().cloned();
+        let filter = filter.ok_or_else(|| DataFusionError::Internal("no filter".into()))?;
+        let device = task.device.clone();
+        let kept = move |batch: RecordBatch| -> Result<RecordBatch> {
+            let keep = filter
+                .predicate()
+                .evaluate(&batch)?
+                .into_array(batch.num_rows())?;
+            let kept = filter_record_batch(&batch, keep.as_boolean())?;
+            Ok(match filter.projection().as_deref() {
+                Some(columns) => kept.project(columns)?,
+                None => kept,
+            })
+        };
+        Ok(task.stream(task.input(0)?.map(move |batch| {
+            let kept = kept(batch?.to_host()?).map_err(ArrowError::from)?;
+            device.upload(&kept)
+        })))
+    }
+}
+
+/// The rule of a plugin for any device of a type, whatever the number of rows.
+fn rule(plugin: Arc<dyn DevicePlugin>, device_type: ArrowDeviceType) -> DeviceRule {
+    let rule = DeviceRule::default().with_plugin(plugin);
+    rule.with_uploads(DeviceSpec::any(device_type), 0)
+}
+
+#[derive(Debug)]
+struct Filters;
+
+impl DevicePlugin for Filters {
+    fn can_run(&self, node: &Arc<dyn ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+        match node.is::<FilterExec>() {
+            true => Verdict::Runs,
+            false => Verdict::Unknown,
+        }
+    }
+
+    fn replace(&self, _: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>> {
+        Ok(Arc::new(FiltersExec))
     }
 }
 
@@ -229,7 +207,12 @@ async fn times(tables: &Path, work: &TempDir, lines: bool) -> Result<bool> {
     let stages = Stages::default();
     let pool = || Arc::new(ClientPool::new(Duration::from_secs(30)));
     let plain = || Arc::new(DefaultExecutionEngine::with_client_pool(pool()));
-    let ours = || counting(DeviceEngine::new([Arc::new(AboveScans) as _]), &stages);
+    let ours = || {
+        counting(
+            DeviceEngine::new(rule(Arc::new(Filters), ArrowDeviceType::CPU)),
+            &stages,
+        )
+    };
     let devices = DeviceResolver::of([]);
     let of = |engine: Arc<dyn ExecutionEngine>| (engine, devices.clone());
     let with = cluster(tables, work, vec![of(ours()), of(ours())]).await?;
@@ -289,16 +272,15 @@ fn print_count(lines: bool, what: &str, here: usize, limit: Option<usize>) -> bo
 /// Prints what moves to simulated devices and back, for each stage.
 async fn counts(tables: &Path, work: &TempDir, lines: bool) -> Result<()> {
     let stages = Stages::default();
-    let rules = || -> [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] {
-        let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
-        [
-            Arc::new(PushFilterToDevice::uploads(device)),
-            Arc::new(PushFilterToDevice::default()),
-        ]
-    };
     let worker = || -> arrow_device::Result<_> {
         let device = Device::new(SimDevice::new(SimConfig::default())?)?;
-        let engine = counting(DeviceEngine::new(rules()), &stages);
+        let engine = counting(
+            DeviceEngine::new(rule(
+                Arc::new(FilterPlugin::default()),
+                ArrowDeviceType::EXT_DEV,
+            )),
+            &stages,
+        );
         Ok((engine, DeviceResolver::of([device])))
     };
     let workers = vec![

@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_device::{Device, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
@@ -14,7 +12,7 @@ use datafusion_common::Statistics;
 use datafusion_common::stats::Precision;
 use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::Partitioning;
-use futures_core::Stream;
+use futures::stream::iter;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::insertion::{DeviceSink, InsertRequest};
@@ -22,12 +20,17 @@ use crate::metrics::to_datafusion;
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 
+/// The batches of each partition, which do not change.
+type Partitions = Arc<[Arc<[DeviceRecordBatch]>]>;
+
 /// Partitions of batches, to which more may be added.
-#[derive(Debug)]
 pub(super) struct Memory {
+    schema: SchemaRef,
     device: DeviceSpec,
-    /// What the next scan reads. Nothing in it changes: an `INSERT` puts another one in its place.
-    now: Arc<Mutex<Arc<Batches>>>,
+    /// The description does not keep it, and without batches nothing else might.
+    kept: Device,
+    /// What the next scan reads. A statement puts others in their place.
+    now: Arc<Mutex<Partitions>>,
 }
 
 impl Memory {
@@ -36,18 +39,24 @@ impl Memory {
         device: &Device,
         partitions: Vec<Vec<DeviceRecordBatch>>,
     ) -> Result<Self> {
-        let batches = Batches::new(schema, device, partitions)?;
+        let fitted = |batch: DeviceRecordBatch| match batch.device() == device {
+            true => batch.with_schema(schema.clone()),
+            false => Err(Error::InvalidArgument(
+                format!(
+                    "DeviceTable::from_batches: a batch is on {}, the table on {device}",
+                    batch.device()
+                )
+                .into(),
+            )),
+        };
+        let partitions = partitions.into_iter();
+        let partitions = partitions.map(|batches| batches.into_iter().map(fitted).collect());
         Ok(Self {
-            device: batches.device.clone(),
-            now: Arc::new(Mutex::new(Arc::new(batches))),
+            now: Arc::new(Mutex::new(partitions.collect::<Result<_>>()?)),
+            device: device.into(),
+            kept: device.clone(),
+            schema,
         })
-    }
-
-    fn now(&self) -> Arc<Batches> {
-        self.now
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
     }
 
     /// Changes the rows as `change` changes those of a table on the host, where they come for it. Nothing has changed after an error.
@@ -59,40 +68,49 @@ impl Memory {
         F: Future<Output = datafusion_common::Result<T>>,
     {
         loop {
-            let before = self.now();
+            let before = unpoisoned(&self.now).clone();
             let mut rows = Vec::new();
-            for partition in &before.partitions {
+            for partition in before.iter() {
                 let mut batches = Vec::new();
                 for batch in partition.iter() {
-                    let batch = batch.clone().with_schema(before.schema.clone());
+                    let batch = batch.clone().with_schema(self.schema.clone());
                     let download = batch.and_then(|batch| batch.start_to_host(None));
                     let download = download.map_err(to_datafusion)?.await;
                     batches.push(download.map_err(to_datafusion)?);
                 }
                 rows.push(batches);
             }
-            let host = Arc::new(MemTable::try_new(before.schema.clone(), rows)?);
+            let host = Arc::new(MemTable::try_new(self.schema.clone(), rows)?);
             let changed = change(host.clone()).await?;
             let mut partitions = Vec::new();
             for partition in &host.batches {
                 let batches = partition.read().await;
-                let up = batches.iter().map(|batch| before.kept.upload(batch));
+                let up = batches.iter().map(|batch| self.kept.upload(batch));
                 let up = up.collect::<Result<Arc<[_]>>>();
                 partitions.push(up.map_err(to_datafusion)?);
             }
-            let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut now = unpoisoned(&self.now);
             // Another statement may have changed the rows meanwhile.
             if Arc::ptr_eq(&now, &before) {
-                *now = Arc::new(before.with(partitions));
+                *now = partitions.into();
                 return Ok(changed);
             }
         }
     }
 }
 
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches")
+            .field("device", &self.device)
+            .field("partitions", &unpoisoned(&self.now).len())
+            .finish_non_exhaustive()
+    }
+}
+
 impl DeviceSource for Memory {
     fn schema(&self) -> SchemaRef {
-        self.now().schema()
+        self.schema.clone()
     }
 
     fn device(&self) -> &DeviceSpec {
@@ -100,19 +118,41 @@ impl DeviceSource for Memory {
     }
 
     fn partitioning(&self) -> Partitioning {
-        self.now().partitioning()
+        Partitioning::UnknownPartitioning(unpoisoned(&self.now).len())
     }
 
     fn statistics(&self, partition: Option<usize>) -> Statistics {
-        self.now().statistics(partition)
+        let now = unpoisoned(&self.now).clone();
+        let of = match partition {
+            Some(i) => now.get(i..=i).unwrap_or_default(),
+            None => &now,
+        };
+        let rows = of.iter().flat_map(|p| p.iter()).map(|b| b.num_rows()).sum();
+        Statistics::new_unknown(&self.schema).with_num_rows(Precision::Exact(rows))
     }
 
     fn snapshot(&self) -> Option<Arc<dyn DeviceSource>> {
-        Some(self.now())
+        let now = unpoisoned(&self.now).clone();
+        Some(Arc::new(Self {
+            schema: self.schema.clone(),
+            device: self.device.clone(),
+            kept: self.kept.clone(),
+            now: Arc::new(Mutex::new(now)),
+        }))
     }
 
     fn open(&self, request: ScanRequest) -> Result<SendableDeviceStream> {
-        self.now().open(request)
+        let batches = unpoisoned(&self.now).get(request.partition).cloned();
+        let (batches, projection) = (batches.unwrap_or_default(), request.projection.clone());
+        let count = batches.len();
+        let batch = move |i| {
+            let batch: &DeviceRecordBatch = &batches[i];
+            match &projection {
+                Some(projection) => batch.project(projection),
+                None => Ok(batch.clone()),
+            }
+        };
+        Ok(request.stream(iter((0..count).map(batch))))
     }
 
     fn supports_insert(&self, op: InsertOp) -> bool {
@@ -131,7 +171,7 @@ impl DeviceSource for Memory {
 
 /// What an `INSERT` adds.
 struct Added {
-    now: Arc<Mutex<Arc<Batches>>>,
+    now: Arc<Mutex<Partitions>>,
     batches: Vec<DeviceRecordBatch>,
     overwrite: bool,
 }
@@ -144,130 +184,21 @@ impl DeviceSink for Added {
     }
 
     async fn commit(self: Box<Self>) -> Result<()> {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = now.partitions.len().max(1);
-        let old = |i: usize| now.partitions.get(i).filter(|_| !self.overwrite);
+        let mut now = unpoisoned(&self.now);
+        let count = now.len().max(1);
+        let old = |i: usize| now.get(i).filter(|_| !self.overwrite);
         let mut partitions: Vec<Vec<_>> = (0..count)
             .map(|i| old(i).map_or_else(Vec::new, |old| old.to_vec()))
             .collect();
         for (i, batch) in self.batches.into_iter().enumerate() {
             partitions[i % count].push(batch);
         }
-        *now = Arc::new(now.with(partitions.into_iter().map(Arc::from).collect()));
+        *now = partitions.into_iter().map(Arc::from).collect();
         Ok(())
     }
 }
 
-/// Partitions of batches that do not change.
-struct Batches {
-    schema: SchemaRef,
-    device: DeviceSpec,
-    /// The description does not keep it, and without batches nothing else might.
-    kept: Device,
-    partitions: Vec<Arc<[DeviceRecordBatch]>>,
-}
-
-impl Batches {
-    fn new(
-        schema: SchemaRef,
-        device: &Device,
-        partitions: Vec<Vec<DeviceRecordBatch>>,
-    ) -> Result<Self> {
-        let fitted = |batch: DeviceRecordBatch| match batch.device() == device {
-            true => batch.with_schema(schema.clone()),
-            false => Err(Error::InvalidArgument(
-                format!(
-                    "DeviceTable::from_batches: a batch is on {}, the table on {device}",
-                    batch.device()
-                )
-                .into(),
-            )),
-        };
-        let partitions = partitions
-            .into_iter()
-            .map(|batches| batches.into_iter().map(fitted).collect());
-        Ok(Self {
-            partitions: partitions.collect::<Result<_>>()?,
-            device: device.into(),
-            kept: device.clone(),
-            schema,
-        })
-    }
-}
-
-impl Batches {
-    /// The same with other rows.
-    fn with(&self, partitions: Vec<Arc<[DeviceRecordBatch]>>) -> Self {
-        Self {
-            schema: self.schema.clone(),
-            device: self.device.clone(),
-            kept: self.kept.clone(),
-            partitions,
-        }
-    }
-}
-
-impl fmt::Debug for Batches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches")
-            .field("device", &self.device)
-            .field("partitions", &self.partitions.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl DeviceSource for Batches {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn partitioning(&self) -> Partitioning {
-        Partitioning::UnknownPartitioning(self.partitions.len())
-    }
-
-    fn statistics(&self, partition: Option<usize>) -> Statistics {
-        let of = match partition {
-            Some(i) => self.partitions.get(i..=i).unwrap_or_default(),
-            None => &self.partitions,
-        };
-        let rows = of.iter().flat_map(|p| p.iter()).map(|b| b.num_rows()).sum();
-        Statistics::new_unknown(&self.schema).with_num_rows(Precision::Exact(rows))
-    }
-
-    fn open(&self, request: ScanRequest) -> Result<SendableDeviceStream> {
-        let batches = self.partitions.get(request.partition).cloned();
-        let batches = InOrder {
-            batches: batches.unwrap_or_default(),
-            projection: request.projection.clone(),
-            next: 0,
-        };
-        Ok(request.stream(batches))
-    }
-}
-
-/// A partition's batches.
-struct InOrder {
-    batches: Arc<[DeviceRecordBatch]>,
-    projection: Option<Arc<[usize]>>,
-    next: usize,
-}
-
-impl Stream for InOrder {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let batch = self
-            .batches
-            .get(self.next)
-            .map(|batch| match &self.projection {
-                Some(projection) => batch.project(projection),
-                None => Ok(batch.clone()),
-            });
-        self.next += 1;
-        Poll::Ready(batch)
-    }
+/// A panic while the lock is held leaves nothing half done.
+fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

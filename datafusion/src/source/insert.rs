@@ -1,13 +1,10 @@
 //! [`DeviceInsertExec`]: the node of an `INSERT`.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use arrow_array::{RecordBatch, UInt64Array};
-use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Error};
+use arrow_device::{Device, DeviceRecordBatch, Error};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result};
@@ -22,11 +19,11 @@ use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
-use futures_core::Stream;
+use futures::TryStreamExt;
+use futures::stream::once;
 
 use super::contract::DeviceSource;
 use super::insertion::InsertRequest;
-use crate::children::only;
 use crate::metrics::{from_blocking, named, to_datafusion};
 use crate::parallel::merged;
 use crate::resolver::open_for;
@@ -103,7 +100,11 @@ impl DeviceInsertExec {
 
     /// The insertion of another plan's rows.
     fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = only(self.name(), children)?;
+        let Ok([input]) = <[_; 1]>::try_from(children) else {
+            return Err(DataFusionError::Internal(
+                "DeviceInsertExec has one child".into(),
+            ));
+        };
         let (source, name) = (self.source.clone(), self.table_name.clone());
         Ok(Arc::new(Self::new(input, source, name, self.op)?))
     }
@@ -209,8 +210,10 @@ impl ExecutionPlan for DeviceInsertExec {
             let count = Arc::new(UInt64Array::from(vec![rows]));
             Ok(RecordBatch::try_new(node.schema(), vec![count])?)
         };
-        let once = Once(Some(Box::pin(insertion)));
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, once)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(
+            schema,
+            once(insertion),
+        )))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -232,8 +235,8 @@ impl DeviceInsertExec {
         let mut sink = self.source.insert(request).map_err(to_datafusion)?;
         let schema = self.source.schema();
         let mut rows = 0;
-        while let Some(batch) = poll_fn(|cx| batches.as_mut().poll_next(cx)).await {
-            let batch = of_table(batch.map_err(to_datafusion)?, &schema, &device);
+        while let Some(batch) = batches.try_next().await.map_err(to_datafusion)? {
+            let batch = of_table(batch, &schema, &device);
             let batch = batch.await.map_err(to_datafusion)?;
             let found = batch.num_rows();
             sink.write(batch).await.map_err(to_datafusion)?;
@@ -246,7 +249,7 @@ impl DeviceInsertExec {
 }
 
 /// The batch with the table's schema. Nulls are counted only where the table allows none and the
-/// input might have some.
+/// input might have some; that waits for the device, where waiting does not hold up other tasks.
 async fn of_table(
     batch: DeviceRecordBatch,
     schema: &SchemaRef,
@@ -261,46 +264,24 @@ async fn of_table(
         return Err(Error::InvalidArgument(what.into()));
     }
     for (i, field) in schema.fields().iter().enumerate() {
-        let (nullable, column) = (found.field(i).is_nullable(), &columns[i]);
-        if field.is_nullable() || !nullable {
+        if field.is_nullable() || !found.field(i).is_nullable() {
             continue;
         }
+        let (column, name) = (columns[i].clone(), field.name());
+        let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
         let nulls = match column.null_count() {
             Some(nulls) => nulls,
-            None => counted(column.clone()).await?,
+            None => {
+                let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
+                counting.await.map_err(|e| from_blocking(e, operation))??
+            }
         };
         if nulls > 0 {
-            return Err(Error::InvalidArgument(
-                format!(
-                    "DeviceInsertExec on {device}: {nulls} nulls for column {}, which is not nullable",
-                    field.name()
-                )
-                .into(),
-            ));
+            let what = format!(
+                "DeviceInsertExec on {device}: {nulls} nulls for column {name}, which is not nullable"
+            );
+            return Err(Error::InvalidArgument(what.into()));
         }
     }
     DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &columns, rows)
-}
-
-/// Counts nulls, which waits for the device, where waiting does not hold up other tasks.
-async fn counted(column: DeviceArray) -> arrow_device::Result<usize> {
-    let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
-    let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
-    counting.await.map_err(|e| from_blocking(e, operation))?
-}
-
-/// The stream of a future's only value.
-struct Once(Option<Pin<Box<dyn Future<Output = Result<RecordBatch>> + Send>>>);
-
-impl Stream for Once {
-    type Item = Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(future) = &mut self.0 else {
-            return Poll::Ready(None);
-        };
-        let value = std::task::ready!(future.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(Some(value))
-    }
 }

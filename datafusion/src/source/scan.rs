@@ -3,33 +3,36 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device::Device;
 use arrow_schema::SchemaRef;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::stats::Precision;
+use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
-use datafusion_execution::TaskContext;
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_expr::TableProviderFilterPushDown;
 use datafusion_physical_expr::{
     DynamicFilterTracking, Partitioning, PhysicalExpr, PhysicalSortExpr,
 };
+use datafusion_physical_plan::execution_plan::{ReplaceChildrenOptions, apply_expression_roots};
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterPushdownPhase, FilterPushdownPropagation, PushedDown,
 };
 use datafusion_physical_plan::projection::{
     ProjectionExec, all_alias_free_columns, new_projections_for_columns,
 };
-use datafusion_physical_plan::{ExecutionPlan, PlanProperties, SortOrderPushdownResult};
+use datafusion_physical_plan::statistics::StatisticsArgs;
+use datafusion_physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SortOrderPushdownResult,
+};
+use futures::stream::empty;
 
 use super::contract::{DeviceSource, ScanRequest};
 use super::declared::{project, properties};
 use super::filters::of_projected;
-use super::scanned::Scanned;
-use crate::children::no_children;
+use super::scanned::scanned;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
-use crate::plan::DevicePlan;
-use crate::spec::DeviceSpec;
+use crate::operator::{DeviceOperator, DeviceTask};
 use crate::stream::SendableDeviceStream;
 
 /// The operator that reads a [`DeviceTable`](crate::DeviceTable).
@@ -183,30 +186,35 @@ impl DeviceScanExec {
             _ => None,
         }
     }
-
-    fn names(&self) -> String {
-        let names: Vec<_> = self.schema().fields().iter().map(|f| &**f.name()).collect();
-        names.join(", ")
-    }
-
-    fn filter_texts(&self) -> String {
-        let texts: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
-        texts.join(", ")
-    }
 }
 
-impl DevicePlan for DeviceScanExec {
-    fn name(&self) -> &str {
-        "DeviceScanExec"
-    }
-
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, ", partitions={}", self.partitions())?;
+impl DisplayAs for DeviceScanExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.schema().fields().iter().map(|f| f.name().as_str());
+        let names = || names.clone().collect::<Vec<_>>().join(", ");
+        let filters = || {
+            let filters: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
+            filters.join(", ")
+        };
+        if t == DisplayFormatType::TreeRender {
+            writeln!(f, "partitions={}", self.partitions())?;
+            if self.projection.is_some() {
+                writeln!(f, "projection={}", names())?;
+            }
+            if !self.filters.is_empty() {
+                writeln!(f, "filters={}", filters())?;
+            }
+            return match self.fetch {
+                Some(rows) => writeln!(f, "fetch={rows}"),
+                None => Ok(()),
+            };
+        }
+        write!(f, "DeviceScanExec: partitions={}", self.partitions())?;
         if self.projection.is_some() {
-            write!(f, ", projection=[{}]", self.names())?;
+            write!(f, ", projection=[{}]", names())?;
         }
         if !self.filters.is_empty() {
-            write!(f, ", filters=[{}]", self.filter_texts())?;
+            write!(f, ", filters=[{}]", filters())?;
         }
         if let Some(rows) = self.fetch {
             write!(f, ", fetch={rows}")?;
@@ -226,23 +234,11 @@ impl DevicePlan for DeviceScanExec {
             false => Ok(()),
         }
     }
+}
 
-    fn describe_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "partitions={}", self.partitions())?;
-        if self.projection.is_some() {
-            writeln!(f, "projection={}", self.names())?;
-        }
-        if !self.filters.is_empty() {
-            writeln!(f, "filters={}", self.filter_texts())?;
-        }
-        match self.fetch {
-            Some(rows) => writeln!(f, "fetch={rows}"),
-            None => Ok(()),
-        }
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        self.source.device()
+impl ExecutionPlan for DeviceScanExec {
+    fn name(&self) -> &str {
+        "DeviceScanExec"
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -253,46 +249,35 @@ impl DevicePlan for DeviceScanExec {
         Vec::new()
     }
 
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        no_children(self.name(), &children)?;
-        Ok(Arc::new(self.clone()))
+    fn replace_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
     }
 
-    fn execute_device(
+    fn with_new_children(
+        self: Arc<Self>,
+        _: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(self)
+    }
+
+    fn execute(
         &self,
         partition: usize,
-        device: &Device,
         context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let partitions = self.partitions();
-        if partition >= partitions {
-            return Err(DataFusionError::Internal(format!(
-                "partition {partition} of DeviceScanExec, which has {partitions}"
-            )));
-        }
-        let request = ScanRequest {
-            partition,
-            device: device.clone(),
-            projection: self.projection.clone(),
-            filters: self.filters.clone(),
-            fetch: self.fetch,
-            context,
-            schema: self.schema().clone(),
-            table: self.source.schema(),
-        };
-        if !self.reads(partition) {
-            return Ok(Box::pin(Scanned::none(request)));
-        }
-        let stream = self.source.open(request.clone());
-        let scanned = stream.and_then(|stream| Scanned::new(stream, request, self.rows(partition)));
-        Ok(Box::pin(scanned.map_err(to_datafusion)?))
+    ) -> Result<SendableRecordBatchStream> {
+        DeviceExec::from(self.clone()).execute(partition, context)
     }
 
-    fn statistics(
+    fn statistics_from_inputs(
         &self,
-        partition: Option<usize>,
         _: &[Arc<Statistics>],
+        args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
+        let partition = args.partition();
         let known = self.unlimited(partition);
         let one = partition.is_some() || self.partitions() == 1;
         let known = match (self.fetch, known.num_rows) {
@@ -311,15 +296,18 @@ impl DevicePlan for DeviceScanExec {
         ))
     }
 
-    fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
-        self.filters.iter().collect()
+    fn apply_expressions(
+        &self,
+        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        apply_expression_roots(&self.filters, f)
     }
 
     fn fetch(&self) -> Option<usize> {
         self.fetch
     }
 
-    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
         let fetch = limit;
         Some(Arc::new(Self {
             fetch,
@@ -354,7 +342,7 @@ impl DevicePlan for DeviceScanExec {
             part: self.part,
             ..narrowed
         };
-        Ok(Some(Arc::new(DeviceExec::new(Arc::new(narrowed)))))
+        Ok(Some(Arc::new(narrowed)))
     }
 
     fn handle_child_pushdown_result(
@@ -362,7 +350,7 @@ impl DevicePlan for DeviceScanExec {
         _: FilterPushdownPhase,
         child_pushdown_result: ChildPushdownResult,
         _: &ConfigOptions,
-    ) -> Result<FilterPushdownPropagation<Arc<dyn DevicePlan>>> {
+    ) -> Result<FilterPushdownPropagation<Arc<dyn ExecutionPlan>>> {
         let mut filters = self.filters.clone();
         let mut pushed = Vec::new();
         for of_parent in child_pushdown_result.parent_filters {
@@ -395,7 +383,7 @@ impl DevicePlan for DeviceScanExec {
     fn try_pushdown_sort(
         &self,
         order: &[PhysicalSortExpr],
-    ) -> Result<SortOrderPushdownResult<Arc<dyn DevicePlan>>> {
+    ) -> Result<SortOrderPushdownResult<Arc<dyn ExecutionPlan>>> {
         let declared = self.properties.equivalence_properties();
         Ok(match declared.ordering_satisfy(order.iter().cloned())? {
             true => SortOrderPushdownResult::Exact {
@@ -407,10 +395,54 @@ impl DevicePlan for DeviceScanExec {
 
     /// The filters of joins and TopK that have run are theirs, and stricter than the next run
     /// allows.
-    fn reset_state(&self) -> Result<Arc<dyn DevicePlan>> {
-        let mut scan = self.clone();
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let mut scan = Self::clone(&self);
         scan.filters
             .retain(|f| !DynamicFilterTracking::classify(f).contains_dynamic_filter());
         Ok(Arc::new(scan))
+    }
+}
+
+impl From<DeviceScanExec> for DeviceExec {
+    /// The node of a plan that scans.
+    fn from(scan: DeviceScanExec) -> Self {
+        let device = scan.source.device().clone();
+        Self::new(Arc::new(scan), device, Arc::new(Scan))
+    }
+}
+
+/// What runs the scan, which is its node.
+#[derive(Debug)]
+struct Scan;
+
+impl DeviceOperator for Scan {
+    fn name(&self) -> &str {
+        "DeviceScanExec"
+    }
+
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let scan: Option<&DeviceScanExec> = task.node().downcast_ref();
+        let scan = scan.ok_or_else(|| DataFusionError::Internal("no scan".into()))?;
+        let request = ScanRequest {
+            partition: task.partition,
+            device: task.device.clone(),
+            projection: scan.projection.clone(),
+            filters: scan.filters.clone(),
+            fetch: scan.fetch,
+            context: task.context.clone(),
+            schema: scan.schema().clone(),
+            table: scan.source.schema(),
+        };
+        if !scan.reads(task.partition) {
+            return Ok(request.stream(empty()));
+        }
+        let promised = scan.rows(task.partition);
+        let stream = scan.source.open(request.clone());
+        let scanned = stream.and_then(|stream| scanned(stream, request, promised));
+        scanned.map_err(to_datafusion)
+    }
+
+    fn runs_on_host(&self) -> bool {
+        false
     }
 }

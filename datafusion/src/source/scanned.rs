@@ -1,57 +1,61 @@
 //! The stream of a scan.
 
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Error, Result};
-use arrow_schema::SchemaRef;
-use futures_core::Stream;
+use arrow_device::{DeviceRecordBatch, Error, Result};
+use futures::StreamExt;
+use futures::stream::poll_fn;
 
 use super::contract::ScanRequest;
-use crate::stream::SendableDeviceStream;
+use crate::form::limited;
+use crate::stream::{SendableDeviceStream, device_stream};
 
-/// What a source returned, checked: the columns that were asked for, and at most so many rows.
-/// Nothing is moved.
-pub(super) struct Scanned {
-    /// `None` once enough rows have come, which ends their producer.
+/// What a source returned, checked: the columns that were asked for, and at most so many rows. `promised` is the number of rows that the
+/// statistics promise. Nothing is moved.
+pub(super) fn scanned(
+    stream: SendableDeviceStream,
+    request: ScanRequest,
+    promised: Option<usize>,
+) -> Result<SendableDeviceStream> {
+    request.is_whole(&stream.schema())?;
+    let (schema, device_type, fetch) = (request.schema(), request.device_type(), request.fetch);
+    let mut checked = Checked {
+        stream: Some(stream),
+        request,
+        rows: 0,
+        promised,
+    };
+    let batches = poll_fn(move |cx| {
+        let Some(stream) = &mut checked.stream else {
+            return Poll::Ready(None);
+        };
+        let next = match ready!(stream.poll_next_unpin(cx)) {
+            Some(batch) => Some(batch.and_then(|batch| checked.columns(batch))),
+            None => checked.count(true).err().map(Err),
+        };
+        if !matches!(next, Some(Ok(_))) {
+            checked.stream = None;
+        }
+        Poll::Ready(next)
+    });
+    Ok(limited(
+        device_stream(batches, schema, device_type),
+        0,
+        fetch,
+    ))
+}
+
+struct Checked {
+    /// `None` after its end or an error.
     stream: Option<SendableDeviceStream>,
     request: ScanRequest,
     rows: usize,
-    /// The number of rows that the statistics promise.
     promised: Option<usize>,
 }
 
-impl Scanned {
-    pub(super) fn new(
-        stream: SendableDeviceStream,
-        request: ScanRequest,
-        promised: Option<usize>,
-    ) -> Result<Self> {
-        request.is_whole(&stream.schema())?;
-        Ok(Self {
-            stream: Some(stream),
-            request,
-            rows: 0,
-            promised,
-        })
-    }
-
-    /// What is returned of a partition that is not read: no rows.
-    pub(super) fn none(request: ScanRequest) -> Self {
-        Self {
-            stream: None,
-            request,
-            rows: 0,
-            promised: None,
-        }
-    }
-
-    fn is_enough(&self) -> bool {
-        self.request.fetch.is_some_and(|fetch| self.rows >= fetch)
-    }
-
-    fn cut(&mut self, mut batch: DeviceRecordBatch) -> Result<DeviceRecordBatch> {
+impl Checked {
+    /// The columns of a batch that were asked for.
+    fn columns(&mut self, batch: DeviceRecordBatch) -> Result<DeviceRecordBatch> {
         let request = &self.request;
         if *batch.device() != request.device {
             return Err(Error::InvalidArgument(
@@ -66,17 +70,14 @@ impl Scanned {
             ));
         }
         let whole = request.is_whole(batch.schema_ref())?;
-        if let Some(projection) = request.projection.as_ref().filter(|_| whole) {
-            batch = batch.project(projection)?;
+        // Rows beyond the limit are cut off.
+        let most = request.fetch.unwrap_or(usize::MAX);
+        self.rows = most.min(self.rows.saturating_add(batch.num_rows()));
+        self.count(false)?;
+        match request.projection.as_ref().filter(|_| whole) {
+            Some(projection) => batch.project(projection),
+            None => Ok(batch),
         }
-        if let Some(fetch) = request.fetch {
-            let left = fetch - self.rows;
-            if batch.num_rows() > left {
-                batch = batch.slice(0, left)?;
-            }
-        }
-        self.rows = self.rows.saturating_add(batch.num_rows());
-        Ok(batch)
     }
 
     /// Checks the number of rows against the statistics, from which DataFusion may have answered
@@ -98,39 +99,5 @@ impl Scanned {
             }
             _ => Ok(()),
         }
-    }
-}
-
-impl Stream for Scanned {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_enough() {
-            self.stream = None;
-        }
-        let Some(stream) = &mut self.stream else {
-            return Poll::Ready(None);
-        };
-        let next = match ready!(stream.as_mut().poll_next(cx)) {
-            Some(batch) => Some(batch.and_then(|batch| {
-                let batch = self.cut(batch)?;
-                self.count(false).map(|()| batch)
-            })),
-            None => self.count(true).err().map(Err),
-        };
-        if !matches!(next, Some(Ok(_))) || self.is_enough() {
-            self.stream = None;
-        }
-        Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Scanned {
-    fn schema(&self) -> SchemaRef {
-        self.request.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.request.device_type()
     }
 }

@@ -2,21 +2,17 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches, Error, Result,
-};
+use arrow_device::{DeviceRecordBatch, Result};
 use arrow_schema::SchemaRef;
 use datafusion_physical_expr::Partitioning;
-use futures_core::Stream;
+use futures::{Stream, TryFutureExt};
 
 use super::contract::{DeviceSource, ScanRequest};
 use crate::spec::DeviceSpec;
-use crate::stream::SendableDeviceStream;
+use crate::stream::{SendableDeviceStream, device_stream};
 
 impl ScanRequest {
     /// Makes the stream that answers the request of any stream of batches of
@@ -25,11 +21,7 @@ impl ScanRequest {
         &self,
         batches: impl Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     ) -> SendableDeviceStream {
-        Box::pin(DeviceRecordBatches::from_stream(
-            batches,
-            self.schema(),
-            self.device_type(),
-        ))
+        device_stream(batches, self.schema(), self.device_type())
     }
 
     /// Makes the stream that answers the request of a future, whose stream may have the table's
@@ -46,60 +38,10 @@ impl ScanRequest {
         let opening = async move {
             let stream = opening.await?;
             request.is_whole(&stream.schema())?;
-            Ok(Box::pin(stream) as SendableDeviceStream)
+            Ok(Box::pin(stream))
         };
-        Box::pin(Later {
-            schema: self.schema(),
-            device_type: self.device_type(),
-            state: State::Opening(Box::pin(opening)),
-        })
-    }
-}
-
-/// The stream of a future.
-struct Later {
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    state: State,
-}
-
-enum State {
-    Opening(Pin<Box<dyn Future<Output = Result<SendableDeviceStream>> + Send>>),
-    Open(SendableDeviceStream),
-    Ended,
-}
-
-impl Stream for Later {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let State::Opening(opening) = &mut self.state {
-            match ready!(opening.as_mut().poll(cx)) {
-                Ok(stream) => self.state = State::Open(stream),
-                Err(e) => {
-                    self.state = State::Ended;
-                    return Poll::Ready(Some(Err(e)));
-                }
-            }
-        }
-        let State::Open(stream) = &mut self.state else {
-            return Poll::Ready(None);
-        };
-        let next = ready!(stream.as_mut().poll_next(cx));
-        if !matches!(next, Some(Ok(_))) {
-            self.state = State::Ended;
-        }
-        Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Later {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
+        let batches = opening.try_flatten_stream();
+        device_stream(batches, self.schema(), self.device_type())
     }
 }
 
@@ -114,62 +56,12 @@ pub(super) struct StreamSource {
 }
 
 impl StreamSource {
-    /// The closure returns a future of each stream.
-    pub(super) fn of_futures<S, F>(
+    pub(super) fn new(
         schema: SchemaRef,
         device: DeviceSpec,
         partitions: usize,
-        open: impl Fn(ScanRequest) -> F + Send + Sync + 'static,
-    ) -> Self
-    where
-        F: Future<Output = Result<S>> + Send + 'static,
-        S: DeviceRecordBatchStream + Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
-    {
-        let open = move |request: ScanRequest| Ok(request.stream_later(open(request.clone())));
-        Self {
-            schema,
-            device,
-            partitions,
-            open: Arc::new(open),
-        }
-    }
-
-    /// None of them can be opened here.
-    pub(super) fn of_nobody(
-        name: Arc<str>,
-        schema: SchemaRef,
-        device: DeviceSpec,
-        partitions: usize,
+        open: impl Fn(ScanRequest) -> Result<SendableDeviceStream> + Send + Sync + 'static,
     ) -> Self {
-        let open = move |request: ScanRequest| -> Result<SendableDeviceStream> {
-            Err(Error::NotSupported {
-                device: request.device.id(),
-                operation: "scan of a DeviceTable",
-                reason: format!(
-                    "this process has only declared the table {name:?}, to plan with it, and its rows are elsewhere; but the engine runs \
-                     this part of the plan here"
-                )
-                .into(),
-            })
-        };
-        Self {
-            schema,
-            device,
-            partitions,
-            open: Arc::new(open),
-        }
-    }
-
-    /// The closure returns readers, each of which a thread of its own reads.
-    pub(super) fn of_readers<R: DeviceRecordBatchReader + Send + 'static>(
-        schema: SchemaRef,
-        device: DeviceSpec,
-        partitions: usize,
-        open: impl Fn(ScanRequest) -> Result<R> + Send + Sync + 'static,
-    ) -> Self {
-        let open = move |request| -> Result<SendableDeviceStream> {
-            Ok(Box::pin(open(request)?.into_stream(1)?))
-        };
         Self {
             schema,
             device,

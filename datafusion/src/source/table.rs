@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader};
+use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader, Error};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use datafusion_catalog::{MemTable, Session, TableProvider};
@@ -14,7 +14,7 @@ use datafusion_expr::dml::InsertOp;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::ExecutionPlan;
-use futures_core::Stream;
+use futures::Stream;
 
 use super::batches::Memory;
 use super::contract::{DeviceSource, ScanRequest};
@@ -26,6 +26,7 @@ use super::streams::StreamSource;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
 use crate::spec::DeviceSpec;
+use crate::stream::SendableDeviceStream;
 
 /// A table whose batches are on a device.
 ///
@@ -75,7 +76,10 @@ impl DeviceTable {
         partitions: usize,
         open: impl Fn(ScanRequest) -> arrow_device::Result<R> + Send + Sync + 'static,
     ) -> Self {
-        let source = StreamSource::of_readers(schema, device.into(), partitions, open);
+        let open = move |request| -> arrow_device::Result<SendableDeviceStream> {
+            Ok(Box::pin(open(request)?.into_stream(1)?))
+        };
+        let source = StreamSource::new(schema, device.into(), partitions, open);
         Self::of(Arc::new(source))
     }
 
@@ -115,7 +119,8 @@ impl DeviceTable {
             + Send
             + 'static,
     {
-        let source = StreamSource::of_futures(schema, device.into(), partitions, open);
+        let open = move |request: ScanRequest| Ok(request.stream_later(open(request.clone())));
+        let source = StreamSource::new(schema, device.into(), partitions, open);
         Self::of(Arc::new(source))
     }
 
@@ -129,7 +134,19 @@ impl DeviceTable {
         partitions: usize,
     ) -> Self {
         let name = name.into();
-        let source = StreamSource::of_nobody(name.clone(), schema, device.into(), partitions);
+        let own = name.clone();
+        let open = move |request: ScanRequest| {
+            Err(Error::NotSupported {
+                device: request.device.id(),
+                operation: "scan of a DeviceTable",
+                reason: format!(
+                    "this process has only declared the table {own:?}, to plan with it, and its rows are elsewhere; but the engine runs \
+                     this part of the plan here"
+                )
+                .into(),
+            })
+        };
+        let source = StreamSource::new(schema, device.into(), partitions, open);
         Self::of(Arc::new(source)).with_name(name)
     }
 
@@ -283,7 +300,7 @@ impl TableProvider for DeviceTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let filters = promised(&*self.source, filters, state.execution_props())?;
         let scan = self.filtered_scan(projection.map(Vec::as_slice), filters, limit)?;
-        Ok(Arc::new(DeviceExec::new(Arc::new(scan))))
+        Ok(Arc::new(DeviceExec::from(scan)))
     }
 
     fn supports_filters_pushdown(

@@ -15,28 +15,28 @@ pub(crate) fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec>
     DeviceExec::operator(plan)
 }
 
-/// The move between devices, if `plan` is one.
-pub(crate) fn between(plan: &Arc<dyn ExecutionPlan>) -> Option<&DeviceToDeviceExec> {
-    DeviceExec::operator(plan)
+/// Whether `plan` moves batches between devices.
+pub(crate) fn is_between(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    DeviceExec::operator::<DeviceToDeviceExec>(plan).is_some()
+}
+
+pub(crate) fn is_transition(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<DeviceToHostExec>() || upload(plan).is_some() || is_between(plan)
 }
 
 /// The operator below the transitions at the top of `plan`, on the host or on a device.
 pub(crate) fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
     loop {
-        let down = plan.downcast_ref::<DeviceToHostExec>();
+        // DataFusion inserts it above nodes that it does not know to be cooperative. Device operators are.
         let cooperative = plan.downcast_ref::<CooperativeExec>();
-        plan = match (down, upload(plan), between(plan), cooperative) {
-            (Some(down), ..) => down.input(),
-            (_, Some(upload), ..) => upload.input(),
-            (_, _, Some(between), _) => between.input(),
-            // DataFusion inserts it above nodes that it does not know to be cooperative. Device
-            // operators are.
-            (.., Some(node)) if is_of_a_device(node.input()) => node.input(),
+        let above = cooperative.is_some_and(|node| is_of_a_device(node.input()));
+        match plan.children()[..] {
+            [child] if above || is_transition(plan) => plan = child,
             _ => return plan,
-        };
+        }
     }
 }
 
 fn is_of_a_device(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    DeviceExec::of(plan).is_some() || plan.downcast_ref::<DeviceToHostExec>().is_some()
+    DeviceExec::of(plan).is_some() || plan.is::<DeviceToHostExec>()
 }

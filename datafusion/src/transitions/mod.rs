@@ -2,6 +2,5 @@
 
 pub(super) mod below;
 pub(super) mod between;
-mod download;
 pub(super) mod to_device;
 pub(super) mod to_host;

@@ -3,19 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion_common::{Result, Statistics};
-use datafusion_execution::TaskContext;
-use datafusion_physical_plan::execution_plan::CardinalityEffect;
-use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
-use datafusion_physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion_common::Result;
+use datafusion_physical_plan::ExecutionPlan;
 
-use crate::children::{only, the_same};
-use crate::memory::DeviceReservation;
-use crate::plan::DevicePlan;
+use super::to_host::passing;
+use crate::operator::{DeviceOperator, DeviceTask};
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 use crate::upload::{Target, upload};
-use arrow_device::Device;
 
 /// The operator that uploads a host plan's batches to a device. Uploads run ahead of the operator
 /// that reads them.
@@ -28,35 +23,20 @@ use arrow_device::Device;
 /// delay those that are there. Rows are kept back until there are enough of them, the plan has ended, or they have waited for
 /// [`upload_wait_ms`](crate::DeviceOptions::upload_wait_ms), so a limit is best pushed below this node, as DataFusion does where the nodes between allow it. To the CPU, where an upload copies nothing, all
 /// batches pass as they are.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct HostToDeviceExec {
-    input: Arc<dyn ExecutionPlan>,
-    device: DeviceSpec,
     /// `None`: that of the session.
     target: Option<(usize, usize)>,
-    metrics: ExecutionPlanMetricsSet,
 }
 
 impl HostToDeviceExec {
-    /// Makes an operator above `input`, a plan on the host. `DeviceExec::new(Arc::new(...))` makes
-    /// it a node.
-    pub fn new(input: Arc<dyn ExecutionPlan>, device: impl Into<DeviceSpec>) -> Self {
-        let device = device.into();
-        let metrics = ExecutionPlanMetricsSet::new();
-        Self {
-            input,
-            device,
-            target: None,
-            metrics,
-        }
-    }
-
     /// Sets how far this node joins small batches, instead of the session's [`DeviceOptions`](crate::DeviceOptions): up to so
     /// many rows or bytes, whichever comes first. 0 rows uploads all batches as they are.
     #[must_use]
-    pub fn with_target(mut self, rows: usize, bytes: usize) -> Self {
-        self.target = Some((rows, bytes));
-        self
+    pub fn with_target(self, rows: usize, bytes: usize) -> Self {
+        Self {
+            target: Some((rows, bytes)),
+        }
     }
 
     /// Returns how far this node joins small batches, in rows and bytes, or `None` if the session's options say it.
@@ -64,26 +44,22 @@ impl HostToDeviceExec {
         self.target
     }
 
-    /// The same upload of another input, to another device.
-    pub(crate) fn to(&self, input: Arc<dyn ExecutionPlan>, device: DeviceSpec) -> Self {
-        Self {
-            target: self.target,
-            ..Self::new(input, device)
-        }
-    }
-
-    /// Returns the node below.
-    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
-        &self.input
+    /// Returns the node of the upload of `input`, a plan on the host, to a device.
+    pub fn above(
+        self,
+        input: Arc<dyn ExecutionPlan>,
+        device: impl Into<DeviceSpec>,
+    ) -> Arc<dyn ExecutionPlan> {
+        Arc::new(passing(input, device, self).into_transition())
     }
 }
 
-impl DevicePlan for HostToDeviceExec {
+impl DeviceOperator for HostToDeviceExec {
     fn name(&self) -> &str {
         "HostToDeviceExec"
     }
 
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self, _: &dyn ExecutionPlan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.target {
             Some((rows, bytes)) => {
                 write!(f, ", upload_rows={rows}, upload_bytes={bytes}")
@@ -92,57 +68,10 @@ impl DevicePlan for HostToDeviceExec {
         }
     }
 
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let input = only(self.name(), children)?;
-        Ok(Arc::new(self.to(input, self.device.clone())))
-    }
-
-    fn on_host(&self) -> Option<Arc<dyn ExecutionPlan>> {
-        Some(self.input.clone())
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let memory = DeviceReservation::new(&context, self.name(), partition, device);
-        let memory = memory.with_metrics(&self.metrics);
-        let mut target = Target::of_task(&context);
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let (memory, mut target) = (task.reservation(), Target::of_task(task.context));
         (target.rows, target.bytes) = self.target.unwrap_or((target.rows, target.bytes));
-        upload(&self.input, partition, device, context, target, memory)
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn statistics(&self, _: Option<usize>, inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
-        the_same(inputs)
-    }
-
-    fn cardinality_effect(&self) -> CardinalityEffect {
-        CardinalityEffect::Equal
-    }
-
-    fn supports_limit_pushdown(&self) -> bool {
-        true
+        let (input, partition) = (task.child(0)?, task.partition);
+        upload(input, partition, task.device, task.context, target, memory)
     }
 }

@@ -1,24 +1,34 @@
 //! [`DeviceToHostExec`]: the download.
 
+use std::fmt;
 use std::sync::Arc;
 
-use datafusion_physical_plan::execution_plan::SchedulingType;
-use datafusion_physical_plan::metrics::ExecutionPlanMetricsSet;
-use datafusion_physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion_common::tree_node::TreeNodeRecursion;
+use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_plan::execution_plan::{
+    CardinalityEffect, ChildrenPropertiesMode, ReplaceChildrenOptions, SchedulingType,
+};
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
 use crate::exec::DeviceExec;
+use crate::operator::DeviceOperator;
+use crate::spec::DeviceSpec;
 
 /// The node that downloads a device operator's batches, one ahead of its parent.
 ///
 /// It keeps the order and the partitions of the rows, so DataFusion may push sorts and limits below
 /// it. They run on the host and read host batches of the device operator; above them, this node
-/// passes batches on and counts nothing. [`DeviceTransitions`](crate::DeviceTransitions) moves it
+/// passes batches on and counts nothing. [`DeviceRule`](crate::DeviceRule) moves it
 /// back to the device operator.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {
-    pub(super) input: Arc<dyn ExecutionPlan>,
-    pub(super) properties: Arc<PlanProperties>,
-    pub(super) metrics: ExecutionPlanMetricsSet,
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
 }
 
 impl DeviceToHostExec {
@@ -41,5 +51,113 @@ impl DeviceToHostExec {
     /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
+    }
+}
+
+/// A node whose operator returns the rows of `input`, as the download does, on a device.
+pub(crate) fn passing(
+    input: Arc<dyn ExecutionPlan>,
+    device: impl Into<DeviceSpec>,
+    operator: impl DeviceOperator,
+) -> DeviceExec {
+    let node = Arc::new(DeviceToHostExec::new(input));
+    DeviceExec::new(node, device, Arc::new(operator))
+}
+
+impl DisplayAs for DeviceToHostExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = DeviceExec::of(&self.input).map(DeviceExec::device);
+        match (t, device) {
+            (DisplayFormatType::TreeRender, Some(id)) => writeln!(f, "device={id}"),
+            (DisplayFormatType::TreeRender, None) => Ok(()),
+            (_, Some(id)) => write!(f, "DeviceToHostExec: device={id}"),
+            (_, None) => write!(f, "DeviceToHostExec"),
+        }
+    }
+}
+
+impl ExecutionPlan for DeviceToHostExec {
+    fn name(&self) -> &str {
+        "DeviceToHostExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        match <[_; 1]>::try_from(children) {
+            Ok([input]) => Ok(Arc::new(Self::new(input))),
+            Err(_) => Err(DataFusionError::Internal(
+                "DeviceToHostExec has one child".into(),
+            )),
+        }
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, options)
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let Some(input) = DeviceExec::of(&self.input) else {
+            return self.input.execute(partition, context);
+        };
+        input.execute_down(partition, context, self.name(), Some(&self.metrics))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(partition)]
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        input_stats: &[Arc<Statistics>],
+        _: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        let input = input_stats.first().cloned();
+        input.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        true
+    }
+
+    fn cardinality_effect(&self) -> CardinalityEffect {
+        CardinalityEffect::Equal
     }
 }

@@ -1,58 +1,47 @@
 use std::sync::Arc;
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::device::sim::SimMemory;
 use arrow_device::{
-    Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatches, Devices, Queue,
+    ArrowDeviceType, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Devices, Queue,
 };
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceSpec, DeviceTable, DeviceTransitions, SendableDeviceStream,
-    device_of, execute_child, to_datafusion,
+    DeviceOperator, DevicePlugin, DeviceRule, DeviceSpec, DeviceTable, DeviceTask,
+    SendableDeviceStream, Verdict, to_datafusion,
 };
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema};
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::error::Result;
-use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SessionStateBuilder;
 use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column, Literal};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
-use datafusion::physical_plan::{ExecutionPlan, PlanProperties, displayable};
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::{ExecutionPlan, displayable};
 use datafusion::prelude::SessionContext;
 use datafusion::scalar::ScalarValue;
 use futures::TryStreamExt;
 
 /// `WHERE column > number`, for a single column of 64-bit integers without nulls.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct GreaterExec {
-    /// DataFusion's node, whose properties this one has.
-    host: FilterExec,
     than: i64,
-    device: DeviceSpec,
 }
 
 impl GreaterExec {
-    /// Returns `None` if the kernel does not do what DataFusion's filter does.
-    fn in_place_of(host: &FilterExec) -> Option<Self> {
-        let device = device_of(host.input())?;
-        let predicate = host.predicate().downcast_ref::<BinaryExpr>()?;
-        predicate.left().downcast_ref::<Column>()?;
-        let literal = predicate.right().downcast_ref::<Literal>()?;
-        let schema = host.input().schema();
-        let of_numbers = match &schema.fields()[..] {
-            [field] => *field.data_type() == DataType::Int64 && !field.is_nullable(),
-            _ => false,
+    /// Returns why the kernel does not do what DataFusion's filter does, if it does not.
+    fn in_place_of(host: &FilterExec) -> std::result::Result<Self, &'static str> {
+        let predicate = host.predicate().downcast_ref::<BinaryExpr>();
+        let predicate = predicate.filter(|p| *p.op() == Operator::Gt && p.left().is::<Column>());
+        let literal = predicate.and_then(|p| p.right().downcast_ref::<Literal>());
+        let Some(ScalarValue::Int64(Some(than))) = literal.map(Literal::value) else {
+            return Err("the predicate is not: column > number");
         };
-        let plain = host.projection().is_none() && host.fetch().is_none();
-        match literal.value() {
-            ScalarValue::Int64(Some(than)) if of_numbers && plain => {
-                let (host, than) = (host.clone(), *than);
-                let greater = *predicate.op() == Operator::Gt;
-                greater.then_some(Self { host, than, device })
-            }
-            _ => None,
+        match &host.input().schema().fields()[..] {
+            [field] if *field.data_type() == DataType::Int64 && !field.is_nullable() => {}
+            _ => return Err("there are other columns"),
+        }
+        match host.projection().is_none() && host.fetch().is_none() {
+            true => Ok(Self { than: *than }),
+            false => Err("it has a projection or a limit"),
         }
     }
 }
@@ -88,84 +77,48 @@ async fn filter(
     DeviceRecordBatch::try_new(batch.schema(), &[column])
 }
 
-impl DevicePlan for GreaterExec {
+impl DeviceOperator for GreaterExec {
     fn name(&self) -> &str {
         "GreaterExec"
     }
 
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.host.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![self.host.input()]
-    }
-
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let host = FilterExecBuilder::from(&self.host).with_input(children[0].clone());
-        let (host, own) = (host.build()?, self.clone());
-        Ok(Arc::new(Self { host, ..own }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let input = execute_child(self.host.input(), partition, device, context)?;
-        let queue = device.new_queue().map_err(to_datafusion)?;
-        let (schema, device_type, than) = (input.schema(), input.device_type(), self.than);
-        let filtered = input.map_ok(move |batch| filter(batch, than, queue.clone()));
-        let filtered = filtered.try_buffered(2); // the next kernel is queued meanwhile
-        let output = DeviceRecordBatches::from_stream(filtered, schema, device_type);
-        Ok(Box::pin(output))
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let queue = task.device.new_queue().map_err(to_datafusion)?;
+        let than = self.than;
+        let filtered = task.input(0)?.map_ok(move |batch| filter(batch, than, queue.clone()));
+        Ok(task.stream(filtered.try_buffered(2))) // the next kernel is queued meanwhile
     }
 }
 
-/// Replaces DataFusion's filters whose rows come from a device.
+/// Runs filters on the simulated device.
 #[derive(Debug)]
-pub(crate) struct FilterOnDevice;
+pub(crate) struct Filters;
 
-impl PhysicalOptimizerRule for FilterOnDevice {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let replace = |node: Arc<dyn ExecutionPlan>| {
-            let filter = node.downcast_ref::<FilterExec>();
-            Ok(match filter.and_then(GreaterExec::in_place_of) {
-                Some(greater) => Transformed::yes(Arc::new(DeviceExec::new(Arc::new(greater))) as _),
-                None => Transformed::no(node),
-            })
-        };
-        Ok(plan.transform_up(replace)?.data)
+impl DevicePlugin for Filters {
+    fn can_run(&self, node: &Arc<dyn ExecutionPlan>, device: &DeviceSpec) -> Verdict {
+        match node.downcast_ref::<FilterExec>() {
+            Some(filter) if device.device_type() == ArrowDeviceType::EXT_DEV => {
+                GreaterExec::in_place_of(filter).map_or_else(Verdict::stays, |_| Verdict::Runs)
+            }
+            _ => Verdict::Unknown,
+        }
     }
 
-    fn name(&self) -> &str {
-        "FilterOnDevice"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
+    fn replace(&self, node: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>> {
+        let filter = node.downcast_ref::<FilterExec>().ok_or("no filter");
+        match filter.and_then(GreaterExec::in_place_of) {
+            Ok(greater) => Ok(Arc::new(greater)),
+            Err(why) => Err(DataFusionError::Plan(why.to_owned())),
+        }
     }
 }
 
 #[tokio::main]
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let rule = DeviceRule::default().with_plugin(Arc::new(Filters));
     let state = SessionStateBuilder::new()
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(FilterOnDevice))
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions)); // last
+        .with_physical_optimizer_rule(Arc::new(rule)); // after other rules
     let context = SessionContext::new_with_state(state.build());
     let device = Devices::simulated()?;
     let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Int64, false)]));
@@ -177,7 +130,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let query = context.sql("SELECT a FROM t WHERE a > 997").await?;
     let plan = query.clone().create_physical_plan().await?;
     let text = displayable(&*plan).indent(false).to_string();
-    let names = ["DeviceToHostExec", "GreaterExec", "DeviceScanExec"];
+    let names = ["DeviceToHostExec", "CoalesceBatchesExec", "GreaterExec", "DeviceScanExec"];
     assert!(
         names.map(|name| text.find(name).expect(name)).is_sorted(),
         "{text}"

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use arrow_device::ArrowDeviceType;
 use arrow_device_datafusion::{
-    DeviceSource, DeviceSpec, DeviceTable, DeviceTransitions, ScanRequest, SendableDeviceStream,
+    DeviceSource, DeviceSpec, DeviceTable, DeviceRule, ScanRequest, SendableDeviceStream,
 };
 use datafusion::arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -68,7 +68,7 @@ impl DeviceSource for Roots {
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let state = SessionStateBuilder::new()
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
     let context = SessionContext::new_with_state(state.build());
     let schema = Arc::new(Schema::new(vec![
         Field::new("n", DataType::Int64, false),

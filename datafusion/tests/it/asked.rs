@@ -26,8 +26,8 @@ use crate::nodes::*;
 
 /// What made the operator in a node of another.
 fn last(plan: &Plan) -> &str {
-    let operator = DeviceExec::operator::<Asked>(plan);
-    &operator.expect("the operator").last
+    let node = DeviceExec::of(plan).expect("the operator").node();
+    &node.downcast_ref::<Asked>().unwrap().last
 }
 
 /// An operator over a child.
@@ -41,13 +41,14 @@ fn over_a_child(device: &Sim) -> Plan {
 #[test]
 fn every_answer_of_the_operator_arrives() {
     let sim = Sim::new();
-    let (plan, config) = (over_a_child(&sim), ConfigOptions::default());
+    let plan = over_a_child(&sim);
     let one = plan.input_distribution_requirements();
     let one: Vec<_> = one.per_child_distributions().cloned().collect();
     assert!(matches!(one[..], [Distribution::SinglePartition]));
     assert!(plan.required_input_ordering()[0].is_some());
     assert_eq!(plan.maintains_input_order(), [true]);
-    assert_eq!(plan.benefits_from_input_partitioning(), [true]);
+    // Whatever its node says: DataFusion would repartition on the host.
+    assert_eq!(plan.benefits_from_input_partitioning(), [false]);
     assert_eq!(plan.dynamic_expressions_produced().len(), 1);
     let effect = plan.cardinality_effect();
     assert!(matches!(effect, CardinalityEffect::LowerEqual));
@@ -55,16 +56,15 @@ fn every_answer_of_the_operator_arrives() {
     assert_eq!(plan.fetch(), None);
     assert_eq!(plan.with_fetch(Some(7)).unwrap().fetch(), Some(7));
     assert!(plan.with_fetch(None).is_none());
-    let more = plan.repartitioned(5, &config).unwrap().unwrap();
-    assert_eq!(last(&more), "repartitioned(5)");
-    assert_eq!(last(&plan.with_preserve_order(true).unwrap()), "preserves");
-    assert!(plan.with_preserve_order(false).is_none());
     assert_eq!(last(&plan.clone().reset_state().unwrap()), "reset");
-    let state = plan.with_new_state(Arc::new("state")).unwrap();
-    assert_eq!(last(&state), "state");
-    assert!(plan.with_new_state(Arc::new(5)).is_none());
     assert!(plan.check_invariants(InvariantLevel::Executable).is_ok());
-    let broken = plan.with_new_state(Arc::new("broken")).unwrap();
+    let broken = DeviceExec::of(&plan)
+        .unwrap()
+        .node()
+        .downcast_ref::<Asked>();
+    let mut broken = broken.unwrap().clone();
+    broken.last = "broken".to_owned();
+    let broken = broken.node();
     assert!(broken.check_invariants(InvariantLevel::Always).is_ok());
     let found = broken.check_invariants(InvariantLevel::Executable);
     fails(found, &["as asked"]);
@@ -132,9 +132,16 @@ fn filters_reach_the_operator_and_the_node_is_the_updated_one() {
 fn a_projection_is_the_operators_to_take() {
     let sim = Sim::new();
     let own = over_a_child(&sim);
-    let above = project(own.clone(), &[(0, "a")]);
-    let taken = own.try_swapping_with_projection(above.downcast_ref().unwrap());
-    assert!(Arc::ptr_eq(&taken.unwrap().unwrap(), own.children()[0]));
+    let swapped = |plan: &Plan, alias| {
+        let above = project(plan.clone(), &[(0, alias)]);
+        plan.try_swapping_with_projection(above.downcast_ref().unwrap())
+            .unwrap()
+    };
+    let leaf = own.children()[0].clone();
+    assert_eq!(last(&swapped(&leaf, "taken").unwrap()), "projected");
+    assert!(swapped(&leaf, "left").is_none());
+    // Below an operator with a child it might have to run on the host.
+    assert!(swapped(&own, "taken").is_none());
     let down = down(own);
     assert!(matches!(
         down.cardinality_effect(),

@@ -1,14 +1,11 @@
 //! The tests' operator that DataFusion asks: it answers everything.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use arrow_device::Device;
-use arrow_device::DeviceRecordBatches;
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceSpec, DeviceToHostExec, SendableDeviceStream,
+    DeviceExec, DeviceOperator, DeviceSpec, DeviceTask, DeviceToHostExec, SendableDeviceStream,
 };
 use async_trait::async_trait;
 use datafusion::arrow::array::{AsArray, RecordBatch};
@@ -17,8 +14,9 @@ use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::stats::Precision;
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DataFusionError, Result, Statistics};
-use datafusion::execution::TaskContext;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::{Expr, TableType};
 use datafusion::physical_expr::expressions::{Column, DynamicFilterPhysicalExpr, lit};
 use datafusion::physical_expr::{
@@ -26,16 +24,19 @@ use datafusion::physical_expr::{
     PhysicalExpr, PhysicalSortExpr, PhysicalSortRequirement,
 };
 use datafusion::physical_plan::execution_plan::{
-    Boundedness, CardinalityEffect, EmissionType, InvariantLevel,
+    Boundedness, CardinalityEffect, ChildrenPropertiesMode, EmissionType, InvariantLevel,
+    ReplaceChildrenOptions, apply_expression_roots,
 };
 use datafusion::physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
     PushedDown,
 };
-use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion::physical_plan::metrics::MetricBuilder;
 use datafusion::physical_plan::projection::ProjectionExec;
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion::physical_plan::{
-    InputDistributionRequirements, PlanProperties, SortOrderPushdownResult,
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, PlanProperties,
+    SortOrderPushdownResult,
 };
 
 use crate::kit::*;
@@ -52,7 +53,6 @@ pub(crate) struct Asked {
     pub(crate) last: String,
     fetch: Option<usize>,
     properties: Arc<PlanProperties>,
-    metrics: ExecutionPlanMetricsSet,
     pub(crate) resets: Arc<AtomicUsize>,
 }
 
@@ -78,37 +78,34 @@ impl Asked {
             last: String::new(),
             fetch: None,
             properties: Arc::new(properties),
-            metrics: ExecutionPlanMetricsSet::new(),
             resets: resets.clone(),
         }
     }
 
-    pub(crate) fn after(&self, last: impl Into<String>) -> Arc<dyn DevicePlan> {
+    pub(crate) fn after(&self, last: impl Into<String>) -> Plan {
         let mut own = self.clone();
         own.last = last.into();
         Arc::new(own)
     }
 
     pub(crate) fn node(self) -> Plan {
-        Arc::new(DeviceExec::new(Arc::new(self)))
+        let device = self.device.clone();
+        Arc::new(DeviceExec::new(Arc::new(self), device, Arc::new(Asks)))
     }
 }
 
-impl DevicePlan for Asked {
+impl DisplayAs for Asked {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match t {
+            DisplayFormatType::TreeRender => writeln!(f, "answers=all"),
+            _ => write!(f, "Asked: filters={}", self.filters.len()),
+        }
+    }
+}
+
+impl ExecutionPlan for Asked {
     fn name(&self) -> &str {
-        "AskedExec"
-    }
-
-    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, ", filters={}", self.filters.len())
-    }
-
-    fn describe_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "answers=all")
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
+        "Asked"
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -119,34 +116,23 @@ impl DevicePlan for Asked {
         self.child.iter().collect()
     }
 
-    fn with_children(&self, mut children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        let mut own = self.clone();
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Plan>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Plan> {
+        let mut own = Self::clone(&self);
         own.child = children.pop();
         Ok(Arc::new(own))
     }
 
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        _: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let own = MetricBuilder::new(&self.metrics).counter("batches_read", partition);
-        let (this, device) = (self.clone(), device.clone());
-        let (schema, device_type) = (self.schema.clone(), device.id().device_type);
-        let read = move |i: usize| -> arrow_device::Result<_> {
-            own.add(1);
-            let mut batch = this.batches[i].clone();
-            for filter in &this.filters {
-                let kept = filter.evaluate(&batch).unwrap();
-                let kept = kept.into_array(batch.num_rows()).unwrap();
-                batch = filter_record_batch(&batch, kept.as_boolean())?;
-            }
-            device.upload(&batch)
-        };
-        let batches = futures::stream::iter((0..self.batches.len()).map(read));
-        let stream = DeviceRecordBatches::from_stream(batches, schema, device_type);
-        Ok(Box::pin(stream))
+    fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, options)
+    }
+
+    fn execute(&self, _: usize, _: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        unreachable!("its operator runs")
     }
 
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
@@ -168,12 +154,16 @@ impl DevicePlan for Asked {
         self.child.iter().map(|_| true).collect()
     }
 
-    fn statistics(
+    fn child_stats_requests(&self, _: Option<usize>) -> Vec<ChildStats> {
+        self.child.iter().map(|_| ChildStats::At(None)).collect()
+    }
+
+    fn statistics_from_inputs(
         &self,
-        partition: Option<usize>,
         inputs: &[Arc<Statistics>],
+        args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
-        let rows = 1000 + 10 * inputs.len() + partition.unwrap_or(9);
+        let rows = 1000 + 10 * inputs.len() + args.partition().unwrap_or(9);
         let mut statistics = Statistics::new_unknown(&self.schema);
         statistics.num_rows = Precision::Inexact(rows);
         Ok(Arc::new(statistics))
@@ -183,8 +173,11 @@ impl DevicePlan for Asked {
         CardinalityEffect::LowerEqual
     }
 
-    fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
-        self.filters.iter().collect()
+    fn apply_expressions(
+        &self,
+        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        apply_expression_roots(&self.filters, f)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
@@ -200,20 +193,15 @@ impl DevicePlan for Asked {
         self.fetch
     }
 
-    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Plan> {
         let mut own = self.clone();
         own.fetch = Some(limit?);
         own.child.is_some().then(|| Arc::new(own) as _)
     }
 
-    fn repartitioned(&self, n: usize, _: &ConfigOptions) -> Result<Option<Arc<dyn DevicePlan>>> {
-        let child = self.child.as_ref();
-        Ok(child.map(|_| self.after(format!("repartitioned({n})"))))
-    }
-
     fn try_swapping_with_projection(&self, above: &ProjectionExec) -> Result<Option<Plan>> {
-        assert!(self.child.is_none() || above.expr().len() == 1);
-        Ok(self.child.clone())
+        let taken = above.expr().iter().any(|one| one.alias == "taken");
+        Ok(taken.then(|| self.after("projected")))
     }
 
     fn gather_filters_for_pushdown(
@@ -230,7 +218,7 @@ impl DevicePlan for Asked {
         _: FilterPushdownPhase,
         result: ChildPushdownResult,
         _: &ConfigOptions,
-    ) -> Result<FilterPushdownPropagation<Arc<dyn DevicePlan>>> {
+    ) -> Result<FilterPushdownPropagation<Plan>> {
         let mut own = self.clone();
         for offered in &result.parent_filters {
             own.filters.push(offered.filter.clone());
@@ -243,7 +231,7 @@ impl DevicePlan for Asked {
     fn try_pushdown_sort(
         &self,
         order: &[PhysicalSortExpr],
-    ) -> Result<SortOrderPushdownResult<Arc<dyn DevicePlan>>> {
+    ) -> Result<SortOrderPushdownResult<Plan>> {
         let inner = self.after("sorted");
         Ok(match order.len() {
             1 => SortOrderPushdownResult::Exact { inner },
@@ -252,22 +240,9 @@ impl DevicePlan for Asked {
         })
     }
 
-    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn DevicePlan>> {
-        preserve_order.then(|| self.after("preserves"))
-    }
-
-    fn reset_state(&self) -> Result<Arc<dyn DevicePlan>> {
+    fn reset_state(self: Arc<Self>) -> Result<Plan> {
         self.resets.fetch_add(1, SeqCst);
         Ok(self.after("reset"))
-    }
-
-    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn DevicePlan>> {
-        let state = state.downcast_ref::<&str>()?;
-        Some(self.after(*state))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
     }
 
     fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
@@ -277,6 +252,34 @@ impl DevicePlan for Asked {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Asks;
+
+impl DeviceOperator for Asks {
+    fn name(&self) -> &str {
+        "AskedExec"
+    }
+
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let own = MetricBuilder::new(task.metrics()).counter("batches_read", task.partition);
+        let this: &Asked = task.node().downcast_ref().unwrap();
+        let (this, device) = (this.clone(), task.device.clone());
+        let count = this.batches.len();
+        let read = move |i: usize| -> arrow_device::Result<_> {
+            own.add(1);
+            let mut batch = this.batches[i].clone();
+            for filter in &this.filters {
+                let kept = filter.evaluate(&batch).unwrap();
+                let kept = kept.into_array(batch.num_rows()).unwrap();
+                batch = filter_record_batch(&batch, kept.as_boolean())?;
+            }
+            device.upload(&batch)
+        };
+        let batches = futures::stream::iter((0..count).map(read));
+        Ok(task.stream(batches))
     }
 }
 

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::Devices;
-use arrow_device_datafusion::{DeviceExec, DeviceOptions, HostToDeviceExec};
+use arrow_device_datafusion::{DeviceOptions, DeviceToHostExec, HostToDeviceExec};
 use datafusion::arrow::array::{Array, RecordBatch};
 use datafusion::common::config::ConfigOptions;
 use datafusion::physical_expr::{Partitioning, expressions::col};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
-use datafusion::physical_plan::collect;
 use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{collect, replace_children_if_necessary};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use crate::kit::*;
@@ -55,15 +55,14 @@ async fn batches_of_a_hash_repartition_are_joined() {
 }
 
 /// The sizes of what comes up in a session.
-async fn sizes(ctx: &SessionContext, node: HostToDeviceExec) -> Vec<usize> {
-    let plan = down(Arc::new(DeviceExec::new(Arc::new(node))));
-    let batches = collect(plan, ctx.task_ctx()).await.unwrap();
+async fn sizes(ctx: &SessionContext, node: Plan) -> Vec<usize> {
+    let batches = collect(down(node), ctx.task_ctx()).await.unwrap();
     batches.iter().map(RecordBatch::num_rows).collect()
 }
 
 /// A node over `n` batches of 16 rows.
-async fn upload(n: i64, sim: &Sim) -> HostToDeviceExec {
-    HostToDeviceExec::new(scan(host_table(&[batches(0, n)])).await, sim)
+async fn upload(n: i64, sim: &Sim) -> Plan {
+    up(scan(host_table(&[batches(0, n)])).await, sim)
 }
 
 #[tokio::test]
@@ -92,14 +91,15 @@ async fn the_session_says_how_far_and_so_does_sql() {
 #[tokio::test]
 async fn a_node_says_it_for_itself_and_shows_it() {
     let sim = Sim::new();
-    let node = upload(4, &sim).await.with_target(64, 1 << 20);
-    assert_eq!(sizes(&session_of(Some(48)), node.clone()).await, [64]);
-    let plan: Plan = Arc::new(DeviceExec::new(Arc::new(node)));
-    let children = plan.children().into_iter().cloned().collect();
-    let again = DeviceExec::of(&plan).unwrap().plan().clone();
-    let again = again.with_children(children).unwrap();
+    let host = scan(host_table(&[batches(0, 4)])).await;
+    let plan = HostToDeviceExec::default()
+        .with_target(64, 1 << 20)
+        .above(host.clone(), &sim);
+    assert_eq!(sizes(&session_of(Some(48)), plan.clone()).await, [64]);
+    let other = Arc::new(DeviceToHostExec::new(host));
+    let again = replace_children_if_necessary(plan.clone(), vec![other]).unwrap();
     let expected = "HostToDeviceExec: device=A, upload_rows=64, upload_bytes=1048576";
-    for plan in [plan, Arc::new(DeviceExec::new(again)) as _] {
+    for plan in [plan, again] {
         says(&text(&plan, &[&sim]), &[expected]);
     }
 }
@@ -110,7 +110,7 @@ async fn slices_count_with_their_rows_only() {
     let sim = Sim::new();
     let all = numbers(0, 1 << 20);
     let slices = (0..8).map(|i| all.slice(i * 100_000, 1000)).collect();
-    let node = HostToDeviceExec::new(scan(host_table(&[slices])).await, &sim);
+    let node = up(scan(host_table(&[slices])).await, &sim);
     assert_eq!(sizes(&session_of(None), node).await, [8000]);
 }
 

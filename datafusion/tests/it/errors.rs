@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::device::sim::{FaultOp, SimConfig};
 use arrow_device::{Error, ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy};
-use arrow_device_datafusion::{DevicePlan, DeviceTable, ScanRequest, to_datafusion};
+use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest, to_datafusion};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
@@ -350,10 +350,11 @@ async fn a_scan_lets_its_producer_go_at_the_end() {
                 let _ = &held;
             })
         });
-        let scan = table.scan_on_device(None, fetch).unwrap();
+        let scan = DeviceExec::from(table.scan_on_device(None, fetch).unwrap());
         let idle = Arc::strong_count(&alive);
-        let mut stream = scan.execute_device(0, &sim, session().task_ctx()).unwrap();
-        assert_eq!(Arc::strong_count(&alive), idle + 1);
+        let mut stream = scan.execute_device(0, session().task_ctx()).unwrap();
+        let read = usize::from(fetch != Some(0));
+        assert_eq!(Arc::strong_count(&alive), idle + read);
         let items = stream.by_ref().count().await;
         let left = Arc::strong_count(&alive);
         assert_eq!((items, left), (expected, idle), "{fetch:?}");

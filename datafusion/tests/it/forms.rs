@@ -28,7 +28,7 @@ async fn between_device_operators_host_nodes_take_their_forms() {
     let (a, b) = (Sim::new(), Sim::new());
     let scan = device_scan(&a).await;
     let expected = "Down < Map A < CoalescePartitions A < Union A < (\
-        Projection A < Repartition A < Scan A, Projection A < Map A < Scan A)";
+        Projection A < Scan A, Projection A < Map A < Scan A)";
     for leaf in [scan.clone(), down(scan.clone()), up(down(scan.clone()), &a)] {
         let one = project(round_robin(leaf.clone(), 3), &[(1, "x")]);
         let other = project(double(leaf, &a), &[(0, "x")]);
@@ -47,7 +47,7 @@ async fn between_device_operators_host_nodes_take_their_forms() {
     register(&ctx, "t", device_table(&a, &[vec![rows(0, 40)]]));
     let plan = crate::kit::plan(&ctx, "SELECT a FROM t WHERE b > 3").await;
     let plan = double(plan.children()[0].clone(), &a);
-    assert_becomes(plan, &[&a], "Down < Map A < Repartition A < Scan A");
+    assert_becomes(plan, &[&a], "Repartition < Down < Map A < Scan A");
 }
 
 /// A plan whose batches are wanted on the device does not come down either.
@@ -150,7 +150,7 @@ fn answers(plan: &Plan) -> Vec<String> {
 fn filters_and_sorts_pass_through_them() {
     let a = Sim::new();
     let leaf = Asked::new(&a, &[rows(0, 16)], &Arc::default()).node();
-    let stack = round_robin(project(leaf, &[(2, "x"), (1, "y")]), 2);
+    let stack = project(leaf, &[(2, "x"), (1, "y")]);
     let plan = form(on_host(stack), &a);
     let y = col("y", &plan.schema()).unwrap();
     let mut offered = binary(y, Operator::Gt, lit(1i64), &plan.schema()).unwrap();
@@ -166,49 +166,17 @@ fn filters_and_sorts_pass_through_them() {
     assert_eq!(node.name(), "AskedExec");
     assert_eq!(offered.to_string(), "b@1 > 1");
 
-    // One input partition, so a repartitioning keeps the order, but many outputs merged do not.
+    // The only partition keeps the order.
     let by = PhysicalSortExpr::new(Arc::new(Column::new("y", 1)), SortOptions::default());
     let sorted = |plan: &Plan| plan.try_pushdown_sort(std::slice::from_ref(&by)).unwrap();
     match sorted(&plan) {
-        SortOrderPushdownResult::Inexact { inner } => {
+        SortOrderPushdownResult::Exact { inner } => {
             assert_eq!(text(&inner, &[&a]), text(&plan, &[&a]));
         }
         other => panic!("{other:?}"),
     }
     let below = sorted(plan.children()[0]);
     assert!(matches!(below, SortOrderPushdownResult::Exact { .. }));
-}
-
-/// A projection above goes below, and stays on the device.
-#[tokio::test]
-async fn projections_pass_through_them() {
-    let a = Sim::new();
-    let leaf = device_leaf(device_table(&a, &[vec![rows(0, 16)], vec![rows(16, 16)]])).await;
-    let plan = form(on_host(round_robin(union([leaf.clone(), leaf]), 3)), &a);
-    let spread = plan.children()[0];
-    for (node, expected) in [
-        (
-            &plan,
-            "CoalescePartitions A < Projection A < Repartition A < Union A < (Scan A, Scan A)",
-        ),
-        // And on, where DataFusion asks the next.
-        (
-            spread,
-            "Repartition A < Projection A < Union A < (Scan A, Scan A)",
-        ),
-        (
-            spread.children()[0],
-            "Union A < (Projection A < Scan A, Projection A < Scan A)",
-        ),
-    ] {
-        let above = project(node.clone(), &[(1, "b")]);
-        let swapped = node.try_swapping_with_projection(above.downcast_ref().unwrap());
-        assert_eq!(shape(&swapped.unwrap().unwrap(), &[&a]), expected);
-    }
-    // An expression needs a kernel: it stays above.
-    let above = computed(plan.clone());
-    let stays = plan.try_swapping_with_projection(above.downcast_ref().unwrap());
-    assert!(stays.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -236,7 +204,7 @@ async fn forms_on_a_device_that_is_not_there() {
         let open = |_| -> arrow_device::Result<Reader> { panic!("there is no device to read on") };
         let table = DeviceTable::from_readers(schema, spec.clone(), 2, open);
         let leaf = scan(Arc::new(table)).await;
-        let few = Arc::new(LocalLimitExec::new(round_robin(leaf, 3), 3));
+        let few = Arc::new(LocalLimitExec::new(leaf, 3));
         let plan = with_transitions(double(on_host(project(few, &[(0, "x")])), spec));
         let shown = text(&plan, &[]);
         for line in shown.lines().skip(1) {

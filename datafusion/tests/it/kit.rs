@@ -10,8 +10,8 @@ use arrow_device::{
     ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
 };
 use arrow_device_datafusion::{
-    DeviceExec, DeviceOptions, DeviceResolver, DeviceSpec, DeviceTable, DeviceToHostExec,
-    DeviceTransitions, execute_on_device, export_plan,
+    DeviceExec, DeviceOptions, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable,
+    DeviceToHostExec, execute_on_device, export_plan,
 };
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -187,7 +187,7 @@ pub(crate) fn joined_to(rows: usize) -> DeviceOptions {
     options
 }
 
-/// A session with `DeviceTransitions`.
+/// A session with `DeviceRule`.
 pub(crate) fn session() -> SessionContext {
     session_with(1, 0)
 }
@@ -202,7 +202,7 @@ pub(crate) fn session_with(target_partitions: usize, doubles: usize) -> SessionC
         .with_config(config)
         .with_default_features()
         .with_physical_optimizer_rule(Arc::new(DoubleScans(doubles)))
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
     SessionContext::new_with_state(state.build())
 }
 
@@ -255,7 +255,7 @@ pub(crate) fn resolving(resolver: DeviceResolver) -> Arc<TaskContext> {
 /// What the rule makes of a plan.
 pub(crate) fn with_transitions(plan: Plan) -> Plan {
     let config = ConfigOptions::default();
-    DeviceTransitions.optimize(plan, &config).unwrap()
+    DeviceRule::default().optimize(plan, &config).unwrap()
 }
 
 pub(crate) async fn query(ctx: &SessionContext, sql: &str) -> Result<Vec<RecordBatch>> {

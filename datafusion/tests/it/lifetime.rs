@@ -119,7 +119,7 @@ async fn a_limit_of_no_rows_asks_for_none() {
     let sim = Sim::new();
     let (reader, asked, _) = watched(&sim);
     let table_scan = reader.scan_on_device(None, Some(0)).unwrap();
-    let plan: Plan = Arc::new(DeviceExec::new(Arc::new(table_scan)));
+    let plan: Plan = Arc::new(DeviceExec::from(table_scan));
     assert_eq!(numbers_from(&with_transitions(plan)).await, [0; 0]);
     pause().await;
     // The thread reads ahead before anybody asks.
@@ -233,7 +233,7 @@ async fn columns_in_any_order_and_twice() {
     for projection in some.into_iter().chain(twice) {
         let expected = rows(0, 3).project(projection).unwrap();
         let node = table.scan_on_device(Some(projection), None).unwrap();
-        let plan = with_transitions(Arc::new(DeviceExec::new(Arc::new(node))));
+        let plan = with_transitions(Arc::new(DeviceExec::from(node)));
         assert_eq!(run(&plan).await.unwrap(), [expected]);
     }
     assert!(table.scan_on_device(Some(&[3]), None).is_err());
@@ -253,7 +253,7 @@ async fn an_exact_number_of_rows_is_one() {
     ] {
         let table = device_table(&sim, partitions);
         let node = table.scan_on_device(None, fetch).unwrap();
-        let plan = down(Arc::new(DeviceExec::new(Arc::new(node))));
+        let plan = down(Arc::new(DeviceExec::from(node)));
         let found = StatisticsContext::new().compute(plan.as_ref(), &Default::default());
         let rows = Precision::Exact(row_count(&run(&plan).await.unwrap()));
         assert_eq!(found.unwrap().num_rows == rows, exact, "{fetch:?}");

@@ -15,15 +15,12 @@ mod nodes;
 mod on_host;
 mod operator;
 mod ops;
-mod origin;
+mod placed;
 mod plans;
 mod plugin;
 mod queries;
 mod readers;
 mod reserved;
-mod rewrite;
-mod round_robin;
-mod runs;
 mod runtimes;
 mod schemas;
 mod sink;
@@ -33,7 +30,6 @@ mod source;
 mod spec;
 mod tpch;
 mod transfers;
-mod uploads;
 
 /// The example's plugin.
 #[allow(dead_code, unused_imports)]

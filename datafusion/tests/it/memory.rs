@@ -9,8 +9,8 @@ use std::task::{Context, Wake, Waker};
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, Devices};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceMemory, DeviceOptions, DevicePools, DeviceReservation, DeviceTable,
-    DeviceToDeviceExec, DeviceTransitions, execute_on_device, to_datafusion,
+    DeviceMemory, DeviceOptions, DevicePools, DeviceReservation, DeviceRule, DeviceTable,
+    DeviceToDeviceExec, execute_on_device, to_datafusion,
 };
 use datafusion::arrow::array::{
     ArrayRef, Int64Array, ListBuilder, RecordBatch, StringArray, StringBuilder,
@@ -189,8 +189,8 @@ async fn plans_without_the_rule_reserve_the_same() {
 async fn every_node_is_refused_what_it_needs() {
     let (a, b) = (Sim::new(), Sim::new());
     let source = scan(device_table(&a, &[batches(0, 5)])).await;
-    let moves = DeviceToDeviceExec::new(source.children()[0].clone(), &b);
-    let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+    let moves = DeviceToDeviceExec::above(source.children()[0].clone(), &b);
+    let moves = down(moves);
     let doubled = with_transitions(double(source.clone(), &a));
     for (plan, device, least, node) in [
         // A copy of one batch and one ahead, on their way to the host.
@@ -310,7 +310,7 @@ async fn sorts_lose_nothing_to_devices() {
                 .with_runtime_env(runtime.unwrap())
                 .with_default_features();
             if rule {
-                state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+                state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
             }
             let ctx = SessionContext::new_with_state(state.build());
             register(&ctx, "t", table);
@@ -519,8 +519,8 @@ async fn a_slice_reserves_its_part_of_a_column() {
         let partitions = vec![vec![slice]];
         let table = DeviceTable::from_batches(whole.schema(), a.device.clone(), partitions);
         let source = scan(Arc::new(table.unwrap())).await;
-        let moves = DeviceToDeviceExec::new(source.children()[0].clone(), &b);
-        let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+        let moves = DeviceToDeviceExec::above(source.children()[0].clone(), &b);
+        let moves = down(moves);
         for plan in [source, moves] {
             // 22 KB on their way, of about 2.3 MB.
             let (context, pool) = limited(100_000);

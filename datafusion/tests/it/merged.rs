@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use arrow_device::{Device, Error};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceTable, HostToDeviceExec, SendableDeviceStream, execute_on_device,
+    DeviceTable, HostToDeviceExec, SendableDeviceStream, execute_on_device,
 };
 use datafusion::arrow::array::RecordBatch;
 use futures::channel::mpsc::UnboundedSender;
@@ -130,8 +130,9 @@ async fn a_batch_that_waits_for_the_reader_is_reserved() {
     let sim = Sim::new();
     let (context, pool) = limited(1 << 20);
     let plan = scan(host_table(&[batches(0, 4), batches(0, 4)])).await;
-    let upload = HostToDeviceExec::new(plan, &sim).with_target(0, 0);
-    let plan: Plan = Arc::new(DeviceExec::new(Arc::new(upload)));
+    let plan = HostToDeviceExec::default()
+        .with_target(0, 0)
+        .above(plan, &sim);
     let mut stream = execute_on_device(plan, context, &sim).unwrap();
     for _ in 0..8 {
         settle().await;

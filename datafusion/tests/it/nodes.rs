@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_device::Device;
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceSpec, DeviceTable, DeviceToHostExec,
+    DeviceCoalesceBatchesExec, DeviceForm, DeviceSpec, DeviceTable, DeviceToHostExec,
     HostToDeviceExec,
 };
 use datafusion::arrow::compute::SortOptions;
@@ -22,8 +22,7 @@ use datafusion::physical_plan::union::UnionExec;
 use crate::kit::*;
 
 pub(crate) fn up(child: Plan, device: &Device) -> Plan {
-    let up = HostToDeviceExec::new(child, device.clone());
-    Arc::new(DeviceExec::new(Arc::new(up)))
+    HostToDeviceExec::default().above(child, device.clone())
 }
 
 pub(crate) fn down(child: Plan) -> Plan {
@@ -51,13 +50,11 @@ pub(crate) async fn host_scan() -> Plan {
 
 /// The device form of a node, as a node.
 pub(crate) fn form(node: Plan, device: impl Into<DeviceSpec>) -> Plan {
-    let form = DeviceForm::of(node, device).unwrap().expect("a form");
-    Arc::new(DeviceExec::new(Arc::new(form)))
+    DeviceForm::of(node, device).unwrap().expect("a form")
 }
 
 pub(crate) fn joining(child: Plan, device: &Sim, rows: usize) -> Plan {
-    let joined = DeviceCoalesceBatchesExec::new(child, device, rows);
-    Arc::new(DeviceExec::new(Arc::new(joined)))
+    DeviceCoalesceBatchesExec::new(rows).above(child, device)
 }
 
 pub(crate) fn projected(child: Plan, expr: Arc<dyn PhysicalExpr>) -> Plan {

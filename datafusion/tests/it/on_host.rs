@@ -16,7 +16,6 @@ use datafusion::object_store::{ObjectStoreExt, PutPayload};
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_expr::expressions::{binary, col, lit};
 use datafusion::physical_plan::collect;
-use datafusion::physical_plan::execution_plan::InvariantLevel;
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 use futures::TryStreamExt;
@@ -134,18 +133,8 @@ async fn a_device_that_is_not_there_is_replaced() {
         says(why, &["cuda:7", &format!("partition {partition}")]);
     }
     // Only if that is wanted.
-    let refused = collect(twice(absent.clone()).await, context(fallback(false), &[])).await;
+    let refused = collect(twice(absent).await, context(fallback(false), &[])).await;
     fails(refused, &["cuda:7"]);
-    // And not where rows are exchanged: other partitions may have a device.
-    let doubled = round_robin(
-        doubled(scan(host_table(&[batches(0, 2)])).await, absent.clone()),
-        2,
-    );
-    let plan = with_transitions(form(doubled, absent));
-    fails(
-        collect(plan, context(fallback(true), &[])).await,
-        &["cuda:7"],
-    );
 }
 
 #[tokio::test]
@@ -232,21 +221,6 @@ async fn files_are_read_again_only_if_all_rows_are_there() {
             (found, _) => panic!("{found:?}"),
         }
     }
-}
-
-#[tokio::test]
-async fn what_runs_in_its_place_has_its_schema_and_partitions() {
-    let sim = Sim::new();
-    let check = |plan: &Plan| plan.check_invariants(InvariantLevel::Always);
-    let child = scan(host_table(&[batches(0, 1), batches(0, 1)])).await;
-    let own = doubled(child, &sim);
-    check(&own).unwrap();
-    let renamed = or_on_host(own.clone(), |mut children| {
-        project(children.remove(0), &[(0, "b")])
-    });
-    fails(check(&renamed), &["MapExec", "another schema"]);
-    let one = or_on_host(own, |mut children| on_host(children.remove(0)));
-    fails(check(&one), &["MapExec", "another number of partitions"]);
 }
 
 #[tokio::test]

@@ -7,19 +7,22 @@ use std::task::{Context, Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::device::sim::SimMemory;
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue,
-};
+use arrow_device::{ArrowDeviceType, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue};
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceReservation, DeviceSpec, SendableDeviceStream, execute_child,
+    DeviceExec, DeviceOperator, DeviceReservation, DeviceSpec, DeviceTask, SendableDeviceStream,
     to_datafusion,
 };
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::common::Result;
-use datafusion::execution::TaskContext;
-use datafusion::physical_expr::EquivalenceProperties;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
-use datafusion::physical_plan::{ExecutionPlanProperties, PlanProperties};
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{
+    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
+};
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
 use futures::{Stream, StreamExt};
 
 use crate::kit::Plan;
@@ -98,10 +101,23 @@ pub(crate) fn double(child: Plan, device: impl Into<DeviceSpec>) -> Plan {
 
 /// A node that puts them through a kernel, one child's batches after another's.
 pub(crate) fn map(children: Vec<Plan>, device: impl Into<DeviceSpec>, kernel: Kernel) -> Plan {
-    operator("MapExec", children, device, move |state, cx| {
+    operator("MapExec", children, device, mapping(kernel))
+}
+
+fn mapping(kernel: Kernel) -> impl Fn(&mut State, &mut Context<'_>) -> Step {
+    move |state, cx| {
         let next = ready!(state.next(cx));
         let mapped = |batch| state.mapped(&batch, kernel);
         Poll::Ready(next.map(|batch| batch.and_then(mapped)))
+    }
+}
+
+/// The operator that doubles, in the place of any node.
+pub(crate) fn doubling(has_small_batches: bool) -> Arc<dyn DeviceOperator> {
+    let operator = Operator::new("MapExec", mapping(|n| Ok(n * 2)));
+    Arc::new(Operator {
+        has_small_batches,
+        ..operator
     })
 }
 
@@ -111,44 +127,48 @@ pub(crate) fn operator(
     device: impl Into<DeviceSpec>,
     steps: impl Fn(&mut State, &mut Context<'_>) -> Step + Send + Sync + 'static,
 ) -> Plan {
-    let operator = Operator::new(name, children, device.into(), Arc::new(steps));
-    Arc::new(DeviceExec::new(Arc::new(operator)))
+    let operator = Arc::new(Operator::new(name, steps));
+    Arc::new(DeviceExec::new(
+        Arc::new(Node::new(children)),
+        device,
+        operator,
+    ))
 }
 
 /// The same operator, of a node that does the same on the host.
 pub(crate) fn or_on_host(plan: Plan, host: fn(Vec<Plan>) -> Plan) -> Plan {
-    let own = DeviceExec::operator::<Operator>(&plan).unwrap().clone();
-    let host = Some(host);
-    Arc::new(DeviceExec::new(Arc::new(Operator { host, ..own })))
+    remade(&plan, |node, _| node.host = Some(host))
 }
 
 /// The same operator, whose partitions reserve so many bytes when they start.
 pub(crate) fn starting_with(plan: Plan, at_start: usize) -> Plan {
-    let own = DeviceExec::operator::<Operator>(&plan).unwrap().clone();
-    Arc::new(DeviceExec::new(Arc::new(Operator { at_start, ..own })))
+    remade(&plan, |_, operator| operator.at_start = at_start)
+}
+
+fn remade(plan: &Plan, change: impl FnOnce(&mut Node, &mut Operator)) -> Plan {
+    let exec = DeviceExec::of(plan).unwrap();
+    let mut node = exec.node().downcast_ref::<Node>().unwrap().clone();
+    let mut operator = DeviceExec::operator::<Operator>(plan).unwrap().clone();
+    change(&mut node, &mut operator);
+    operator.runs_on_host = node.host.is_some();
+    Arc::new(DeviceExec::new(
+        Arc::new(node),
+        exec.device().clone(),
+        Arc::new(operator),
+    ))
 }
 
 /// It says nothing of its rows' order.
-#[derive(Clone)]
-struct Operator {
-    name: &'static str,
+#[derive(Clone, Debug)]
+struct Node {
     children: Vec<Plan>,
-    device: DeviceSpec,
-    steps: Steps,
     properties: Arc<PlanProperties>,
     /// The same on the host.
     host: Option<fn(Vec<Plan>) -> Plan>,
-    at_start: usize,
 }
 
-impl fmt::Debug for Operator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-impl Operator {
-    fn new(name: &'static str, children: Vec<Plan>, device: DeviceSpec, steps: Steps) -> Self {
+impl Node {
+    fn new(children: Vec<Plan>) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(children[0].schema()),
             children[0].output_partitioning().clone(),
@@ -156,24 +176,22 @@ impl Operator {
             Boundedness::Bounded,
         );
         Self {
-            name,
             children,
-            device,
-            steps,
             properties: Arc::new(properties),
             host: None,
-            at_start: 0,
         }
     }
 }
 
-impl DevicePlan for Operator {
-    fn name(&self) -> &str {
-        self.name
+impl DisplayAs for Node {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Node")
     }
+}
 
-    fn device(&self) -> &DeviceSpec {
-        &self.device
+impl ExecutionPlan for Node {
+    fn name(&self) -> &str {
+        "Node"
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -184,32 +202,96 @@ impl DevicePlan for Operator {
         self.children.iter().collect()
     }
 
-    fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        let (device, steps) = (self.device.clone(), self.steps.clone());
-        let own = Self::new(self.name, children, device, steps);
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Plan>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Plan> {
+        let host = self.host;
         Ok(Arc::new(Self {
-            host: self.host,
-            at_start: self.at_start,
-            ..own
+            host,
+            ..Self::new(children)
         }))
     }
 
-    fn on_host(&self) -> Option<Plan> {
-        self.host.map(|host| host(self.children.clone()))
+    fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, options)
     }
 
-    fn execute_device(
+    fn execute(
         &self,
         partition: usize,
-        device: &Device,
         context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let start = |child| execute_child(child, partition, device, context.clone());
+    ) -> Result<SendableRecordBatchStream> {
+        let host = self.host.expect("a node on the host");
+        host(self.children.clone()).execute(partition, context)
+    }
+}
+
+#[derive(Clone)]
+struct Operator {
+    name: &'static str,
+    steps: Steps,
+    runs_on_host: bool,
+    at_start: usize,
+    has_small_batches: bool,
+}
+
+impl Operator {
+    fn new(
+        name: &'static str,
+        steps: impl Fn(&mut State, &mut Context<'_>) -> Step + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name,
+            steps: Arc::new(steps),
+            runs_on_host: false,
+            at_start: 0,
+            has_small_batches: false,
+        }
+    }
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl DeviceOperator for Operator {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn runs_on_host(&self) -> bool {
+        self.runs_on_host
+    }
+
+    fn describe(&self, _: &dyn ExecutionPlan, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+
+    fn has_small_batches(&self, _: &dyn ExecutionPlan) -> bool {
+        self.has_small_batches
+    }
+
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let children = task.node().children().len();
         let state = State {
-            inputs: self.children.iter().map(start).collect::<Result<_>>()?,
-            schema: self.children[0].schema(),
-            queue: device.new_queue().map_err(to_datafusion)?,
-            memory: DeviceReservation::new(&context, self.name, partition, device),
+            inputs: (0..children)
+                .map(|i| task.input(i))
+                .collect::<Result<_>>()?,
+            schema: task.node().children()[0].schema(),
+            queue: task.device.new_queue().map_err(to_datafusion)?,
+            memory: DeviceReservation::new(task.context, self.name, task.partition, task.device),
             kept: Vec::new(),
             batches: Vec::new(),
             polls: 0,

@@ -50,8 +50,6 @@ pub(crate) fn cases(partitions: usize, columns: usize) -> Vec<Case> {
     add(|c| Arc::new(LocalLimitExec::new(c, 20)), all);
     add(|c| Arc::new(LocalLimitExec::new(c, 32)), all);
     add(|c| Arc::new(LocalLimitExec::new(c, 1000)), all);
-    add(|c| round_robin(c, 1), order);
-    add(|c| round_robin(c, 3), Same::Rows);
     if columns == 3 {
         add(|c| project(c, &[(2, "x"), (0, "y"), (2, "z")]), all);
         add(|c| project(c, &[(1, "b")]), all);
@@ -302,7 +300,7 @@ async fn what_needs_a_kernel_has_no_form() {
         (cast(DataType::Int32), false),
         (projected(one.clone(), lit(1i64)), false),
         (merge(two.clone(), None), false),
-        (round_robin(two.clone(), 2), true),
+        (round_robin(two.clone(), 2), false),
         (Arc::new(hash), false),
         (two.clone(), false),
     ] {
@@ -313,7 +311,7 @@ async fn what_needs_a_kernel_has_no_form() {
     let merged = form(merge(one, None), &sim);
     let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
     let replaced = merged.replace_children(vec![two], options);
-    fails(replaced, &["DeviceSortPreservingMergeExec"]);
+    fails(replaced, &["SortPreservingMergeExec"]);
 }
 
 /// The batches before an error come first, and nothing after it.
@@ -333,11 +331,7 @@ async fn an_error_in_the_middle_comes_after_the_batches_before_it() {
             0 | 1 => Some(Ok(numbers(i as i64 * 16, 16))),
             _ => Some(Err(DataFusionError::Execution("the third".into()))),
         });
-        let mut host = make(scan(table).await);
-        if host.name() == "RepartitionExec" {
-            // One output gets all if it alone is read.
-            host = host.children()[0].clone();
-        }
+        let host = make(scan(table).await);
         let stream = host.execute(0, session().task_ctx()).unwrap();
         let expected = rows_before_an_error(stream.map_ok(|batch| batch.num_rows())).await;
         plans.push((form(make(leaf.clone()), &sim), expected));

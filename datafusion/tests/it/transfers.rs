@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use arrow_device::device::sim::SimConfig;
 use arrow_device::{Device, Devices, TransferStats};
-use arrow_device_datafusion::{DeviceExec, DeviceToDeviceExec, execute_on_device};
+use arrow_device_datafusion::{DeviceToDeviceExec, execute_on_device};
 use datafusion::arrow::array::{ArrayRef, RecordBatch, StringArray};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::execution::memory_pool::MemoryPool;
@@ -145,8 +145,7 @@ async fn a_device_that_reaches_the_other_copies_directly() {
     };
     let (a, b) = (peer(), peer());
     let table = device_table(&a, &[batches(0, 3)]);
-    let moves = DeviceToDeviceExec::new(device_leaf(table.clone()).await, &b);
-    let plan: Plan = Arc::new(DeviceExec::new(Arc::new(moves)));
+    let plan = DeviceToDeviceExec::above(device_leaf(table.clone()).await, &b);
     let before = a.stats();
     let (batches, on_b) = run_on_device(&plan, &b).await.unwrap();
     let on_a = a.stats().since(&before);
@@ -475,8 +474,8 @@ async fn a_copy_that_nobody_waits_for_stays_reserved() {
     };
     let (a, b) = (peer(), peer());
     let moves = device_leaf(device_table(&a, &[batches(0, 1)])).await;
-    let moves = DeviceToDeviceExec::new(moves, &b);
-    let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+    let moves = DeviceToDeviceExec::above(moves, &b);
+    let moves = down(moves);
     std::thread::scope(|scope| {
         let dropped = || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -557,8 +556,7 @@ async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
 async fn no_poll_waits_for_more_moves_than_may_be_under_way() {
     let sim = Sim::deferred();
     let table = device_table(&Devices::cpu(), &[batches(0, 200)]);
-    let moves = DeviceToDeviceExec::new(device_leaf(table).await, &sim);
-    let moves: Plan = Arc::new(DeviceExec::new(Arc::new(moves)));
+    let moves = DeviceToDeviceExec::above(device_leaf(table).await, &sim);
     let stream = execute_on_device(moves, session().task_ctx(), &sim).unwrap();
     let (batches, pending) = drive_tasks(&[&sim], stream).await;
     assert_eq!(batches.len(), 200);

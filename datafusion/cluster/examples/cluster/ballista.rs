@@ -10,16 +10,15 @@ use std::time::{Duration, Instant};
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{ArrowDeviceType, Device, Devices};
 use arrow_device_cluster::ballista::DeviceEngine;
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec, to_datafusion};
+use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec, to_datafusion};
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_executor::executor_process::start_executor_process;
 use ballista_scheduler::config::SchedulerConfig;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use crate::data;
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::processes::{Process, Tasks, ready};
 use crate::report::{self, Task};
 
@@ -86,7 +85,10 @@ pub(crate) async fn role(role: &[String]) -> Result<()> {
         }
         // Where executors are killed, they should be at work.
         ["slow executor", port, bytes_per_second] => {
-            let config = SimConfig { bytes_per_second: Some(number_of(bytes_per_second)?), ..SimConfig::default() };
+            let config = SimConfig {
+                bytes_per_second: Some(number_of(bytes_per_second)?),
+                ..SimConfig::default()
+            };
             let device = SimDevice::new(config).and_then(|sim| Device::new(sim));
             executor(number_of(port)?, device.map_err(to_datafusion)?).await
         }
@@ -111,19 +113,17 @@ async fn role_of_scheduler(executor_timeout_seconds: u64) -> Result<()> {
     Tasks::default().answer().await
 }
 
-/// The rules of the plugin: filters go to the executor's simulated devices, whatever the number of rows.
-pub(crate) fn rules() -> [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] {
+/// The plugin: filters go to the executor's simulated devices, whatever the number of rows.
+pub(crate) fn rule() -> DeviceRule {
     let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
-    [
-        Arc::new(PushFilterToDevice::uploads(device)),
-        Arc::new(PushFilterToDevice::default()),
-    ]
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+    rule.with_uploads(device, 0)
 }
 
 async fn executor(scheduler: u16, device: Device) -> Result<()> {
     let tasks = Tasks::default();
     let seen = tasks.clone();
-    let engine = DeviceEngine::new(rules()).with_observer(move |task| {
+    let engine = DeviceEngine::new(rule()).with_observer(move |task| {
         seen.add(Task {
             stage: task.stage_id(),
             bytes_up: task.sum("bytes_to_device"),

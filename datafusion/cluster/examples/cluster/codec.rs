@@ -1,22 +1,27 @@
 //! How the worked plugin's filter travels, for plans that are made elsewhere than where they run.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow_device_cluster::codec::{DevicePlanCodec, PlanDecoder, PlanEncoder};
-use arrow_device_datafusion::DevicePlan;
+use arrow_device_datafusion::{DeviceExec, DevicePlugin};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::filter::FilterExecBuilder;
+use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
 use prost::Message;
 
-use crate::device_filter::cache::KernelCache;
-use crate::device_filter::filter::DeviceFilterExec;
+use crate::device_filter::FilterPlugin;
 
 /// Writes and reads filters. Those that it reads share their kernels.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FilterCodec {
-    kernels: Arc<KernelCache>,
+    plugin: Arc<dyn DevicePlugin>,
+}
+
+impl Default for FilterCodec {
+    fn default() -> Self {
+        let plugin = Arc::new(FilterPlugin::default());
+        Self { plugin }
+    }
 }
 
 /// What a filter is made of.
@@ -43,16 +48,15 @@ impl DevicePlanCodec for FilterCodec {
 
     fn encode(
         &self,
-        plan: &dyn DevicePlan,
+        plan: &DeviceExec,
         buf: &mut Vec<u8>,
         encoder: &PlanEncoder<'_>,
     ) -> Result<()> {
-        let filter: Option<&DeviceFilterExec> = (plan as &dyn Any).downcast_ref();
-        let filter = filter.ok_or_else(|| {
+        let host: Option<&FilterExec> = plan.node().downcast_ref();
+        let host = host.ok_or_else(|| {
             let name = plan.name();
             DataFusionError::Internal(format!("{name} is not the example's DeviceFilterExec"))
         })?;
-        let host = filter.host();
         let projection = host.projection().as_deref().map(|columns| Columns {
             indices: columns.iter().map(|column| *column as u32).collect(),
         });
@@ -65,7 +69,7 @@ impl DevicePlanCodec for FilterCodec {
         Ok(())
     }
 
-    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>> {
+    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<DeviceExec> {
         let bad = |e: String| DataFusionError::Execution(format!("DeviceFilterExec: {e}"));
         let message = Filter::decode(buf).map_err(|e| bad(e.to_string()))?;
         let input = decoder.only_child()?;
@@ -87,10 +91,6 @@ impl DevicePlanCodec for FilterCodec {
             .apply_projection(projection)?
             .with_fetch(fetch.map_err(|e| bad(e.to_string()))?)
             .build()?;
-        let device = decoder.device().clone();
-        match DeviceFilterExec::in_place_of(host, device, self.kernels.clone()) {
-            Some(filter) => Ok(Arc::new(filter)),
-            None => Err(bad("this process has no kernels for its predicate".into())),
-        }
+        DeviceExec::in_place_of(Arc::new(host), decoder.device().clone(), &self.plugin)
     }
 }

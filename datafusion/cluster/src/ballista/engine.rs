@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_device_datafusion::rewrite;
+use arrow_device_datafusion::DeviceRule;
 use ballista_core::JobId;
 use ballista_core::execution_plans::RuntimeStatsExec;
 use ballista_executor::execution_engine::{
@@ -13,7 +13,6 @@ use ballista_executor::execution_engine::{
 };
 use datafusion::common::tree_node::TreeNode;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use datafusion::prelude::SessionConfig;
 
@@ -29,37 +28,31 @@ const IDLE: Duration = Duration::from_secs(30);
 ///
 /// The module [`ballista`](super) shows how to give it to an executor. Nothing else of a cluster changes.
 ///
-/// The plan of a task is a shuffle writer above the operators of the stage. The rules see what is below the writer; where Ballista
+/// The plan of a task is a shuffle writer above the operators of the stage. The rule sees what is below the writer; where Ballista
 /// measures the rows of a stage (`RuntimeStatsExec`, in window functions over several partitions), they see what is below that, since
 /// Ballista must find it from the writer on. The sets of metrics that the scheduler gets have the shape that it expects; what a
 /// transition copies is counted in the set of the node below it.
 #[derive(Clone)]
 pub struct DeviceEngine {
     inner: Arc<dyn ExecutionEngine>,
-    rules: Arc<[Arc<dyn PhysicalOptimizerRule + Send + Sync>]>,
+    rule: DeviceRule,
     on_device_error: OnDeviceError,
     observer: Option<Arc<Observer>>,
 }
 
 impl DeviceEngine {
-    /// Makes an engine that applies these rules to each task, in their order, and then inserts uploads and downloads; see
-    /// [`rewrite`] for what rules may do. Ballista's own engine runs the tasks, with a [`ClientPool`].
-    pub fn new(
-        rules: impl IntoIterator<Item = Arc<dyn PhysicalOptimizerRule + Send + Sync>>,
-    ) -> Self {
+    /// Makes an engine that puts device operators into each task, as [`DeviceRule::rewrite`] does. Ballista's own engine runs the tasks, with a [`ClientPool`].
+    pub fn new(rule: DeviceRule) -> Self {
         let clients = Arc::new(ClientPool::new(IDLE));
         let inner = DefaultExecutionEngine::with_client_pool(clients);
-        Self::over(Arc::new(inner), rules)
+        Self::over(Arc::new(inner), rule)
     }
 
     /// As [`new`](Self::new), with another engine that runs the tasks, such as Ballista's own with another pool of clients.
-    pub fn over(
-        inner: Arc<dyn ExecutionEngine>,
-        rules: impl IntoIterator<Item = Arc<dyn PhysicalOptimizerRule + Send + Sync>>,
-    ) -> Self {
+    pub fn over(inner: Arc<dyn ExecutionEngine>, rule: DeviceRule) -> Self {
         Self {
             inner,
-            rules: rules.into_iter().collect(),
+            rule,
             on_device_error: OnDeviceError::default(),
             observer: None,
         }
@@ -94,7 +87,7 @@ impl DeviceEngine {
         let children: Vec<_> = plan.children().into_iter().cloned().collect();
         let below = children.iter().map(|child| match measures(child)? {
             true => self.on_devices(child.clone(), config),
-            false => rewrite(child.clone(), &self.rules, config.options()),
+            false => self.rule.rewrite(child.clone(), config.options()),
         });
         let below = below.collect::<Result<Vec<_>>>()?;
         let mut pairs = children.iter().zip(&below);
@@ -142,7 +135,7 @@ impl ExecutionEngine for DeviceEngine {
                 observer: self.observer.clone(),
             }))
         };
-        // A panic would end the executor's loop, and leave the scheduler waiting. Those of rules are errors already.
+        // A panic would end the executor's loop, and leave the scheduler waiting. Those of plugins are errors already.
         catch_unwind(AssertUnwindSafe(create)).unwrap_or_else(|_| {
             let text = format!("stage {stage_id}, task {task_id}: a node of the plan panicked");
             Err(DataFusionError::Execution(text))
@@ -153,7 +146,7 @@ impl ExecutionEngine for DeviceEngine {
 impl fmt::Debug for DeviceEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceEngine")
-            .field("rules", &self.rules)
+            .field("rule", &self.rule)
             .field("on_device_error", &self.on_device_error)
             .finish_non_exhaustive()
     }

@@ -38,7 +38,10 @@ fn is_of_device(e: &DataFusionError) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(e);
     while let Some(e) = cause {
         if e.is::<arrow_device::Error>()
-            || matches!(e.downcast_ref(), Some(DataFusionError::ResourcesExhausted(_)))
+            || matches!(
+                e.downcast_ref(),
+                Some(DataFusionError::ResourcesExhausted(_))
+            )
         {
             return true;
         }

@@ -1,51 +1,42 @@
 //! Device operators on the executors of [Ballista](https://datafusion.apache.org/ballista).
 //!
 //! Ballista's scheduler divides a query into stages, and a stage into tasks. An executor gets the plan of a task, and its
-//! *execution engine* runs it. [`DeviceEngine`] is an execution engine that first puts device operators into the task's plan, with the
-//! rules of a plugin, as [`rewrite`](arrow_device_datafusion::rewrite) does, and then lets another engine run it. The
+//! *execution engine* runs it. [`DeviceEngine`] is an execution engine that first puts device operators into the task's plan, those of
+//! plugins, as [`DeviceRule::rewrite`](arrow_device_datafusion::DeviceRule::rewrite) does, and then lets another engine run it. The
 //! scheduler and the clients are Ballista's own, as they are: plans travel without device nodes, so no codec is needed. That holds
 //! for pull and push scheduling, with Ballista's adaptive planner and without.
 //!
 //! # Setting up an executor
 //!
-//! An executor needs an engine with rules, and a configuration with its devices:
+//! An executor needs an engine with a rule, and a configuration with its devices:
 //!
 //! ```no_run
 //! use std::sync::Arc;
 //!
 //! use arrow_device::{ArrowDeviceType, Devices};
 //! use arrow_device_cluster::ballista::DeviceEngine;
-//! use arrow_device_datafusion::{DeviceResolver, DeviceSpec, DeviceUploads};
+//! use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec};
+//! # use arrow_device_datafusion::{DeviceOperator, DevicePlugin, Verdict};
 //! use ballista_core::utils::default_config_producer;
 //! use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
-//! # use datafusion::common::config::ConfigOptions;
-//! use datafusion::physical_optimizer::PhysicalOptimizerRule;
-//! # use datafusion::physical_plan::{ExecutionPlan, filter::FilterExec};
+//! # use datafusion::physical_plan::ExecutionPlan;
 //! # #[derive(Debug)]
-//! # struct MyRule;
-//! # impl PhysicalOptimizerRule for MyRule {
-//! #     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> datafusion::error::Result<Arc<dyn ExecutionPlan>> {
-//! #         Ok(plan)
+//! # struct MyPlugin;
+//! # impl DevicePlugin for MyPlugin {
+//! #     fn can_run(&self, _: &Arc<dyn ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+//! #         Verdict::Unknown
 //! #     }
-//! #     fn name(&self) -> &str {
-//! #         "MyRule"
+//! #     fn replace(&self, _: &Arc<dyn ExecutionPlan>) -> datafusion::error::Result<Arc<dyn DeviceOperator>> {
+//! #         unreachable!()
 //! #     }
-//! #     fn schema_check(&self) -> bool {
-//! #         true
-//! #     }
-//! # }
-//! # fn supported(node: &Arc<dyn ExecutionPlan>) -> bool {
-//! #     node.downcast_ref::<FilterExec>().is_some()
 //! # }
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let uploads = DeviceUploads::new(DeviceSpec::any(ArrowDeviceType::CUDA), supported);
-//! let rules: [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] =
-//!     [Arc::new(uploads.with_min_rows(100_000)), Arc::new(MyRule)];
+//! let rule = DeviceRule::default().with_plugin(Arc::new(MyPlugin)).with_uploads(DeviceSpec::any(ArrowDeviceType::CUDA), 100_000);
 //! let devices = Arc::new(DeviceResolver::of([Devices::open("cuda:0")?])); // opened once, at the start
 //! let config = ExecutorProcessConfig {
-//!     override_execution_engine: Some(Arc::new(DeviceEngine::new(rules))),
+//!     override_execution_engine: Some(Arc::new(DeviceEngine::new(rule))),
 //!     override_config_producer: Some(Arc::new(move || {
 //!         default_config_producer().with_extension(devices.clone())
 //!     })),
@@ -57,10 +48,10 @@
 //! ```
 //!
 //! The configuration of a task's session starts with what the executor's producer returns, so the
-//! [`DeviceResolver`](arrow_device_datafusion::DeviceResolver) reaches the operators that run there. The rules name a type of device
+//! [`DeviceResolver`](arrow_device_datafusion::DeviceResolver) reaches the operators that run there. The rule names a type of device
 //! ([`DeviceSpec::any`](arrow_device_datafusion::DeviceSpec::any)), and the resolver gives partition `p` of a task the device `p % n` of the
-//! executor's `n`. An executor without the engine, or whose rules find nothing to do, runs its tasks on the host; both sorts may serve
-//! one query. An executor whose rules insert device operators, but whose resolver has no device, fails its tasks with an error that
+//! executor's `n`. An executor without the engine, or whose plugins find nothing to do, runs its tasks on the host; both sorts may serve
+//! one query. An executor whose rule inserts device operators, but whose resolver has no device, fails its tasks with an error that
 //! names the operator and the devices that there are.
 //!
 //! # What happens when something fails
@@ -68,7 +59,7 @@
 //! | what | the query |
 //! | --- | --- |
 //! | an operation of a device fails, or its memory is exhausted | fails with the device's error, or the task is tried again: [`OnDeviceError`] |
-//! | a rule panics, or changes the schema, partitions or order | fails with an error that names the rule; the executor goes on |
+//! | a plugin panics | fails with its text; the executor goes on |
 //! | an operator panics | fails with Ballista's error; the executor goes on |
 //! | a client goes, or cancels | Ballista aborts its tasks; their device memory is freed |
 //! | an executor goes | Ballista runs its tasks on another one, once it notices (`executor_timeout_seconds` of the scheduler, 180 by default) |

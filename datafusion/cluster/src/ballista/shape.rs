@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceExec, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec};
+use arrow_device_datafusion::{
+    DeviceCoalesceBatchesExec, DeviceExec, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
+};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::metrics::{MetricValue, MetricsSet};
@@ -110,7 +112,9 @@ fn below_cooperative(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn Execution
 
 fn below_transition(plan: &Arc<dyn ExecutionPlan>) -> Option<&Arc<dyn ExecutionPlan>> {
     let down = plan.downcast_ref().map(DeviceToHostExec::input);
-    let up = || DeviceExec::operator(plan).map(HostToDeviceExec::input);
-    let between = || DeviceExec::operator(plan).map(DeviceToDeviceExec::input);
-    down.or_else(up).or_else(between)
+    let up = || DeviceExec::operator::<HostToDeviceExec>(plan).map(|_| plan.children()[0]);
+    let between = || DeviceExec::operator::<DeviceToDeviceExec>(plan).map(|_| plan.children()[0]);
+    let joined =
+        || DeviceExec::operator::<DeviceCoalesceBatchesExec>(plan).map(|_| plan.children()[0]);
+    down.or_else(up).or_else(between).or_else(joined)
 }

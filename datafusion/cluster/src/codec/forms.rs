@@ -2,26 +2,24 @@
 
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceForm, DevicePlan};
+use arrow_device_datafusion::DeviceForm;
 use datafusion::arrow::compute::SortOptions;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_expr::{LexOrdering, PhysicalSortExpr};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
 use super::operator::{PlanDecoder, PlanEncoder};
 use super::unreadable;
-use super::values::{number, optional, partitions, read_schema, schema_message};
+use super::values::{number, optional, read_schema, schema_message};
 use super::wire::{self, Form};
 
 /// The message of a form, without its device and children.
-pub(super) fn message(form: &DeviceForm, encoder: &PlanEncoder<'_>) -> Result<Form> {
-    let node = form.node();
+pub(super) fn message(node: &Arc<dyn ExecutionPlan>, encoder: &PlanEncoder<'_>) -> Result<Form> {
     Ok(
         if let Some(projection) = node.downcast_ref::<ProjectionExec>() {
             let column = |column: &ProjectionExpr| -> Result<_> {
@@ -62,16 +60,9 @@ pub(super) fn message(form: &DeviceForm, encoder: &PlanEncoder<'_>) -> Result<Fo
                 order: merge.expr().iter().map(by).collect::<Result<_>>()?,
                 fetch: merge.fetch().map(|rows| rows as u64),
             })
-        } else if let Some(Partitioning::RoundRobinBatch(n)) = node
-            .downcast_ref::<RepartitionExec>()
-            .map(RepartitionExec::partitioning)
-        {
-            let partitions = *n as u64;
-            Form::RoundRobin(wire::RoundRobin { partitions })
         } else {
             return Err(DataFusionError::NotImplemented(format!(
-                "{} cannot travel: this release of arrow-device-cluster does not know the form of {}",
-                form.name(),
+                "this release of arrow-device-cluster does not know the form of {} on a device, which cannot travel",
                 node.name()
             )));
         },
@@ -79,7 +70,10 @@ pub(super) fn message(form: &DeviceForm, encoder: &PlanEncoder<'_>) -> Result<Fo
 }
 
 /// The form of a message.
-pub(super) fn read(form: Option<Form>, decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>> {
+pub(super) fn read(
+    form: Option<Form>,
+    decoder: &PlanDecoder<'_>,
+) -> Result<Arc<dyn ExecutionPlan>> {
     let form = form.ok_or_else(|| unreadable("an empty form"))?;
     let input = || decoder.only_child().cloned();
     let node: Arc<dyn ExecutionPlan> = match form {
@@ -128,14 +122,10 @@ pub(super) fn read(form: Option<Form>, decoder: &PlanDecoder<'_>) -> Result<Arc<
             let fetch = optional(merge.fetch)?;
             Arc::new(SortPreservingMergeExec::new(order, input).with_fetch(fetch))
         }
-        Form::RoundRobin(spread) => {
-            let by = Partitioning::RoundRobinBatch(partitions(spread.partitions)?);
-            Arc::new(RepartitionExec::try_new(input()?, by)?)
-        }
     };
     let name = node.name().to_owned();
     match DeviceForm::of(node, decoder.device().clone())? {
-        Some(form) => Ok(Arc::new(form)),
+        Some(form) => Ok(form),
         None => Err(unreadable(format!("a {name} that has no form on a device"))),
     }
 }

@@ -1,13 +1,11 @@
 //! The nodes of `arrow-device-datafusion` as messages, and back.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceInsertExec, DevicePlan,
-    DeviceScanExec, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
+    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceInsertExec, DeviceScanExec,
+    DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
 };
-use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
@@ -33,10 +31,10 @@ impl DeviceCodec {
             Kind::ToHost(wire::ToHost {})
         } else if let Some(insert) = node.downcast_ref::<DeviceInsertExec>() {
             Kind::Insert(scan::insert_message(insert)?)
-        } else if let Some(node) = DeviceExec::of(node) {
+        } else if let Some(exec) = DeviceExec::of(node) {
             #[cfg(feature = "ballista")]
-            self.check_split(node)?;
-            self.operator_message(node, &encoder)?
+            self.check_split(node, exec)?;
+            self.operator_message(node, exec, &encoder)?
         } else {
             let name = node.name();
             return Err(DataFusionError::Internal(format!(
@@ -46,38 +44,44 @@ impl DeviceCodec {
         Ok(wire::Node { kind: Some(kind) })
     }
 
-    fn operator_message(&self, node: &DeviceExec, encoder: &PlanEncoder<'_>) -> Result<Kind> {
-        let device = Some(device_message(node.device()));
-        let plan: &dyn Any = &**node.plan();
-        Ok(if let Some(up) = plan.downcast_ref::<HostToDeviceExec>() {
-            let target = up.target().map(|(rows, bytes)| wire::Target {
-                rows: rows as u64,
-                bytes: bytes as u64,
-            });
-            Kind::ToDevice(wire::ToDevice { device, target })
-        } else if plan.is::<DeviceToDeviceExec>() {
-            Kind::Between(wire::Between { device })
-        } else if let Some(coalesce) = plan.downcast_ref::<DeviceCoalesceBatchesExec>() {
-            let rows = coalesce.rows() as u64;
-            Kind::CoalesceBatches(wire::CoalesceBatches { device, rows })
-        } else if let Some(form) = plan.downcast_ref::<DeviceForm>() {
-            let form = Some(forms::message(form, encoder)?);
-            Kind::Form(wire::FormOf { device, form })
-        } else if let Some(scan) = plan.downcast_ref::<DeviceScanExec>() {
-            Kind::Scan(scan::message(scan, encoder)?)
-        } else {
-            let name = node.plan().name().to_owned();
-            let mut bytes = Vec::new();
-            let codec = self.plan_codec(&name)?;
-            codec.encode(&**node.plan(), &mut bytes, encoder)?;
-            Kind::Operator(wire::Operator {
-                device,
-                bytes,
-                schema: Some(schema_message(&schema_of(&**node.plan()))?),
-                partitions: partitions_of(&**node.plan()) as u64,
-                name,
-            })
-        })
+    fn operator_message(
+        &self,
+        node: &Arc<dyn ExecutionPlan>,
+        exec: &DeviceExec,
+        encoder: &PlanEncoder<'_>,
+    ) -> Result<Kind> {
+        let device = Some(device_message(exec.device()));
+        Ok(
+            if let Some(up) = DeviceExec::operator::<HostToDeviceExec>(node) {
+                let target = up.target().map(|(rows, bytes)| wire::Target {
+                    rows: rows as u64,
+                    bytes: bytes as u64,
+                });
+                Kind::ToDevice(wire::ToDevice { device, target })
+            } else if DeviceExec::operator::<DeviceToDeviceExec>(node).is_some() {
+                Kind::Between(wire::Between { device })
+            } else if let Some(coalesce) = DeviceExec::operator::<DeviceCoalesceBatchesExec>(node) {
+                let rows = coalesce.rows() as u64;
+                Kind::CoalesceBatches(wire::CoalesceBatches { device, rows })
+            } else if DeviceExec::operator::<DeviceForm>(node).is_some() {
+                let form = Some(forms::message(exec.node(), encoder)?);
+                Kind::Form(wire::FormOf { device, form })
+            } else if let Some(scan) = exec.node().downcast_ref::<DeviceScanExec>() {
+                Kind::Scan(scan::message(scan, encoder)?)
+            } else {
+                let name = node.name().to_owned();
+                let mut bytes = Vec::new();
+                let codec = self.plan_codec(&name)?;
+                codec.encode(exec, &mut bytes, encoder)?;
+                Kind::Operator(wire::Operator {
+                    device,
+                    bytes,
+                    schema: Some(schema_message(&node.schema())?),
+                    partitions: partitions_of(exec) as u64,
+                    name,
+                })
+            },
+        )
     }
 
     /// The node of a message.
@@ -99,22 +103,16 @@ impl DeviceCodec {
                 functions: &*self.others,
             })
         };
-        let plan: Arc<dyn DevicePlan> = match kind {
-            Kind::ToHost(_) => {
-                let input = only(inputs)?.clone();
-                return Ok(Arc::new(DeviceToHostExec::new(input)));
-            }
-            Kind::Insert(insert) => return scan::read_insert(&insert, &on(&insert.device)?),
+        Ok(match kind {
+            Kind::ToHost(_) => Arc::new(DeviceToHostExec::new(only(inputs)?.clone())),
+            Kind::Insert(insert) => scan::read_insert(&insert, &on(&insert.device)?)?,
             Kind::ToDevice(up) => {
                 let decoder = on(&up.device)?;
-                let plan =
-                    HostToDeviceExec::new(decoder.only_child()?.clone(), decoder.device.clone());
-                match up.target {
-                    Some(target) => {
-                        Arc::new(plan.with_target(number(target.rows)?, number(target.bytes)?))
-                    }
-                    None => Arc::new(plan),
+                let mut node = HostToDeviceExec::default();
+                if let Some(target) = up.target {
+                    node = node.with_target(number(target.rows)?, number(target.bytes)?);
                 }
+                node.above(decoder.only_child()?.clone(), decoder.device.clone())
             }
             Kind::Between(between) => {
                 let decoder = on(&between.device)?;
@@ -122,31 +120,30 @@ impl DeviceCodec {
                 if DeviceExec::of(&input).is_none() {
                     return Err(unreadable("a move between devices of rows on the host"));
                 }
-                Arc::new(DeviceToDeviceExec::new(input, decoder.device.clone()))
+                DeviceToDeviceExec::above(input, decoder.device.clone())
             }
             Kind::CoalesceBatches(coalesce) => {
                 let decoder = on(&coalesce.device)?;
                 let (input, rows) = (decoder.only_child()?.clone(), number(coalesce.rows)?);
                 let device = decoder.device.clone();
-                Arc::new(DeviceCoalesceBatchesExec::new(input, device, rows))
+                DeviceCoalesceBatchesExec::new(rows).above(input, device)
             }
             Kind::Form(form) => forms::read(form.form, &on(&form.device)?)?,
-            Kind::Scan(scan) => scan::read(&scan, &on(&scan.device)?)?,
+            Kind::Scan(scan) => Arc::new(scan::read(&scan, &on(&scan.device)?)?),
             Kind::Operator(operator) => {
                 let decoder = on(&operator.device)?;
                 let codec = self.plan_codec(&operator.name)?;
                 let plan = codec.decode(&operator.bytes, &decoder)?;
-                check_operator(&*plan, &operator, &decoder)?;
-                plan
+                check_operator(&plan, &operator, &decoder)?;
+                Arc::new(plan)
             }
-        };
-        Ok(Arc::new(DeviceExec::new(plan)))
+        })
     }
 }
 
 /// Checks that a plugin's codec has made the operator that was written.
 fn check_operator(
-    plan: &dyn DevicePlan,
+    plan: &DeviceExec,
     written: &wire::Operator,
     decoder: &PlanDecoder<'_>,
 ) -> Result<()> {
@@ -164,7 +161,7 @@ fn check_operator(
         differs("device")
     } else if children.len() != decoder.children.len() || !same.all(|(a, b)| Arc::ptr_eq(a, b)) {
         differs("children")
-    } else if schema_of(plan) != read_schema(&written.schema)? {
+    } else if plan.schema() != read_schema(&written.schema)? {
         differs("schema")
     } else if partitions_of(plan) as u64 != written.partitions {
         differs("number of partitions")
@@ -173,10 +170,6 @@ fn check_operator(
     }
 }
 
-fn schema_of(plan: &dyn DevicePlan) -> SchemaRef {
-    plan.properties().equivalence_properties().schema().clone()
-}
-
-fn partitions_of(plan: &dyn DevicePlan) -> usize {
+fn partitions_of(plan: &DeviceExec) -> usize {
     plan.properties().output_partitioning().partition_count()
 }

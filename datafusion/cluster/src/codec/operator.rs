@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DevicePlan, DeviceSpec};
+use arrow_device_datafusion::{DeviceExec, DeviceSpec};
 use datafusion::arrow::datatypes::Schema;
 use datafusion::error::Result;
 use datafusion::execution::TaskContext;
@@ -24,80 +24,46 @@ use super::unreadable;
 /// The operator's device and children travel without it. It writes the rest: expressions, limits, modes.
 ///
 /// ```
-/// # use std::any::Any;
-/// # use std::fmt;
 /// # use std::sync::Arc;
-/// # use arrow_device::Device;
-/// # use arrow_device_datafusion::{DevicePlan, DeviceSpec, SendableDeviceStream, execute_child};
+/// # use arrow_device_datafusion::{DeviceExec, DevicePlugin};
 /// # use datafusion::error::{DataFusionError, Result};
-/// # use datafusion::execution::TaskContext;
-/// # use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+/// # use datafusion::physical_plan::limit::LocalLimitExec;
 /// use arrow_device_cluster::codec::{DevicePlanCodec, PlanDecoder, PlanEncoder};
-/// # #[derive(Debug)]
-/// # struct SampleExec {
-/// #     input: Arc<dyn ExecutionPlan>,
-/// #     device: DeviceSpec,
-/// #     every: u32,
-/// # }
-/// # impl DevicePlan for SampleExec {
-/// #     fn name(&self) -> &str {
-/// #         "SampleExec"
-/// #     }
-/// #     fn device(&self) -> &DeviceSpec {
-/// #         &self.device
-/// #     }
-/// #     fn properties(&self) -> &Arc<PlanProperties> {
-/// #         self.input.properties()
-/// #     }
-/// #     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-/// #         vec![&self.input]
-/// #     }
-/// #     fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-/// #         Ok(Arc::new(Self { input: children[0].clone(), device: self.device.clone(), every: self.every }))
-/// #     }
-/// #     fn execute_device(&self, p: usize, device: &Device, c: Arc<TaskContext>) -> Result<SendableDeviceStream> {
-/// #         execute_child(&self.input, p, device, c)
-/// #     }
-/// # }
 ///
-/// /// `SampleExec` returns every n-th row of its only child.
+/// /// `SampleExec` is in the place of a limit.
 /// #[derive(Debug)]
-/// struct SampleCodec;
+/// struct SampleCodec(Arc<dyn DevicePlugin>);
 ///
 /// impl DevicePlanCodec for SampleCodec {
 ///     fn name(&self) -> &str {
 ///         "SampleExec"
 ///     }
 ///
-///     fn encode(&self, plan: &dyn DevicePlan, buf: &mut Vec<u8>, _: &PlanEncoder<'_>) -> Result<()> {
-///         let plan: Option<&SampleExec> = (plan as &dyn Any).downcast_ref();
-///         let plan = plan.ok_or_else(|| DataFusionError::Internal("not a SampleExec".into()))?;
-///         buf.extend(plan.every.to_le_bytes());
+///     fn encode(&self, plan: &DeviceExec, buf: &mut Vec<u8>, _: &PlanEncoder<'_>) -> Result<()> {
+///         let limit: Option<&LocalLimitExec> = plan.node().downcast_ref();
+///         let limit = limit.ok_or_else(|| DataFusionError::Internal("not a limit".into()))?;
+///         buf.extend((limit.fetch() as u64).to_le_bytes());
 ///         Ok(())
 ///     }
 ///
-///     fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>> {
-///         let every = buf.try_into().map(u32::from_le_bytes);
-///         let every = every.map_err(|e| DataFusionError::Execution(format!("SampleExec: {e}")))?;
-///         let input = decoder.only_child()?.clone();
-///         Ok(Arc::new(SampleExec { input, device: decoder.device().clone(), every }))
+///     fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<DeviceExec> {
+///         let rows = buf.try_into().map(u64::from_le_bytes);
+///         let rows = rows.map_err(|e| DataFusionError::Execution(format!("SampleExec: {e}")))?;
+///         let limit = LocalLimitExec::new(decoder.only_child()?.clone(), rows as usize);
+///         DeviceExec::in_place_of(Arc::new(limit), decoder.device().clone(), &self.0)
 ///     }
 /// }
 /// ```
 pub trait DevicePlanCodec: fmt::Debug + Send + Sync {
-    /// Returns the name of the operators, which is their [`DevicePlan::name`].
+    /// Returns the name of the operators, which is that of their [`DeviceOperator`](arrow_device_datafusion::DeviceOperator).
     fn name(&self) -> &str;
 
     /// Appends what the operator is made of, except its device and children. What an encoder that fails has written is dropped.
     ///
     /// # Errors
     /// Returns an error if this operator cannot travel.
-    fn encode(
-        &self,
-        plan: &dyn DevicePlan,
-        buf: &mut Vec<u8>,
-        encoder: &PlanEncoder<'_>,
-    ) -> Result<()>;
+    fn encode(&self, plan: &DeviceExec, buf: &mut Vec<u8>, encoder: &PlanEncoder<'_>)
+    -> Result<()>;
 
     /// Makes the operator, on [`PlanDecoder::device`] and over [`PlanDecoder::children`], of what [`encode`](Self::encode) wrote. It runs
     /// for each task, on a thread of the runtime: it should be quick, and opens no device.
@@ -107,7 +73,7 @@ pub trait DevicePlanCodec: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the operator cannot be made.
-    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>>;
+    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<DeviceExec>;
 }
 
 /// What an encoder of an operator needs.

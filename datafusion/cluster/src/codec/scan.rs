@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_device_datafusion::{
-    DeviceInsertExec, DevicePlan, DeviceScanExec, DeviceSpec, DeviceTable,
+    DeviceExec, DeviceInsertExec, DeviceScanExec, DeviceSpec, DeviceTable,
 };
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::TableProviderFilterPushDown;
@@ -67,7 +67,7 @@ fn declared(scan: &DeviceScanExec) -> (String, String) {
 }
 
 /// The scan of this process's table of the name.
-pub(super) fn read(scan: &wire::Scan, decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>> {
+pub(super) fn read(scan: &wire::Scan, decoder: &PlanDecoder<'_>) -> Result<DeviceExec> {
     let name = &scan.table;
     if !decoder.children().is_empty() {
         return Err(unreadable(format!("a scan of {name:?} with children")));
@@ -107,7 +107,7 @@ pub(super) fn read(scan: &wire::Scan, decoder: &PlanDecoder<'_>) -> Result<Arc<d
             format!("has the order [{order}], not [{expected}]"),
         ));
     }
-    Ok(Arc::new(match &scan.part {
+    Ok(DeviceExec::from(match &scan.part {
         Some(part) => plan.with_part(number(part.index)?, number(part.count)?)?,
         None => plan,
     }))

@@ -1,6 +1,5 @@
 //! What Ballista's scheduler does not know of device nodes, and would get wrong without an error.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow_device_datafusion::{DeviceExec, DeviceForm, DeviceScanExec};
@@ -8,7 +7,6 @@ use ballista_core::serde::BallistaPhysicalExtensionCodec;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::UnionExec;
 
 use super::DeviceCodec;
@@ -20,7 +18,7 @@ impl DeviceCodec {
     /// Ballista's scheduler runs some of a stage's partitions in each task. To that end it takes partitions out of the leaves that it knows, and
     /// leaves others whole, so that each task would read all rows of a table on a device. It also numbers the partitions
     /// below a node as those of the node, except below DataFusion's own unions, repartitions and merges. So this codec refuses scans
-    /// of tables on devices with more than one partition, and unions, repartitions and merges of partitions on a device. Otherwise rows would be
+    /// of tables on devices with more than one partition, and unions and merges of partitions on a device. Otherwise rows would be
     /// read twice, or lost, without an error.
     pub fn for_ballista(mut self) -> Self {
         self.splits = true;
@@ -31,13 +29,16 @@ impl DeviceCodec {
     ///
     /// # Errors
     /// Returns an error for a node that it would get wrong.
-    pub(super) fn check_split(&self, node: &DeviceExec) -> Result<()> {
+    pub(super) fn check_split(
+        &self,
+        plan: &Arc<dyn ExecutionPlan>,
+        node: &DeviceExec,
+    ) -> Result<()> {
         if !self.splits {
             return Ok(());
         }
-        let plan: &dyn Any = &**node.plan();
         let (name, device) = (node.name(), node.device());
-        if plan.is::<DeviceScanExec>() {
+        if node.node().is::<DeviceScanExec>() {
             return match node.properties().output_partitioning().partition_count() {
                 1 => Ok(()),
                 n => Err(DataFusionError::NotImplemented(format!(
@@ -47,11 +48,9 @@ impl DeviceCodec {
                 ))),
             };
         }
-        let whole = plan.downcast_ref::<DeviceForm>().map(DeviceForm::node);
+        let whole = DeviceExec::operator::<DeviceForm>(plan).map(|_| node.node());
         let is_exchange = |node: &Arc<dyn ExecutionPlan>| {
-            node.is::<UnionExec>()
-                || node.is::<CoalescePartitionsExec>()
-                || node.is::<RepartitionExec>()
+            node.is::<UnionExec>() || node.is::<CoalescePartitionsExec>()
         };
         match whole.filter(|node| is_exchange(node)) {
             None => Ok(()),

@@ -10,9 +10,6 @@ use datafusion_proto::protobuf;
 
 use super::{unreadable, wire};
 
-/// The most partitions that a plan may ask for.
-const MOST_PARTITIONS: usize = 1 << 20;
-
 /// The message of a description. One that was made of an opened device becomes that of its type and id.
 pub(super) fn device_message(device: &DeviceSpec) -> wire::Device {
     wire::Device {
@@ -50,13 +47,4 @@ pub(super) fn number(value: u64) -> Result<usize> {
 
 pub(super) fn optional(value: Option<u64>) -> Result<Option<usize>> {
     value.map(number).transpose()
-}
-
-/// A number of partitions.
-pub(super) fn partitions(value: u64) -> Result<usize> {
-    match number(value)? {
-        0 => Err(unreadable("no partitions")),
-        n if n > MOST_PARTITIONS => Err(unreadable(format!("{n} partitions"))),
-        n => Ok(n),
-    }
 }

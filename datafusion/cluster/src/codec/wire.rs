@@ -114,7 +114,7 @@ pub(super) struct CoalesceBatches {
 pub(super) struct FormOf {
     #[prost(message, optional, tag = "1")]
     pub(super) device: Option<Device>,
-    #[prost(oneof = "Form", tags = "2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "Form", tags = "2, 3, 4, 5, 6, 7")]
     pub(super) form: Option<Form>,
 }
 
@@ -132,8 +132,6 @@ pub(super) enum Form {
     CoalescePartitions(CoalescePartitions),
     #[prost(message, tag = "7")]
     Merge(Merge),
-    #[prost(message, tag = "8")]
-    RoundRobin(RoundRobin),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -192,12 +190,6 @@ pub(super) struct SortBy {
     pub(super) descending: bool,
     #[prost(bool, tag = "3")]
     pub(super) nulls_first: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RoundRobin {
-    #[prost(uint64, tag = "1")]
-    pub(super) partitions: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,6 +1,5 @@
 //! [`SingleTasks`]: stages that must not be divided.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use arrow_device_datafusion::{DeviceExec, DeviceForm, DeviceInsertExec};
@@ -36,8 +35,7 @@ fn reads_a_whole_child(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let Some(node) = DeviceExec::of(plan) else {
         return false;
     };
-    let operator: &dyn Any = &**node.plan();
-    let form = operator.downcast_ref::<DeviceForm>().map(DeviceForm::node);
+    let form = DeviceExec::operator::<DeviceForm>(plan).map(|_| node.node());
     if form.is_some_and(|n| n.is::<CoalescePartitionsExec>() || n.is::<SortPreservingMergeExec>()) {
         return true;
     }

@@ -3,9 +3,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use arrow_device_datafusion::DeviceResolver;
+use arrow_device_datafusion::{DeviceResolver, DeviceRule};
 use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion_distributed::{
     DistributedExt, SessionStateBuilderExt, WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse,
 };
@@ -25,28 +24,23 @@ pub trait DeviceDistributedExt: Sized {
     /// Sets the tables on devices that a worker has by name.
     fn with_device_tables(self, tables: DeviceTables) -> Self;
 
-    /// Has a worker insert device operators into the plans of its tasks, with these rules; see
-    /// [`rewrite`](arrow_device_datafusion::rewrite) for what rules may do.
-    fn with_device_rules(self, rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>) -> Self;
+    /// Has a worker insert device operators into the plans of its tasks, as [`DeviceRule::rewrite`] does.
+    fn with_device_rule(self, rule: DeviceRule) -> Self;
 
     /// Has a worker read plans with device nodes. It is the codec of the coordinator's
     /// [`with_device_plans`](Self::with_device_plans).
     fn with_device_codec(self, codec: DeviceCodec) -> Self;
 
-    /// Has a coordinator distribute its queries, insert device operators into the stages, with these rules, and send them with this
-    /// codec. It comes in place of `with_distributed_planner`, which it calls. Without rules, it lets queries read tables on devices.
+    /// Has a coordinator distribute its queries, insert device operators into the stages, with this rule, and send them with this
+    /// codec. It comes in place of `with_distributed_planner`, which it calls. Without a rule, it lets queries read tables on devices.
     ///
-    /// The rules see each stage that workers run, after the query has been divided at DataFusion's own operators. What runs on the
+    /// The rule sees each stage that workers run, after the query has been divided at DataFusion's own operators. What runs on the
     /// coordinator itself stays on the host. That is the last stage, and all of a query that has only one task per stage, as in a cluster of
     /// one worker. With dynamic task counts, there are no stages yet when a query is planned, and planning fails.
     ///
     /// The partitions of tables on devices are divided among the tasks of a stage. A device node that a query has before it is divided, and
     /// that reads all rows of a child in one partition, keeps its stage in one task.
-    fn with_device_plans(
-        self,
-        rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>,
-        codec: DeviceCodec,
-    ) -> Self;
+    fn with_device_plans(self, rule: Option<DeviceRule>, codec: DeviceCodec) -> Self;
 
     /// Has a coordinator send tasks with device nodes to the workers that have the devices. It comes with
     /// [`with_device_plans`](Self::with_device_plans).
@@ -62,11 +56,11 @@ impl DeviceDistributedExt for SessionStateBuilder {
         with_extension(self, tables)
     }
 
-    fn with_device_rules(self, rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>) -> Self {
+    fn with_device_rule(self, rule: DeviceRule) -> Self {
         self.with_distributed_worker_plan_rewrite_handler(
             move |event: WorkerPlanRewriteEvent<'_>| {
                 let options = event.session_config.options();
-                let plan = rewrite_stage(event.plan, &rules, options)?;
+                let plan = rewrite_stage(event.plan, &rule, options)?;
                 Ok(WorkerPlanRewriteEventResponse::new(plan))
             },
         )
@@ -76,11 +70,7 @@ impl DeviceDistributedExt for SessionStateBuilder {
         self.with_distributed_user_codec(codec)
     }
 
-    fn with_device_plans(
-        self,
-        rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>,
-        codec: DeviceCodec,
-    ) -> Self {
+    fn with_device_plans(self, rule: Option<DeviceRule>, codec: DeviceCodec) -> Self {
         let mut builder = self
             .with_device_codec(codec.clone())
             .with_distributed_desired_task_count_handler(SingleTasks)
@@ -90,7 +80,7 @@ impl DeviceDistributedExt for SessionStateBuilder {
         match builder.query_planner().take() {
             Some(distributed) => builder.with_query_planner(Arc::new(DevicePlanner {
                 distributed,
-                rules,
+                rule,
                 codec,
             })),
             // `with_distributed_planner` has set it.

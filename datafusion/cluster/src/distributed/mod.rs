@@ -5,16 +5,16 @@
 //!
 //! | | workers insert them | the coordinator inserts them |
 //! | --- | --- | --- |
-//! | who has the plugin's rules | workers: [`with_device_rules`](DeviceDistributedExt::with_device_rules) | the coordinator: [`with_device_plans`](DeviceDistributedExt::with_device_plans) |
+//! | who has the plugins | workers: [`with_device_rule`](DeviceDistributedExt::with_device_rule) | the coordinator: [`with_device_plans`](DeviceDistributedExt::with_device_plans) |
 //! | what travels | DataFusion's own plans | plans with device nodes: each plugin needs a [`DevicePlanCodec`](crate::codec::DevicePlanCodec) on both sides |
-//! | workers without devices | have no rules, and run their tasks on the host | get no task with device nodes, by [`with_device_placement`](DeviceDistributedExt::with_device_placement) |
+//! | workers without devices | have no plugins, and run their tasks on the host | get no task with device nodes, by [`with_device_placement`](DeviceDistributedExt::with_device_placement) |
 //! | tables on the workers' devices | no | by name: [`with_device_tables`](DeviceDistributedExt::with_device_tables) |
 //! | dynamic task counts | yes | no |
 //! | `display_plan_ascii`, `EXPLAIN ANALYZE` | show DataFusion's operators, and `EXPLAIN ANALYZE` counts some metrics at a neighbour of their node | show device operators, with their metrics |
 //!
 //! Let the workers insert them unless queries read tables on devices, or the coordinator must decide which worker runs what: it needs
-//! the least, and a mixed cluster just works. Both can be combined: with tables on devices and rules on the workers, the coordinator
-//! takes `with_device_plans` without rules.
+//! the least, and a mixed cluster just works. Both can be combined: with tables on devices and plugins on the workers, the coordinator
+//! takes `with_device_plans` without a rule.
 //!
 //! Either way the coordinator needs no device, and a query is divided at DataFusion's own operators, before device operators are inserted. So
 //! joins, aggregations and limits are as correct as without devices. What the coordinator runs itself stays on the host: the last
@@ -29,36 +29,27 @@
 //! # use std::sync::Arc;
 //! use arrow_device::{ArrowDeviceType, Devices};
 //! use arrow_device_cluster::distributed::DeviceDistributedExt;
-//! use arrow_device_datafusion::{DeviceResolver, DeviceSpec, DeviceUploads};
-//! # use datafusion::common::config::ConfigOptions;
+//! use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec};
+//! # use arrow_device_datafusion::{DeviceOperator, DevicePlugin, Verdict};
 //! use datafusion::error::DataFusionError;
-//! use datafusion::physical_optimizer::PhysicalOptimizerRule;
-//! # use datafusion::physical_plan::{ExecutionPlan, filter::FilterExec};
+//! # use datafusion::physical_plan::ExecutionPlan;
 //! use datafusion_distributed::{Worker, WorkerQueryContext};
 //! # #[derive(Debug)]
-//! # struct MyRule;
-//! # impl PhysicalOptimizerRule for MyRule {
-//! #     fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> datafusion::error::Result<Arc<dyn ExecutionPlan>> {
-//! #         Ok(plan)
+//! # struct MyPlugin;
+//! # impl DevicePlugin for MyPlugin {
+//! #     fn can_run(&self, _: &Arc<dyn ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+//! #         Verdict::Unknown
 //! #     }
-//! #     fn name(&self) -> &str {
-//! #         "MyRule"
+//! #     fn replace(&self, _: &Arc<dyn ExecutionPlan>) -> datafusion::error::Result<Arc<dyn DeviceOperator>> {
+//! #         unreachable!()
 //! #     }
-//! #     fn schema_check(&self) -> bool {
-//! #         true
-//! #     }
-//! # }
-//! # fn supported(node: &Arc<dyn ExecutionPlan>) -> bool {
-//! #     node.downcast_ref::<FilterExec>().is_some()
 //! # }
 //! # fn main() -> arrow_device::Result<()> {
 //! let devices = DeviceResolver::of([Devices::simulated()?]); // opened once, at the start
-//! let uploads = DeviceUploads::new(DeviceSpec::any(ArrowDeviceType::EXT_DEV), supported);
-//! let rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
-//!     vec![Arc::new(uploads.with_min_rows(100_000)), Arc::new(MyRule)];
+//! let rule = DeviceRule::default().with_plugin(Arc::new(MyPlugin)).with_uploads(DeviceSpec::any(ArrowDeviceType::EXT_DEV), 100_000);
 //! let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
 //!     let builder = query.builder.with_device_resolver(devices.clone());
-//!     let builder = builder.with_device_rules(rules.clone());
+//!     let builder = builder.with_device_rule(rule.clone());
 //!     async move { Ok::<_, DataFusionError>(builder.build()) }
 //! });
 //! # let _ = worker;
@@ -74,14 +65,13 @@
 //! use arrow_device_cluster::codec::{DeviceCodec, DeviceTables};
 //! # use arrow_device_cluster::codec::DevicePlanCodec;
 //! use arrow_device_cluster::distributed::{DeviceDistributedExt, DevicePlacement};
-//! # use arrow_device_datafusion::{DeviceResolver, DeviceSpec};
+//! # use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec};
 //! # use datafusion::error::DataFusionError;
 //! use datafusion::execution::SessionStateBuilder;
-//! # use datafusion::physical_optimizer::PhysicalOptimizerRule;
 //! use datafusion_distributed::{DistributedExt, Worker, WorkerQueryContext, WorkerResolver};
 //! # use url::Url;
 //! # fn with(
-//! #     rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>, my_codec: Arc<dyn DevicePlanCodec>, resolver: impl WorkerResolver + 'static,
+//! #     rule: DeviceRule, my_codec: Arc<dyn DevicePlanCodec>, resolver: impl WorkerResolver + 'static,
 //! #     with_gpu: Url, devices: DeviceResolver, tables: DeviceTables,
 //! # ) {
 //! let cuda = DeviceSpec::any(ArrowDeviceType::CUDA);
@@ -89,7 +79,7 @@
 //! let coordinator = SessionStateBuilder::new()
 //!     .with_default_features()
 //!     .with_distributed_worker_resolver(resolver)
-//!     .with_device_plans(rules, codec.clone()) // in place of with_distributed_planner
+//!     .with_device_plans(Some(rule), codec.clone()) // in place of with_distributed_planner
 //!     .with_device_placement(DevicePlacement::of([(with_gpu, vec![cuda])]))
 //!     .build();
 //! let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
@@ -101,7 +91,7 @@
 //! # }
 //! ```
 //!
-//! The coordinator applies the rules to each stage that workers run.
+//! The coordinator applies the rule to each stage that workers run.
 //!
 //! # Tables on the workers' devices
 //!

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceExec, DeviceInsertExec, DeviceToHostExec};
+use arrow_device_datafusion::{DeviceExec, DeviceInsertExec, DeviceRule, DeviceToHostExec};
 use async_trait::async_trait;
 use datafusion::catalog::Session;
 use datafusion::common::config::ConfigOptions;
@@ -11,7 +11,6 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::context::QueryPlanner;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use datafusion_distributed::{
     DistributedConfig, DistributedExec, DistributedLeafExec, NetworkBoundaryExt,
@@ -21,11 +20,11 @@ use datafusion_proto::physical_plan::{DefaultPhysicalProtoConverter, PhysicalExt
 use super::stage::rewrite_stage;
 use crate::codec::DeviceCodec;
 
-/// Plans as another planner, which distributes its plans, and then applies rules to what the workers run of them. What runs on the
+/// Plans as another planner, which distributes its plans, and then applies a rule to what the workers run of them. What runs on the
 /// coordinator stays on the host.
 pub(super) struct DevicePlanner {
     pub(super) distributed: Arc<dyn QueryPlanner + Send + Sync>,
-    pub(super) rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>,
+    pub(super) rule: Option<DeviceRule>,
     pub(super) codec: DeviceCodec,
 }
 
@@ -39,14 +38,11 @@ impl QueryPlanner for DevicePlanner {
         let plan = self.distributed.create_physical_plan(logical_plan, session);
         let (plan, options) = (plan.await?, session.config().options());
         let dynamic = DistributedConfig::from_config_options(options)?.dynamic_task_count;
-        if dynamic
-            && !self.rules.is_empty()
-            && plan.exists(|node| Ok(node.is::<DistributedExec>()))?
-        {
+        if dynamic && self.rule.is_some() && plan.exists(|node| Ok(node.is::<DistributedExec>()))? {
             return Err(DataFusionError::Plan(
                 "with_device_plans inserts device operators into the stages of a plan, but with dynamic task counts there are none \
                  before the query runs: set distributed.dynamic_task_count to false, or let the workers insert device operators \
-                 (with_device_rules)"
+                 (with_device_rule)"
                     .to_owned(),
             ));
         }
@@ -92,7 +88,10 @@ impl DevicePlanner {
                 None => Ok(Transformed::no(node)),
             }
         })?;
-        let stage = rewrite_stage(whole.data, &self.rules, options)?;
+        let stage = match &self.rule {
+            Some(rule) => rewrite_stage(whole.data, rule, options)?,
+            None => rewrite_stage(whole.data, &DeviceRule::default(), options)?,
+        };
         let mut found = 0;
         let stage = stage.transform_up(|node| {
             let is = |leaf: &&Arc<dyn ExecutionPlan>| {
@@ -111,7 +110,7 @@ impl DevicePlanner {
             true => Ok(stage.data),
             // Each task would read all of the table.
             false => Err(DataFusionError::Plan(
-                "a rule has replaced the scan of a DeviceTable, which the tasks of a stage divide among themselves; rules of \
+                "a plugin has replaced the scan of a DeviceTable, which the tasks of a stage divide among themselves; plugins of \
                  with_device_plans must leave scans as they are"
                     .to_owned(),
             )),
@@ -141,7 +140,7 @@ impl fmt::Debug for DevicePlanner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DevicePlanner")
             .field("distributed", &self.distributed)
-            .field("rules", &self.rules)
+            .field("rule", &self.rule)
             .finish_non_exhaustive()
     }
 }

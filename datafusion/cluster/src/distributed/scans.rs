@@ -19,7 +19,9 @@ pub(super) struct Scans;
 
 /// The number of partitions of a scan of a table on devices.
 pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> Option<usize> {
-    DeviceExec::operator::<DeviceScanExec>(plan)?;
+    DeviceExec::of(plan)?
+        .node()
+        .downcast_ref::<DeviceScanExec>()?;
     Some(plan.properties().partitioning.partition_count())
 }
 
@@ -39,7 +41,7 @@ impl ScaleUpLeafNodeHandler for Scans {
         &self,
         event: ScaleUpLeafNodeEvent<'_>,
     ) -> Option<Result<ScaleUpLeafNodeEventResponse>> {
-        let scan = DeviceExec::operator::<DeviceScanExec>(event.plan)?;
+        let scan: &DeviceScanExec = DeviceExec::of(event.plan)?.node().downcast_ref()?;
         // A part of a part is none of the whole.
         let whole = event.task_count > 1 && scan.part().is_none();
         whole.then(|| divide(event.plan, scan, event.task_count))
@@ -53,7 +55,7 @@ fn divide(
 ) -> Result<ScaleUpLeafNodeEventResponse> {
     let part = |index| -> Result<Arc<dyn ExecutionPlan>> {
         let scan = scan.clone().with_part(index, tasks)?;
-        Ok(Arc::new(DeviceExec::new(Arc::new(scan))))
+        Ok(Arc::new(DeviceExec::from(scan)))
     };
     let parts = (0..tasks).map(part).collect::<Result<Vec<_>>>()?;
     let leaf = DistributedLeafExec::try_new(plan.clone(), parts)?;

@@ -2,24 +2,23 @@
 
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceToHostExec, rewrite};
+use arrow_device_datafusion::{DeviceRule, DeviceToHostExec};
 use datafusion::common::config::ConfigOptions;
 use datafusion::error::Result;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::repartition::RepartitionExec;
 
-/// Applies rules to the plan of a stage.
+/// Applies the rule to the plan of a stage.
 ///
 /// A worker takes a `RepartitionExec` at the head of a stage for the one that the planner put there for the next stage, and
 /// replaces it. So one that a rule has moved there, such as from below a filter, gets a node above it, which passes batches on.
 pub(super) fn rewrite_stage(
     before: Arc<dyn ExecutionPlan>,
-    rules: &[Arc<dyn PhysicalOptimizerRule + Send + Sync>],
+    rule: &DeviceRule,
     options: &ConfigOptions,
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let had = before.is::<RepartitionExec>();
-    let after = rewrite(before, rules, options)?;
+    let after = rule.rewrite(before, options)?;
     Ok(match !had && after.is::<RepartitionExec>() {
         true => Arc::new(DeviceToHostExec::new(after)),
         false => after,

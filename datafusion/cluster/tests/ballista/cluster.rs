@@ -6,23 +6,20 @@ use std::time::Duration;
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{ArrowDeviceType, Device};
 use arrow_device_cluster::ballista::{DeviceEngine, OnDeviceError};
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec};
+use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec};
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine};
 use ballista_executor::executor_process::start_executor_process;
 use ballista_scheduler::config::SchedulerConfig;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::data;
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::nodes::{self, Scheduler};
 use crate::support::{self, LONG};
 pub(crate) use crate::support::{assert_same, error, expected, query, tables};
-
-pub(crate) type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
 
 pub(crate) const PUSH: TaskSchedulingPolicy = TaskSchedulingPolicy::PushStaged;
 pub(crate) const PULL: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
@@ -47,13 +44,11 @@ pub(crate) struct Worker {
     dir: TempDir,
 }
 
-/// The rules of the plugin: every filter that the kernels support goes to a device.
-pub(crate) fn plugin() -> Vec<Rule> {
+/// The plugin: every filter that the kernels support goes to a device.
+pub(crate) fn plugin() -> DeviceRule {
     let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
-    vec![
-        Arc::new(PushFilterToDevice::uploads(device)),
-        Arc::new(PushFilterToDevice::default()),
-    ]
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+    rule.with_uploads(device, 0)
 }
 
 impl Worker {
@@ -62,12 +57,12 @@ impl Worker {
         Self::with(SimConfig::default(), plugin(), OnDeviceError::Fail)
     }
 
-    pub(crate) fn with(config: SimConfig, rules: Vec<Rule>, policy: OnDeviceError) -> Self {
+    pub(crate) fn with(config: SimConfig, rule: DeviceRule, policy: OnDeviceError) -> Self {
         let sim = SimDevice::new(config).unwrap();
         let device = Device::new(sim.clone()).unwrap();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let list = seen.clone();
-        let engine = DeviceEngine::new(rules).with_on_device_error(policy);
+        let engine = DeviceEngine::new(rule).with_on_device_error(policy);
         let engine = engine.with_observer(move |task| {
             list.lock().unwrap().push(Seen {
                 on_device: task.is_on_device(),

@@ -71,7 +71,10 @@ async fn a_task_can_be_tried_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_runs_out_of_memory_is_an_error() {
     let small = |policy| {
-        let config = SimConfig { capacity_bytes: 64 << 10, ..SimConfig::default() };
+        let config = SimConfig {
+            capacity_bytes: 64 << 10,
+            ..SimConfig::default()
+        };
         Worker::with(config, plugin(), policy)
     };
     // Too often for the scheduler's patience, with both policies.
@@ -99,7 +102,10 @@ async fn a_device_that_runs_out_of_memory_is_an_error() {
 
 /// Devices so slow that a query takes seconds.
 fn slow() -> Worker {
-    let config = SimConfig { bytes_per_second: Some(4 << 20), ..SimConfig::default() };
+    let config = SimConfig {
+        bytes_per_second: Some(4 << 20),
+        ..SimConfig::default()
+    };
     Worker::with(config, plugin(), OnDeviceError::Fail)
 }
 

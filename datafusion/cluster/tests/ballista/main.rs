@@ -15,6 +15,7 @@ mod failures;
 mod mixed;
 #[path = "../../examples/cluster/ballista/nodes.rs"]
 mod nodes;
+mod plugins;
 #[allow(dead_code)]
 #[path = "../../examples/cluster/processes.rs"]
 mod processes;
@@ -22,7 +23,6 @@ mod programs;
 #[allow(dead_code)]
 #[path = "../../examples/cluster/report.rs"]
 mod report;
-mod rules;
 #[allow(dead_code)]
 #[path = "../support/mod.rs"]
 mod support;

@@ -89,7 +89,7 @@ async fn one_with_a_device_beside_one_without_pulled() {
     beside_one_without(PULL, false).await;
 }
 
-/// It has the rules, and they insert operators that it cannot run.
+/// It has the plugin, and that inserts operators that it cannot run.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_whose_device_is_missing_says_so() {
     let cluster = Cluster::start(PUSH, vec![Worker::without_device()]).await;
@@ -110,14 +110,12 @@ async fn an_executor_whose_device_is_missing_says_so() {
     assert_same(&found, &expected(sql).await, sql);
 }
 
-/// The rules of each executor are its own: here only large scans are worth the way to the second one's device.
+/// The rule of each executor is its own: here only large scans are worth the way to the second one's device.
 #[tokio::test(flavor = "multi_thread")]
 async fn thresholds_are_of_each_executor() {
-    let mut rules = plugin();
     let device = arrow_device_datafusion::DeviceSpec::any(arrow_device::ArrowDeviceType::EXT_DEV);
-    let uploads = crate::device_filter::PushFilterToDevice::uploads(device);
-    rules[0] = Arc::new(uploads.with_min_rows(usize::MAX));
-    let never = Worker::with(SimConfig::default(), rules, OnDeviceError::Fail);
+    let rule = plugin().with_uploads(device, usize::MAX);
+    let never = Worker::with(SimConfig::default(), rule, OnDeviceError::Fail);
     let cluster = Cluster::start(PUSH, vec![Worker::new(), never]).await;
     let client = cluster.client(true).await;
     for (name, sql) in few() {
@@ -177,10 +175,10 @@ async fn connections_are_kept_until_they_are_old() {
     assert_eq!(idle(&pools), 0);
 }
 
-/// An engine without rules is Ballista's own.
+/// An engine without plugins is Ballista's own.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_rules_change_nothing() {
-    let engine = DeviceEngine::new([]);
+async fn no_plugins_change_nothing() {
+    let engine = DeviceEngine::new(arrow_device_datafusion::DeviceRule::default());
     let cluster = Cluster::start(PULL, vec![Worker::plain().running(engine)]).await;
     let client = cluster.client(true).await;
     for (name, sql) in few() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arrow_device_cluster::codec::{DeviceCodec, DeviceTableCodec, DeviceTables};
 use arrow_device_datafusion::{
-    DeviceForm, DeviceResolver, DeviceToHostExec, DeviceTransitions, HostToDeviceExec,
+    DeviceForm, DeviceResolver, DeviceRule, DeviceToHostExec, HostToDeviceExec,
 };
 use ballista_core::config::BallistaConfig;
 use ballista_core::execution_plans::execute_physical_plan;
@@ -17,15 +17,14 @@ use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SessionState, SessionStateBuilder};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{ExecutionPlan, Partitioning, collect, common};
+use datafusion::physical_plan::{ExecutionPlan, collect, common};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 use datafusion_proto::protobuf::PhysicalPlanNode;
 
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::filter_codec::FilterCodec;
-use crate::kit::{SIM, batch, host_rows, node, scan, sim, t, text};
+use crate::kit::{SIM, batch, host_rows, scan, sim, t, text};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -37,6 +36,7 @@ fn codec() -> DeviceCodec {
 /// The state of a session of the client, the scheduler and the executor: a device, the table "t" of so many partitions, and the plugin.
 fn state(partitions: usize) -> SessionState {
     let others = Arc::new(BallistaLogicalExtensionCodec::default());
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
     let config = SessionConfig::new_with_ballista()
         .with_target_partitions(3)
         .with_ballista_adaptive_query_planner(false)
@@ -47,9 +47,7 @@ fn state(partitions: usize) -> SessionState {
     SessionStateBuilder::new()
         .with_default_features()
         .with_config(config)
-        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(SIM)))
-        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
+        .with_physical_optimizer_rule(Arc::new(rule.with_uploads(SIM, 0)))
         .build()
 }
 
@@ -109,7 +107,7 @@ fn down(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
 }
 
 fn up(partitions: usize) -> Arc<dyn ExecutionPlan> {
-    node(HostToDeviceExec::new(host_rows(partitions), SIM))
+    HostToDeviceExec::default().above(host_rows(partitions), SIM)
 }
 
 fn union(plans: Vec<Arc<dyn ExecutionPlan>>) -> Arc<dyn ExecutionPlan> {
@@ -141,15 +139,12 @@ async fn physical_plans() {
 /// What the scheduler would get wrong is refused where the client sends it.
 #[tokio::test]
 async fn what_the_scheduler_does_not_know() {
-    let form = |plan| node(DeviceForm::of(plan, SIM).unwrap().unwrap());
+    let form = |plan| DeviceForm::of(plan, SIM).unwrap().unwrap();
     let coalesced = Arc::new(CoalescePartitionsExec::new(up(2)));
-    let by = Partitioning::RoundRobinBatch(2);
-    let spread = Arc::new(RepartitionExec::try_new(up(2), by).unwrap());
     for (plan, why) in [
         (scan(2), "a scan of a DeviceTable of 2 partitions"),
         (form(union(vec![up(1), up(2)])), "knows only UnionExec"),
         (form(coalesced), "knows only CoalescePartitionsExec"),
-        (form(spread), "knows only RepartitionExec"),
     ] {
         let name = plan.name().to_owned();
         let e = send(down(plan), "http://localhost:1").await.unwrap_err();

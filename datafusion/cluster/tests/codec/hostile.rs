@@ -6,30 +6,29 @@ use std::sync::Arc;
 
 use arrow_device_cluster::codec::{DeviceTableCodec, DeviceTables};
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceForm, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
-    rewrite,
+    DeviceCoalesceBatchesExec, DeviceForm, DeviceRule, DeviceToDeviceExec, DeviceToHostExec,
+    HostToDeviceExec,
 };
 use datafusion::logical_expr::TableProviderFilterPushDown;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::expressions::{Column, binary, col, lit};
-use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalSortExpr};
+use datafusion::physical_expr::{LexOrdering, PhysicalSortExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion_proto::logical_plan::LogicalExtensionCodec;
 use datafusion_proto::physical_plan::{DefaultPhysicalProtoConverter, PhysicalExtensionCodec};
 
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::kit::{Made, SIM, codec, host_rows, node, scan, t, text, worker};
 
 /// A plan of each kind of node.
 fn plans() -> Vec<Arc<dyn ExecutionPlan>> {
-    let of = |plan: Arc<dyn ExecutionPlan>| node(DeviceForm::of(plan, SIM).unwrap().unwrap());
+    let of = |plan: Arc<dyn ExecutionPlan>| DeviceForm::of(plan, SIM).unwrap().unwrap();
     let made = Made {
         ordered: true,
         filters: TableProviderFilterPushDown::Exact,
@@ -52,17 +51,18 @@ fn plans() -> Vec<Arc<dyn ExecutionPlan>> {
         expr: Arc::new(Column::new("s", 2)),
         alias: "text".into(),
     }];
-    let rules: [Arc<dyn datafusion::physical_optimizer::PhysicalOptimizerRule + Send + Sync>; 1] =
-        [Arc::new(PushFilterToDevice::default())];
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
     let filter = Arc::new(FilterExec::try_new(more, scan(2)).unwrap());
-    let filter = rewrite(filter, &rules, &Default::default()).unwrap();
+    let filter = rule.rewrite(filter, &Default::default()).unwrap();
     let by = LexOrdering::new([PhysicalSortExpr::new_default(id)]).unwrap();
     let plans = vec![
         node(sorted),
         scan(2),
-        node(HostToDeviceExec::new(host_rows(2), SIM).with_target(5, 6)),
-        node(DeviceToDeviceExec::new(scan(2), SIM)),
-        node(DeviceCoalesceBatchesExec::new(scan(2), SIM, 100)),
+        HostToDeviceExec::default()
+            .with_target(5, 6)
+            .above(host_rows(2), SIM),
+        DeviceToDeviceExec::above(scan(2), SIM),
+        DeviceCoalesceBatchesExec::new(100).above(scan(2), SIM),
         Arc::new(DeviceToHostExec::new(scan(2))),
         filter.children()[0].clone(),
         of(Arc::new(ProjectionExec::try_new(columns, scan(2)).unwrap())),
@@ -71,9 +71,6 @@ fn plans() -> Vec<Arc<dyn ExecutionPlan>> {
         of(Arc::new(GlobalLimitExec::new(scan(2), 1, Some(7)))),
         of(Arc::new(CoalescePartitionsExec::new(scan(2)))),
         of(Arc::new(SortPreservingMergeExec::new(by, scan(1)))),
-        of(Arc::new(
-            RepartitionExec::try_new(scan(2), Partitioning::RoundRobinBatch(3)).unwrap(),
-        )),
     ];
     let insert = insert.map(|insert| Arc::new(insert) as _);
     plans.into_iter().chain(insert).collect()
@@ -99,7 +96,7 @@ fn bytes() {
         (random >> 33) as usize % below
     };
     let plans = plans();
-    assert!(plans.len() >= 14);
+    assert!(plans.len() >= 13);
     for plan in plans {
         let mut written = Vec::new();
         codec
@@ -142,7 +139,7 @@ fn bytes() {
         }
     }
     assert!(
-        errors > 5_000 && others > 100 && same > 14,
+        errors > 5_000 && others > 100 && same > 13,
         "{errors} {others} {same}"
     );
 }
@@ -153,7 +150,7 @@ fn children() {
     let there = worker(DeviceTables::of([("t", t(2))]));
     let (context, codec) = (there.task_ctx(), codec());
     let converter = DefaultPhysicalProtoConverter {};
-    let of = |plan: Arc<dyn ExecutionPlan>| node(DeviceForm::of(plan, SIM).unwrap().unwrap());
+    let of = |plan: Arc<dyn ExecutionPlan>| DeviceForm::of(plan, SIM).unwrap().unwrap();
     let column = |name: &str, index| ProjectionExpr {
         expr: Arc::new(Column::new(name, index)),
         alias: name.into(),

@@ -6,7 +6,7 @@ use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch};
 use arrow_device_cluster::codec::{DeviceCodec, DeviceTables};
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceResolver, DeviceSource, DeviceSpec, DeviceTable, ScanRequest,
+    DeviceExec, DeviceResolver, DeviceScanExec, DeviceSource, DeviceSpec, DeviceTable, ScanRequest,
     SendableDeviceStream,
 };
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
@@ -151,8 +151,8 @@ pub(crate) fn t(partitions: usize) -> DeviceTable {
     Made::new(partitions).table().with_name("t")
 }
 
-pub(crate) fn node(plan: impl DevicePlan) -> Arc<dyn ExecutionPlan> {
-    Arc::new(DeviceExec::new(Arc::new(plan)))
+pub(crate) fn node(scan: DeviceScanExec) -> Arc<dyn ExecutionPlan> {
+    Arc::new(DeviceExec::from(scan))
 }
 
 /// The scan of "t".

@@ -5,30 +5,29 @@ use std::sync::Arc;
 use arrow_device::{ArrowDeviceType, DeviceId};
 use arrow_device_cluster::codec::DeviceTables;
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceSpec, DeviceToDeviceExec,
-    DeviceToHostExec, HostToDeviceExec, rewrite,
+    DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceRule, DeviceSpec, DeviceToDeviceExec,
+    DeviceToHostExec, HostToDeviceExec,
 };
 use datafusion::logical_expr::TableProviderFilterPushDown;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::expressions::{Column, binary, col, lit};
-use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalSortExpr};
+use datafusion::physical_expr::{LexOrdering, PhysicalSortExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
 
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::kit::{
     Made, SIM, bytes, host_rows, node, read, rows, scan, text, travel, worker, worker_with_t,
 };
 
 /// A node in its form on a device.
 fn form(plan: impl ExecutionPlan + 'static) -> Arc<dyn ExecutionPlan> {
-    node(DeviceForm::of(Arc::new(plan), SIM).unwrap().unwrap())
+    DeviceForm::of(Arc::new(plan), SIM).unwrap().unwrap()
 }
 
 fn down(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
@@ -52,9 +51,9 @@ async fn downloads_and_scans() {
 
 #[tokio::test]
 async fn uploads() {
-    let up = HostToDeviceExec::new(host_rows(2), SIM);
-    same(node(up.clone()), 200).await;
-    let up = node(up.with_target(5, 1 << 20));
+    same(HostToDeviceExec::default().above(host_rows(2), SIM), 200).await;
+    let up = HostToDeviceExec::default().with_target(5, 1 << 20);
+    let up = up.above(host_rows(2), SIM);
     same(up.clone(), 200).await;
     assert!(text(&up).contains("upload_rows=5, upload_bytes=1048576"));
 }
@@ -62,14 +61,14 @@ async fn uploads() {
 #[tokio::test]
 async fn moves_between_devices() {
     let cpu = DeviceSpec::any(ArrowDeviceType::CPU);
-    let moved = node(DeviceToDeviceExec::new(scan(2), cpu));
+    let moved = DeviceToDeviceExec::above(scan(2), cpu);
     assert!(text(&moved).contains("DeviceToDeviceExec: device=cpu"));
     same(moved, 200).await;
 }
 
 #[tokio::test]
 async fn joined_batches() {
-    let joined = node(DeviceCoalesceBatchesExec::new(scan(2), SIM, 1000));
+    let joined = DeviceCoalesceBatchesExec::new(1000).above(scan(2), SIM);
     assert!(text(&joined).contains("rows=1000"));
     same(joined, 200).await;
 }
@@ -92,23 +91,18 @@ async fn projections() {
 async fn unions() {
     let union = UnionExec::try_new(vec![
         scan(2),
-        node(HostToDeviceExec::new(host_rows(3), SIM)),
+        HostToDeviceExec::default().above(host_rows(3), SIM),
     ]);
-    same(
-        node(DeviceForm::of(union.unwrap(), SIM).unwrap().unwrap()),
-        500,
-    )
-    .await;
+    same(DeviceForm::of(union.unwrap(), SIM).unwrap().unwrap(), 500).await;
 }
 
 #[tokio::test]
 async fn limits() {
     same(form(LocalLimitExec::new(scan(2), 7)), 14).await;
     let one = || {
-        form(CoalescePartitionsExec::new(node(HostToDeviceExec::new(
-            host_rows(1),
-            SIM,
-        ))))
+        form(CoalescePartitionsExec::new(
+            HostToDeviceExec::default().above(host_rows(1), SIM),
+        ))
     };
     same(form(GlobalLimitExec::new(one(), 3, Some(5))), 5).await;
     same(form(GlobalLimitExec::new(one(), 90, None)), 10).await;
@@ -118,19 +112,15 @@ async fn limits() {
 async fn exchanges() {
     let coalesced: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(scan(2)));
     let first = coalesced.with_fetch(Some(9)).unwrap();
-    let of = |plan| node(DeviceForm::of(plan, SIM).unwrap().unwrap());
+    let of = |plan| DeviceForm::of(plan, SIM).unwrap().unwrap();
     let there = worker_with_t();
     let sent = travel(down(of(coalesced)), &there);
     assert_eq!(rows(sent, &there).await.num_rows(), 200);
     let sent = travel(down(of(first)), &there);
     assert_eq!(rows(sent, &there).await.num_rows(), 9);
-    let spread = RepartitionExec::try_new(scan(2), Partitioning::RoundRobinBatch(3)).unwrap();
-    let sent = travel(down(form(spread)), &there);
-    assert_eq!(sent.properties().partitioning.partition_count(), 3);
-    assert_eq!(rows(sent, &there).await.num_rows(), 200);
     let by = |name| PhysicalSortExpr::new_default(col(name, &scan(1).schema()).unwrap());
     let by = LexOrdering::new([by("id").desc().nulls_last(), by("s")]).unwrap();
-    let up = node(HostToDeviceExec::new(host_rows(1), SIM));
+    let up = HostToDeviceExec::default().above(host_rows(1), SIM);
     let merged = SortPreservingMergeExec::new(by, up).with_fetch(Some(11));
     same(form(merged), 11).await;
 }
@@ -150,9 +140,8 @@ async fn operators_of_plugins() {
         .unwrap()
         .with_fetch(Some(40));
     let filter: Arc<dyn ExecutionPlan> = Arc::new(filter.build().unwrap());
-    let rules: [Arc<dyn datafusion::physical_optimizer::PhysicalOptimizerRule + Send + Sync>; 1] =
-        [Arc::new(PushFilterToDevice::default())];
-    let plan = rewrite(filter, &rules, &Default::default()).unwrap();
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+    let plan = rule.rewrite(filter, &Default::default()).unwrap();
     let shown = text(&plan);
     assert!(
         shown.contains("DeviceFilterExec: device=sim, id@0 > 30"),
@@ -250,14 +239,14 @@ async fn inserts() {
 #[tokio::test]
 async fn descriptions_of_devices() {
     let device = crate::kit::sim();
-    let up = node(HostToDeviceExec::new(host_rows(1), &device));
+    let up = HostToDeviceExec::default().above(host_rows(1), &device);
     let there = worker_with_t();
     let sent = travel(up, &there);
     let spec = DeviceExec::of(&sent).unwrap().device().clone();
     assert_eq!(spec, DeviceSpec::from(device.id()));
     assert_ne!(spec, DeviceSpec::from(&device));
     let absent = DeviceId::new(ArrowDeviceType::EXT_DEV, 123_456);
-    let up = node(HostToDeviceExec::new(host_rows(1), absent));
+    let up = HostToDeviceExec::default().above(host_rows(1), absent);
     let sent = travel(down(up), &there);
     let e = sent.execute(0, there.task_ctx()).err().unwrap().to_string();
     let wanted = "HostToDeviceExec, partition 0, needs a device";
@@ -274,6 +263,6 @@ async fn nodes_of_others() {
     let is = datafusion::physical_expr::expressions::is_not_null(col("s", &schema).unwrap());
     let filter: Arc<dyn ExecutionPlan> =
         Arc::new(FilterExec::try_new(is.unwrap(), down(scan(2))).unwrap());
-    let up = node(HostToDeviceExec::new(filter, SIM));
+    let up = HostToDeviceExec::default().above(filter, SIM);
     same(up, 171).await;
 }

@@ -1,19 +1,16 @@
 //! What cannot travel says so, and writes nothing.
 
-use std::any::Any;
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use arrow_device::Device;
 use arrow_device_cluster::codec::{DeviceCodec, DevicePlanCodec, PlanDecoder, PlanEncoder};
 use arrow_device_datafusion::{
-    DevicePlan, DeviceSpec, DeviceTable, DeviceToHostExec, HostToDeviceExec, SendableDeviceStream,
-    execute_child,
+    DeviceExec, DeviceOperator, DeviceSpec, DeviceTable, DeviceTask, DeviceToHostExec,
+    HostToDeviceExec, SendableDeviceStream,
 };
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 use datafusion_proto::physical_plan::{DefaultPhysicalProtoConverter, PhysicalExtensionCodec};
 
@@ -56,46 +53,30 @@ fn tables_of_this_process() {
 
 /// An operator that passes batches on.
 #[derive(Debug)]
-struct Passed {
-    input: Arc<dyn ExecutionPlan>,
-    device: DeviceSpec,
-}
+struct Passed;
 
-impl DevicePlan for Passed {
+impl DeviceOperator for Passed {
     fn name(&self) -> &str {
         "PassedExec"
     }
 
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let (input, device) = (children[0].clone(), self.device.clone());
-        Ok(Arc::new(Self { input, device }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        execute_child(&self.input, partition, device, context)
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        task.input(0)
     }
 }
 
+/// In the place of a node that passes them on, too.
+fn passes(input: Arc<dyn ExecutionPlan>, device: DeviceSpec) -> DeviceExec {
+    DeviceExec::new(
+        Arc::new(DeviceToHostExec::new(input)),
+        device,
+        Arc::new(Passed),
+    )
+}
+
 fn passed() -> Arc<dyn ExecutionPlan> {
-    let input = node(HostToDeviceExec::new(host_rows(2), SIM));
-    node(Passed { input, device: SIM })
+    let input = HostToDeviceExec::default().above(host_rows(2), SIM);
+    Arc::new(passes(input, SIM))
 }
 
 #[test]
@@ -111,7 +92,7 @@ fn operators_without_a_codec() {
     let mut buf = Vec::new();
     let converter = DefaultPhysicalProtoConverter {};
     writes.try_encode(passed(), &mut buf, &converter).unwrap();
-    let input = node(HostToDeviceExec::new(host_rows(2), SIM));
+    let input = HostToDeviceExec::default().above(host_rows(2), SIM);
     let context = SessionContext::new().task_ctx();
     let e = codec()
         .try_decode(&buf, &[input], &context, &converter)
@@ -142,8 +123,8 @@ impl DevicePlanCodec for PassedCodec {
         "PassedExec"
     }
 
-    fn encode(&self, plan: &dyn DevicePlan, buf: &mut Vec<u8>, _: &PlanEncoder<'_>) -> Result<()> {
-        assert!((plan as &dyn Any).is::<Passed>());
+    fn encode(&self, plan: &DeviceExec, buf: &mut Vec<u8>, _: &PlanEncoder<'_>) -> Result<()> {
+        assert_eq!(plan.name(), "PassedExec");
         buf.push(7);
         match self.fails {
             true => Err(DataFusionError::Execution("not today".into())),
@@ -151,14 +132,14 @@ impl DevicePlanCodec for PassedCodec {
         }
     }
 
-    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<Arc<dyn DevicePlan>> {
+    fn decode(&self, buf: &[u8], decoder: &PlanDecoder<'_>) -> Result<DeviceExec> {
         assert_eq!(buf, [7]);
         let device = self.to.as_ref().unwrap_or(decoder.device()).clone();
         let input = match self.one_partition {
-            true => node(HostToDeviceExec::new(host_rows(1), SIM)),
+            true => HostToDeviceExec::default().above(host_rows(1), SIM),
             false => decoder.only_child()?.clone(),
         };
-        Ok(Arc::new(Passed { input, device }))
+        Ok(passes(input, device))
     }
 }
 
@@ -177,7 +158,7 @@ fn mistakes_of_codecs() {
     codec(right.clone())
         .try_encode(passed(), &mut buf, &converter)
         .unwrap();
-    let input = node(HostToDeviceExec::new(host_rows(2), SIM));
+    let input = HostToDeviceExec::default().above(host_rows(2), SIM);
     let context = SessionContext::new().task_ctx();
     let two = from_ref(&input);
     let read = |of: PassedCodec, inputs: &[Arc<dyn ExecutionPlan>]| {
@@ -198,7 +179,7 @@ fn mistakes_of_codecs() {
     let e = read(other, two).unwrap_err();
     assert!(e.contains("another children"), "{e}");
     // One partition instead of two, and another schema.
-    let one = node(HostToDeviceExec::new(host_rows(1), SIM));
+    let one = HostToDeviceExec::default().above(host_rows(1), SIM);
     let e = read(right.clone(), &[one]).unwrap_err();
     assert!(e.contains("another number of partitions"), "{e}");
     let e = read(right.clone(), &[]).unwrap_err();
@@ -211,7 +192,7 @@ fn mistakes_of_codecs() {
         }],
         down,
     );
-    let narrow = node(HostToDeviceExec::new(Arc::new(narrow.unwrap()), SIM));
+    let narrow = HostToDeviceExec::default().above(Arc::new(narrow.unwrap()), SIM);
     let e = read(right, &[narrow]).unwrap_err();
     assert!(e.contains("another schema"), "{e}");
 }

@@ -1,22 +1,21 @@
-//! Devices that fail, rules that panic, clients that go.
+//! Devices that fail, plugins that panic, clients that go.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device_datafusion::DevicePools;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::TreeNode;
+use arrow_device_datafusion::{
+    DeviceOperator, DevicePlugin, DevicePools, DeviceRule, DeviceSpec, Verdict,
+};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::filter::FilterExec;
 use futures::StreamExt;
 
 use crate::cluster::{Cluster, Worker};
-use crate::nodes::Way;
+use crate::nodes::{SIM, Way};
 use crate::support::{LONG, assert_same, error, expected, query, sql};
 
 /// Both workers filter, in one stage.
@@ -57,7 +56,10 @@ async fn a_device_that_fails_fails_the_query_and_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_runs_out_of_memory_is_an_error() {
     for way in WAYS {
-        let small = SimConfig { capacity_bytes: 64 << 10, ..SimConfig::default() };
+        let small = SimConfig {
+            capacity_bytes: 64 << 10,
+            ..SimConfig::default()
+        };
         let workers = vec![Worker::with(way, small.clone()), Worker::with(way, small)];
         let cluster = Cluster::start(way, workers).await;
         let session = cluster.session().await;
@@ -98,37 +100,28 @@ async fn a_memory_pool_that_is_exhausted_is_an_error() {
 #[derive(Debug)]
 struct Panics;
 
-impl PhysicalOptimizerRule for Panics {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        match plan.exists(|node| Ok(node.is::<FilterExec>()))? {
-            true => panic!("a mistake of the plugin"),
-            false => Ok(plan),
-        }
+impl DevicePlugin for Panics {
+    fn can_run(&self, node: &Arc<dyn ExecutionPlan>, _: &DeviceSpec) -> Verdict {
+        assert!(!node.is::<FilterExec>(), "a mistake of the plugin");
+        Verdict::Unknown
     }
 
-    fn name(&self) -> &str {
-        "Panics"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
+    fn replace(&self, _: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>> {
+        unreachable!("it runs nothing")
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_that_panics_is_an_error() {
+async fn a_plugin_that_panics_is_an_error() {
     let mut worker = Worker::new(Way::Workers);
-    worker.parts.rules.insert(0, Arc::new(Panics));
+    let rule = DeviceRule::default().with_plugin(Arc::new(Panics));
+    worker.parts.rule = rule.with_uploads(SIM, 0);
     let workers = vec![worker, Worker::new(Way::Workers)];
     let cluster = Cluster::start(Way::Workers, workers).await;
     let session = cluster.session().await;
     let e = error(&session, SQL).await;
     assert!(
-        e.contains("rule Panics") && e.contains("a mistake of the plugin"),
+        e.contains("a plugin panicked") && e.contains("a mistake of the plugin"),
         "{e}"
     );
     // It goes on.
@@ -146,7 +139,10 @@ async fn a_rule_that_panics_is_an_error() {
 async fn a_cancelled_query_leaves_nothing() {
     let rows = "SELECT l_orderkey, l_comment FROM lineitem WHERE l_quantity < 49";
     for way in WAYS {
-        let slow = || SimConfig { bytes_per_second: Some(20 << 20), ..SimConfig::default() };
+        let slow = || SimConfig {
+            bytes_per_second: Some(20 << 20),
+            ..SimConfig::default()
+        };
         let workers = vec![Worker::with(way, slow()), Worker::with(way, slow())];
         let cluster = Cluster::start(way, workers).await;
         let session = cluster.session().await;

@@ -28,7 +28,10 @@ async fn role() {
         _ => return,
     };
     // So slow that a query takes a while.
-    let config = SimConfig { bytes_per_second: Some(200 << 10), ..SimConfig::default() };
+    let config = SimConfig {
+        bytes_per_second: Some(200 << 10),
+        ..SimConfig::default()
+    };
     let device = Device::new(SimDevice::new(config).unwrap()).unwrap();
     let parts = Parts::new(way, DeviceResolver::of([device]));
     let url = start_worker(parts).await.unwrap();

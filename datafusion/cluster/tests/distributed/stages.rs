@@ -5,9 +5,7 @@ use std::sync::Arc;
 use arrow_device::Device;
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::{
-    DeviceExec, DeviceForm, DeviceResolver, DeviceToHostExec, DeviceTransitions,
-};
+use arrow_device_datafusion::{DeviceForm, DeviceResolver, DeviceToHostExec};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -20,10 +18,10 @@ use datafusion_distributed::display_plan_ascii;
 
 use crate::cluster::Cluster;
 use crate::data;
-use crate::nodes::{SIM, Urls, Way, codec, coordinator, rules};
+use crate::nodes::{SIM, Urls, Way, codec, coordinator, rule};
 use crate::support::{query, tables};
 
-/// Puts the exchange above a download on the device, which `rewrite` does not do.
+/// Puts the exchange above a download on the device, which `DeviceRule::rewrite` does not do.
 #[derive(Debug)]
 struct Exchanges;
 
@@ -41,7 +39,6 @@ impl PhysicalOptimizerRule for Exchanges {
             };
             let node = replace_children_if_necessary(node.clone(), vec![down.input().clone()])?;
             let form = DeviceForm::of(node, SIM)?.unwrap();
-            let form = Arc::new(DeviceExec::new(Arc::new(form)));
             Ok(Transformed::yes(Arc::new(DeviceToHostExec::new(form)) as _))
         };
         Ok(plan.transform_up(lift)?.data)
@@ -56,15 +53,13 @@ impl PhysicalOptimizerRule for Exchanges {
     }
 }
 
-/// The rules of the plugin, in the plan before it is divided.
+/// The plugin, in the plan before it is divided.
 fn before(builder: SessionStateBuilder) -> SessionStateBuilder {
-    let rules = rules().into_iter();
-    let builder = rules.fold(builder, SessionStateBuilder::with_physical_optimizer_rule);
     let device = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
     builder
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
+        .with_physical_optimizer_rule(Arc::new(rule()))
         .with_physical_optimizer_rule(Arc::new(Exchanges))
-        .with_device_plans(Vec::new(), codec())
+        .with_device_plans(None, codec())
         // The engine may run a stage of one task here.
         .with_device_resolver(DeviceResolver::of([device]))
 }

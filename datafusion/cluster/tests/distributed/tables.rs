@@ -6,20 +6,15 @@ use arrow_device::Device;
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device_cluster::codec::DeviceTables;
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::{DeviceExec, DeviceResolver, DeviceScanExec, DeviceTable};
+use arrow_device_datafusion::{DeviceResolver, DeviceTable};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::MemTable;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::error::Result;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionContext;
 
 use crate::cluster::{Cluster, Worker};
 use crate::data;
-use crate::nodes::{SIM, Urls, Way, codec, coordinator};
+use crate::nodes::{SIM, Urls, Way, coordinator};
 use crate::support::{assert_same, error, query, tables};
 
 const QUERIES: [&str; 4] = [
@@ -120,54 +115,4 @@ async fn that_are_not_there_say_so() {
     let e = error(&here, single).await;
     assert!(e.contains("has only declared the table \"parts\""), "{e}");
     cluster.assert_clean();
-}
-
-/// Makes another node of each scan.
-#[derive(Debug)]
-struct Replaces;
-
-impl PhysicalOptimizerRule for Replaces {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let again = |node: Arc<dyn ExecutionPlan>| {
-            let scan = DeviceExec::operator::<DeviceScanExec>(&node).cloned();
-            Ok(match scan {
-                Some(scan) => Transformed::yes(Arc::new(DeviceExec::new(Arc::new(scan))) as _),
-                None => Transformed::no(node),
-            })
-        };
-        Ok(plan.transform_up(again)?.data)
-    }
-
-    fn name(&self) -> &str {
-        "Replaces"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
-/// Otherwise each task would read all of the table.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn must_not_be_replaced() {
-    let way = Way::Coordinator;
-    let cluster = Cluster::start(
-        way,
-        vec![with_table(Worker::new(way)), with_table(Worker::new(way))],
-    )
-    .await;
-    let session = coordinator(Way::Workers, Urls(cluster.urls.clone()), |builder| {
-        builder.with_device_plans(vec![Arc::new(Replaces)], codec())
-    });
-    let session = session.unwrap();
-    session.register_table("parts", declared(3)).unwrap();
-    let e = error(&session, QUERIES[0]).await;
-    assert!(
-        e.contains("a rule has replaced the scan of a DeviceTable"),
-        "{e}"
-    );
 }

@@ -2,13 +2,11 @@ use std::sync::Arc;
 
 use arrow_device::{ArrowDeviceType, Devices};
 use arrow_device_cluster::ballista::DeviceEngine;
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec, DeviceUploads};
+use arrow_device_datafusion::{DeviceResolver, DeviceRule, DeviceSpec};
 use ballista_core::utils::default_config_producer;
 use ballista_executor::executor_process::{ExecutorProcessConfig, start_executor_process};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::filter::FilterExec;
 
-use crate::plugin::FilterOnDevice;
+use crate::plugin::Filters;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,14 +14,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
     let devices = Arc::new(DeviceResolver::of([Devices::simulated()?]));
 
-    // Filters of 100,000 rows or more get their rows from the device. Then the plugin's rule replaces them.
-    let uploads = DeviceUploads::new(device, |node| node.is::<FilterExec>());
-    let rules: [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] =
-        [Arc::new(uploads.with_min_rows(100_000)), Arc::new(FilterOnDevice)];
+    // Rows of the host go up for the plugin's filters if they are 100,000 or more.
+    let rule = DeviceRule::default().with_plugin(Arc::new(Filters)).with_uploads(device, 100_000);
 
     let config = ExecutorProcessConfig {
         scheduler_host: "localhost".to_string(),
-        override_execution_engine: Some(Arc::new(DeviceEngine::new(rules))),
+        override_execution_engine: Some(Arc::new(DeviceEngine::new(rule))),
         override_config_producer: Some(Arc::new(move || {
             default_config_producer().with_extension(devices.clone())
         })),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::{DeviceRule, DeviceTable, to_datafusion};
 use datafusion::arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::util::pretty::pretty_format_batches;
@@ -15,14 +15,11 @@ use datafusion::object_store::memory::InMemory;
 use datafusion::object_store::path::Path;
 use datafusion::object_store::{ObjectStoreExt, PutPayload};
 use datafusion::parquet::arrow::ArrowWriter;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::PushFilterToDevice;
-
-type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
+use super::FilterPlugin;
 
 const PARTITIONS: usize = 2;
 const BATCHES: i64 = 16;
@@ -56,18 +53,18 @@ fn batch(number: i64) -> Result<RecordBatch> {
     ])?)
 }
 
-/// A session with the table `orders` and the archive, with rules or without.
+/// A session with the table `orders` and the archive, with the rule or without.
 async fn session(
     orders: Arc<dyn TableProvider>,
     archive: Arc<InMemory>,
-    rules: Vec<Rule>,
+    rule: Option<DeviceRule>,
 ) -> Result<SessionContext> {
     let config = SessionConfig::new().with_target_partitions(PARTITIONS);
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features();
-    for rule in rules {
-        state = state.with_physical_optimizer_rule(rule);
+    if let Some(rule) = rule {
+        state = state.with_physical_optimizer_rule(Arc::new(rule));
     }
     let context = SessionContext::new_with_state(state.build());
     context.register_table("orders", orders)?;
@@ -131,17 +128,16 @@ pub(crate) async fn run(device: &Device, uploads: Option<usize>) -> Result<bool>
         .map_err(to_datafusion)?;
     let table: Arc<dyn TableProvider> = Arc::new(table);
 
-    let rule = Arc::new(PushFilterToDevice::default());
-    let mut rules: Vec<Rule> = vec![rule.clone(), Arc::new(DeviceTransitions)];
+    let plugin = Arc::new(FilterPlugin::default());
+    let mut rule = DeviceRule::default().with_plugin(plugin.clone());
     if let Some(min_rows) = uploads {
-        let uploads = PushFilterToDevice::uploads(device).with_min_rows(min_rows);
-        rules.insert(0, Arc::new(uploads));
+        rule = rule.with_uploads(device, min_rows);
     }
     let archive = Arc::new(write_parquet(&on_host).await?);
     let on_host = Arc::new(MemTable::try_new(schema, on_host)?);
-    let host = session(on_host, archive.clone(), vec![]).await?;
-    let before = session(table.clone(), archive.clone(), vec![]).await?;
-    let after = session(table, archive, rules).await?;
+    let host = session(on_host, archive.clone(), None).await?;
+    let before = session(table.clone(), archive.clone(), None).await?;
+    let after = session(table, archive, Some(rule)).await?;
     let mut all_same = true;
     for sql in QUERIES {
         println!("{sql}\n\nBefore the rule:");
@@ -171,7 +167,7 @@ pub(crate) async fn run(device: &Device, uploads: Option<usize>) -> Result<bool>
             result.num_rows()
         );
     }
-    let (loads, devices) = (rule.kernels().loads(), rule.kernels().len());
+    let (loads, devices) = (plugin.kernels().loads(), plugin.kernels().len());
     println!("Kernels were loaded {loads} time(s), for {devices} device(s).");
     Ok(all_same)
 }

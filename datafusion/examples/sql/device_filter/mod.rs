@@ -1,27 +1,25 @@
 //! A complete DataFusion plugin: `WHERE` on a device.
 //!
-//! `DeviceFilterExec` filters batches on their device. [`PushFilterToDevice`] replaces DataFusion's
-//! own filter with it in the plans of ordinary SQL. The rule `DeviceTransitions` inserts the
-//! uploads and downloads. A session takes both rules, in this order:
+//! `DeviceFilterExec` filters batches on their device. [`FilterPlugin`] puts it in the place of DataFusion's own filter in the plans of ordinary
+//! SQL, and the session's `DeviceRule` does the rest:
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use arrow_device_datafusion::DeviceTransitions;
+//! use arrow_device_datafusion::DeviceRule;
 //! use datafusion::execution::SessionStateBuilder;
+//! let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
-//!     .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
-//!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
+//!     .with_physical_optimizer_rule(Arc::new(rule))
 //!     .build();
 //! # let _ = state;
 //! ```
 //!
-//! A filter of a host table, such as a Parquet file, stays on the host unless a rule before this one uploads its rows:
-//! `PushFilterToDevice::uploads`.
+//! A filter of a host table, such as a Parquet file, stays on the host unless the rule uploads its rows: `DeviceRule::with_uploads`.
 //!
 //! | file | shows |
 //! | --- | --- |
-//! | `rule.rs` | a rule that inserts device operators into plans, and what is worth an upload |
+//! | `rule.rs` | a plugin, and what is worth an upload |
 //! | `filter.rs` | an operator on a device |
 //! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
 //! | `column.rs` | how kernels read columns of all layouts |
@@ -47,7 +45,7 @@ mod select;
 mod sim;
 
 pub(crate) use demo::run;
-pub(crate) use rule::PushFilterToDevice;
+pub(crate) use rule::FilterPlugin;
 
 /// Returns whether there are kernels for this device. Filters over the batches of other devices stay with DataFusion.
 pub(crate) fn has_kernels(device: &arrow_device::Device) -> bool {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_device::{Device, DeviceId, DeviceRecordBatch};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceResolver, DeviceSpec, DeviceTable, DeviceTransitions, execute_on_device,
+    DeviceExec, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable, execute_on_device,
 };
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, StringViewArray};
 use datafusion::arrow::compute::concat_batches;
@@ -14,7 +14,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
 use super::kit::*;
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 
 /// So many rows of a number, a text of 32 bytes and a view of one.
 fn wide(first: i64, rows: i64) -> RecordBatch {
@@ -103,21 +103,16 @@ async fn small_results_are_joined() {
 }
 
 /// A session with the rule, which uploads to `spec`, and with these devices.
-fn with_rule(
-    rule: &Arc<PushFilterToDevice>,
-    spec: DeviceSpec,
-    devices: &[Device],
-) -> SessionContext {
+fn with_rule(plugin: &Arc<FilterPlugin>, spec: DeviceSpec, devices: &[Device]) -> SessionContext {
     let resolver = DeviceResolver::of(devices.iter().cloned());
+    let rule = DeviceRule::default().with_plugin(plugin.clone());
     let config = SessionConfig::new()
         .with_target_partitions(PARTITIONS)
         .with_extension(Arc::new(resolver));
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(spec)))
-        .with_physical_optimizer_rule(rule.clone())
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        .with_physical_optimizer_rule(Arc::new(rule.with_uploads(spec, 0)));
     let context = SessionContext::new_with_state(state.build());
     let partition = |p: i64| vec![batch(2 * p), batch(2 * p + 1)];
     let partitions = (0..PARTITIONS as i64).map(partition).collect();
@@ -131,13 +126,13 @@ fn with_rule(
 async fn kernels_are_loaded_once_per_device() {
     let first = Sim::new();
     let spec = DeviceSpec::any(first.id().device_type);
-    let rule = Arc::new(PushFilterToDevice::default());
-    let with_rule = |devices: &[Device]| with_rule(&rule, spec.clone(), devices);
+    let plugin = Arc::new(FilterPlugin::default());
+    let with_rule = |devices: &[Device]| with_rule(&plugin, spec.clone(), devices);
     let sql = "SELECT id, s FROM t WHERE a > 3";
     let absent = with_rule(&[]);
     let query = plan(&absent, sql).await;
     assert!(is_on_device(&query));
-    assert_eq!(rule.kernels().loads(), 0, "nothing was opened to plan");
+    assert_eq!(plugin.kernels().loads(), 0, "nothing was opened to plan");
     let found = datafusion::physical_plan::collect(query, absent.task_ctx()).await;
     says(&found.unwrap_err(), &["sim", "the session offers []"]);
 
@@ -149,22 +144,26 @@ async fn kernels_are_loaded_once_per_device() {
     let other = "SELECT n, id FROM t WHERE s = 'row 7' OR false";
     rows(&context, plan(&context, other).await).await;
     // For all partitions, queries and filters.
-    assert_eq!(rule.kernels().loads(), 1);
+    assert_eq!(plugin.kernels().loads(), 1);
 
     // Partitions on two devices.
     let second = Sim::new();
     let both = with_rule(&[first.device.clone(), second.device.clone()]);
     assert_eq!(rows(&both, plan(&both, sql).await).await, all);
-    assert_eq!((rule.kernels().loads(), rule.kernels().len()), (2, 2));
+    assert_eq!((plugin.kernels().loads(), plugin.kernels().len()), (2, 2));
     drop(both);
     second.assert_done();
     drop(second);
     assert_eq!(rows(&context, plan(&context, sql).await).await, all);
-    assert_eq!((rule.kernels().loads(), rule.kernels().len()), (2, 1));
+    assert_eq!((plugin.kernels().loads(), plugin.kernels().len()), (2, 1));
 
     // A device that is described by its number.
     let numbered = DeviceSpec::from(DeviceId::new(first.id().device_type, first.id().id));
-    let context = self::with_rule(&rule, numbered.clone(), std::slice::from_ref(&first.device));
+    let context = self::with_rule(
+        &plugin,
+        numbered.clone(),
+        std::slice::from_ref(&first.device),
+    );
     let query = plan(&context, sql).await;
     let node = query.children()[0];
     assert_eq!(DeviceExec::of(node).unwrap().device(), &numbered);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatches};
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::{DeviceRule, DeviceTable};
 use datafusion::arrow::array::{
     ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
     TimestampMicrosecondArray,
@@ -18,7 +18,7 @@ use datafusion::physical_plan::collect_partitioned;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 pub(crate) use crate::kit::{Plan, Sim, plan, row_count, says, shape};
 
 pub(crate) const PARTITIONS: usize = 3;
@@ -88,6 +88,11 @@ pub(crate) struct Tables {
 }
 
 /// As many partitions as the table has.
+/// The rule with the plugin.
+pub(crate) fn filters() -> DeviceRule {
+    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()))
+}
+
 pub(crate) fn session(
     table: Arc<dyn TableProvider>,
     partitions: usize,
@@ -98,9 +103,7 @@ pub(crate) fn session(
         .with_config(config)
         .with_default_features();
     if plugin {
-        state = state
-            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
-            .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        state = state.with_physical_optimizer_rule(Arc::new(filters()));
     }
     let context = SessionContext::new_with_state(state.build());
     context.register_table("t", table).unwrap();

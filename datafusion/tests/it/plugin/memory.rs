@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::sim::SimDevice;
-use arrow_device_datafusion::{DevicePools, DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::{DevicePools, DeviceTable};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::catalog::TableProvider;
 use datafusion::error::{DataFusionError, Result};
@@ -16,7 +16,6 @@ use datafusion::physical_plan::collect;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use super::kit::*;
-use crate::device_filter::PushFilterToDevice;
 use crate::kit::host_stream_of;
 
 const MIB: usize = 1 << 20;
@@ -64,9 +63,7 @@ fn with_pool(
     let state = SessionStateBuilder::new()
         .with_config(config.with_extension(Arc::new(pools)))
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(device)))
-        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        .with_physical_optimizer_rule(Arc::new(filters().with_uploads(device, 0)));
     let context = SessionContext::new_with_state(state.build());
     context.register_table("t", table).unwrap();
     context

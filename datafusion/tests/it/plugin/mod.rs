@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{DeviceRecordBatch, Devices};
-use arrow_device_datafusion::{DeviceTransitions, execute_on_device};
+use arrow_device_datafusion::execute_on_device;
 use datafusion::arrow::compute::concat_batches;
 use datafusion::datasource::MemTable;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -23,7 +23,6 @@ use datafusion::physical_plan::collect;
 use datafusion::physical_plan::filter::FilterExec;
 use futures::StreamExt;
 
-use crate::device_filter::PushFilterToDevice;
 use kit::*;
 
 #[tokio::test]
@@ -98,8 +97,7 @@ async fn it_replaces_the_filter() {
     // Running the rules again changes nothing.
     let state = tables.device.state();
     let config = state.config_options();
-    let again = PushFilterToDevice::default().optimize(with, config);
-    let again = DeviceTransitions.optimize(again.unwrap(), config).unwrap();
+    let again = filters().optimize(with, config).unwrap();
     assert_eq!(shape(&again, &[&sim]), expected);
 }
 
@@ -148,8 +146,7 @@ async fn filters_pass_batches_to_each_other() {
     let inner = plan(context, "SELECT id, a, x FROM t WHERE x < 100.0").await;
     let both = FilterExec::try_new(outer.predicate().clone(), inner).unwrap();
     let state = context.state();
-    let both = PushFilterToDevice::default().optimize(Arc::new(both), state.config_options());
-    let both = DeviceTransitions.optimize(both.unwrap(), state.config_options());
+    let both = filters().optimize(Arc::new(both), state.config_options());
     let both = both.unwrap();
     let expected = "Down < Filter A < Filter A < Scan A";
     assert_eq!(shape(&both, &[&sim]), expected);

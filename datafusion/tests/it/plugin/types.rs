@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::DeviceTable;
 use datafusion::arrow::array::{
     Array, ArrayData, ArrayRef, BinaryArray, FixedSizeBinaryArray, Int64Array, NullArray,
     RecordBatch, StringArray, make_array,
@@ -23,7 +23,6 @@ use datafusion::physical_plan::filter::FilterExec;
 use datafusion::prelude::SessionContext;
 
 use super::kit::*;
-use crate::device_filter::PushFilterToDevice;
 
 const ROWS: usize = 300;
 const ORDERED: [Operator; 6] = [
@@ -242,8 +241,7 @@ impl Both {
         let state = self.device.state();
         let options = state.config_options();
         let on_device = filter(&self.device).await;
-        let on_device = PushFilterToDevice::default().optimize(on_device, options);
-        let on_device = DeviceTransitions.optimize(on_device.unwrap(), options);
+        let on_device = filters().optimize(on_device, options);
         let on_device = on_device.unwrap();
         // DataFusion cannot show a date beyond the calendar.
         assert_eq!(on_device.children()[0].name(), "DeviceFilterExec");

@@ -3,19 +3,18 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use arrow_device::DeviceRecordBatches;
 use arrow_device::{Device, Devices as All};
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceSpec, DeviceTable, DeviceTransitions, SendableDeviceStream,
-    execute_child, to_datafusion,
+    DeviceExec, DeviceOperator, DeviceRule, DeviceSpec, DeviceTable, DeviceTask,
+    SendableDeviceStream, to_datafusion,
 };
 use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::common::Result;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::PlanProperties;
+use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
@@ -79,7 +78,7 @@ impl Devices {
                 state = state.with_physical_optimizer_rule(Arc::new(Everywhere(devices)));
             }
             if kind.rule {
-                state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+                state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
             }
         }
         let ctx = SessionContext::new_with_state(state.build());
@@ -156,10 +155,10 @@ impl PhysicalOptimizerRule for Everywhere {
         let mut devices = self.0.iter().cycle();
         let above = |child: Plan| {
             let device = devices.next().unwrap().clone();
-            let operator = Slices { child, device };
-            Ok(Transformed::yes(
-                Arc::new(DeviceExec::new(Arc::new(operator))) as Plan,
-            ))
+            // A node that passes rows on.
+            let node = Arc::new(CooperativeExec::new(child));
+            let above = DeviceExec::new(node, device, Arc::new(Slices));
+            Ok(Transformed::yes(Arc::new(above) as Plan))
         };
         Ok(plan.transform_up(above)?.data)
     }
@@ -175,46 +174,15 @@ impl PhysicalOptimizerRule for Everywhere {
 
 /// Passes its child's rows on, each batch as two slices if it has so many rows.
 #[derive(Debug)]
-struct Slices {
-    child: Plan,
-    device: DeviceSpec,
-}
+struct Slices;
 
-impl DevicePlan for Slices {
+impl DeviceOperator for Slices {
     fn name(&self) -> &str {
         "SlicesExec"
     }
 
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.child.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn children(&self) -> Vec<&Plan> {
-        vec![&self.child]
-    }
-
-    fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        let (child, device) = (children[0].clone(), self.device.clone());
-        Ok(Arc::new(Self { child, device }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let input = execute_child(&self.child, partition, device, context)?;
-        let (schema, device_type) = (input.schema(), input.device_type());
-        let slices = input.flat_map(|batch| {
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let slices = task.input(0)?.flat_map(|batch| {
             let slices = batch.and_then(|batch| {
                 let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
                 let rest = (rows > first).then(|| batch.slice(first, rows - first));
@@ -225,10 +193,6 @@ impl DevicePlan for Slices {
                 Err(e) => vec![Err(e)],
             })
         });
-        Ok(Box::pin(DeviceRecordBatches::from_stream(
-            slices,
-            schema,
-            device_type,
-        )))
+        Ok(task.stream(slices))
     }
 }

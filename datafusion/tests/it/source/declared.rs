@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceExec, DevicePlan, DeviceTable};
+use arrow_device_datafusion::{DeviceExec, DeviceTable};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::stats::Precision;
@@ -12,7 +12,7 @@ use datafusion::physical_expr::expressions::{Column, col};
 use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::execution_plan::Boundedness;
 use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::{collect, collect_partitioned};
+use datafusion::physical_plan::{ExecutionPlanProperties, collect, collect_partitioned};
 use futures::StreamExt;
 
 use super::requests::{batches, same_as_host};
@@ -174,7 +174,8 @@ async fn constraints_reach_the_planner() {
     // In the plan, over its own columns.
     for (columns, expected) in [(&[2, 0][..], key(1)), (&[2], Constraints::default())] {
         let scan = table.scan_on_device(Some(columns), None).unwrap();
-        let properties = scan.properties().equivalence_properties().clone();
+        let scan: Plan = Arc::new(DeviceExec::from(scan));
+        let properties = scan.equivalence_properties().clone();
         assert_eq!(*properties.constraints(), expected);
     }
 }

@@ -18,7 +18,7 @@ use super::watched::Watched;
 use crate::kit::*;
 
 fn down(scan: DeviceScanExec) -> Plan {
-    let scan = Arc::new(DeviceExec::new(Arc::new(scan)));
+    let scan = Arc::new(DeviceExec::from(scan));
     Arc::new(DeviceToHostExec::new(scan))
 }
 
@@ -51,7 +51,7 @@ async fn parts_of_a_table() {
             expected.iter().filter(|n| **n > 0).count()
         );
         // A limit keeps the part.
-        let limited = DeviceExec::new(Arc::new(part))
+        let limited = Arc::new(DeviceExec::from(part))
             .with_fetch(Some(10))
             .unwrap();
         let limited: Plan = Arc::new(DeviceToHostExec::new(limited));

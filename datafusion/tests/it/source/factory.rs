@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow_device::{ArrowDeviceType, Devices};
 use arrow_device_datafusion::{
-    DeviceResolver, DeviceSource, DeviceSourceFactory, DeviceSpec, DeviceTableFactory,
-    DeviceTransitions, NewDeviceTable, ScanRequest, SendableDeviceStream,
+    DeviceResolver, DeviceRule, DeviceSource, DeviceSourceFactory, DeviceSpec, DeviceTableFactory,
+    NewDeviceTable, ScanRequest, SendableDeviceStream,
 };
 use async_trait::async_trait;
 use datafusion::arrow::datatypes::SchemaRef;
@@ -157,7 +157,7 @@ fn context(sim: &Sim, device: Option<DeviceSpec>) -> SessionContext {
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
+        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()))
         .build();
     let factories = state.table_factories_mut();
     factories.insert("UPLOADED".into(), Arc::new(factory));

@@ -1,10 +1,12 @@
 //! Statistics of sources: DataFusion answers from them, so they are checked.
 
 use arrow_device::Error;
-use arrow_device_datafusion::{DevicePlan, DeviceTable};
+use arrow_device_datafusion::DeviceTable;
 use datafusion::common::Statistics;
 use datafusion::common::stats::Precision;
 use datafusion::logical_expr::TableProviderFilterPushDown::Exact;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::statistics::StatisticsArgs;
 
 use super::requests::batches;
 use super::watched::Watched;
@@ -120,7 +122,8 @@ async fn a_scan_knows_its_partitions() {
     let sim = Sim::new();
     let rows = |partition, table: &DeviceTable, fetch| {
         let scan = table.scan_on_device(Some(&[1]), fetch).unwrap();
-        scan.statistics(partition, &[]).unwrap().num_rows
+        let args = StatisticsArgs::new().with_partition(partition);
+        scan.statistics_from_inputs(&[], &args).unwrap().num_rows
     };
     let table = promising(&sim, 3, Precision::Exact(144), Precision::Exact(48)).table();
     assert_eq!(rows(None, &table, None), Precision::Exact(144));

@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 
 use arrow_device::DeviceRecordBatches;
 use arrow_device::Error;
-use arrow_device_datafusion::{DeviceTable, SendableDeviceStream};
+use arrow_device_datafusion::{DeviceExec, DeviceTable, SendableDeviceStream};
 use futures::StreamExt;
 
 use crate::kit::*;
@@ -43,12 +43,9 @@ async fn async_openers_run_on_the_runtimes_thread() {
         }
     };
     let table = DeviceTable::from_streams(batch.schema(), sim.device.clone(), 64, open);
-    let scan = table.scan_on_device(None, None).unwrap();
+    let scan = DeviceExec::from(table.scan_on_device(None, None).unwrap());
     let context = session().task_ctx();
-    let start = |p| {
-        arrow_device_datafusion::DevicePlan::execute_device(&scan, p, &sim, context.clone())
-            .unwrap()
-    };
+    let start = |p| scan.execute_device(p, context.clone()).unwrap();
     let mut streams: Vec<SendableDeviceStream> = (0..64).map(start).collect();
     assert_eq!(opened.load(SeqCst), 0, "opened before the first poll");
     for stream in &mut streams {

@@ -1,6 +1,6 @@
 //! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in
 //! host memory, only the columns that a query needs come down, and nothing stays on the device.
-//! With `DeviceTransitions` and without, and with the worked plugin.
+//! With `DeviceRule` and without, and with the worked plugin.
 
 mod plugin;
 mod turns;
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use arrow_device::Device;
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::{DeviceRule, DeviceTable, to_datafusion};
 use datafusion::arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::datatypes::{FieldRef, SchemaRef};
@@ -76,7 +76,7 @@ async fn check_transfers(
     let sim = Sim::new();
     let mut state = SessionStateBuilder::new();
     if rule {
-        state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
     }
     let used = |table: &&Table| sql.contains(table.name);
     let on_device = session(state, used, |table| Ok(Arc::new(table_on(table, &sim, 1)?)))?;

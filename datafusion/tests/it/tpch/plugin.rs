@@ -1,10 +1,10 @@
 //! The queries with the worked plugin's filter: over device tables and over Parquet tables, in one partition and in four, with
-//! `DeviceTransitions` and without. The results are those over tables in host memory.
+//! `DeviceRule` and without. The results are those over tables in host memory.
 
 use std::sync::{Arc, LazyLock};
 
 use arrow_device::Device;
-use arrow_device_datafusion::DeviceTransitions;
+use arrow_device_datafusion::DeviceRule;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::listing::ListingTableUrl;
@@ -18,7 +18,7 @@ use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
 use super::{TABLES, assert_same, plan, table_on};
-use crate::device_filter::PushFilterToDevice;
+use crate::device_filter::FilterPlugin;
 use crate::kit::{Plan, Sim};
 
 /// How many files a table has, if it has so many batches.
@@ -32,20 +32,18 @@ enum Tables {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rules {
-    Both,
-    /// Batches are uploaded and come down within the nodes that read them.
-    OnlyPlugin,
+    Plugin,
     /// Batches come down, and DataFusion filters.
     None,
 }
 
 /// Which tables and rules each query runs with, and in how many partitions.
 const RUNS: [(Tables, Rules, usize); 5] = [
-    (Tables::Device, Rules::OnlyPlugin, 1),
-    (Tables::Parquet, Rules::Both, 1),
-    (Tables::Device, Rules::Both, 4),
+    (Tables::Device, Rules::Plugin, 1),
+    (Tables::Parquet, Rules::Plugin, 1),
+    (Tables::Device, Rules::Plugin, 4),
     (Tables::Device, Rules::None, 4),
-    (Tables::Parquet, Rules::OnlyPlugin, 4),
+    (Tables::Parquet, Rules::Plugin, 4),
 ];
 
 pub(super) async fn check(sql: &str, filters: usize, expected: &[RecordBatch]) -> Result<()> {
@@ -53,7 +51,7 @@ pub(super) async fn check(sql: &str, filters: usize, expected: &[RecordBatch]) -
     let used: Vec<_> = TABLES.iter().filter(|t| sql.contains(t.name)).collect();
     for (tables, rules, partitions) in RUNS {
         // Without a filter there is nothing else to see than without the plugin.
-        if filters == 0 && rules != Rules::Both {
+        if filters == 0 && rules != Rules::Plugin {
             continue;
         }
         let context = session(tables, rules, partitions, &sim);
@@ -71,7 +69,7 @@ pub(super) async fn check(sql: &str, filters: usize, expected: &[RecordBatch]) -
         let shown = displayable(&*query).indent(false).to_string();
         let wanted = if rules == Rules::None { 0 } else { filters };
         let downloaded = is_any_downloaded(&query);
-        assert_eq!(downloaded, rules == Rules::Both && filters > 0, "{shown}");
+        assert_eq!(downloaded, rules == Rules::Plugin && filters > 0, "{shown}");
         let result = collect(query.clone(), context.task_ctx()).await?;
         assert_same(&result, expected);
         let found = (filters_of(&query), filters_that_ran(&query));
@@ -118,14 +116,9 @@ fn session(tables: Tables, rules: Rules, partitions: usize, device: &Device) -> 
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features();
-    if rules != Rules::None {
-        let uploads = PushFilterToDevice::uploads(device);
-        state = state
-            .with_physical_optimizer_rule(Arc::new(uploads))
-            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()));
-    }
-    if rules == Rules::Both {
-        state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+    if rules == Rules::Plugin {
+        let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+        state = state.with_physical_optimizer_rule(Arc::new(rule.with_uploads(device, 0)));
     }
     let context = SessionContext::new_with_state(state.build());
     if tables == Tables::Parquet {

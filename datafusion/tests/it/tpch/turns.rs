@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::ready;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device_datafusion::{DeviceOptions, DeviceTransitions};
+use arrow_device_datafusion::{DeviceOptions, DeviceRule};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::datasource::MemTable;
@@ -61,7 +61,7 @@ fn session(sim: &Sim, memory: &str, queries: usize) -> Result<SessionContext> {
         .with_config(config.with_option_extension(options))
         .with_default_features()
         .with_physical_optimizer_rule(Arc::new(Gather(sim.into())))
-        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
     let context = SessionContext::new_with_state(state.build());
     for table in &*TABLES {
         let of = MemTable::try_new(table.schema.clone(), vec![table.batches.clone()])?;

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use arrow_device::ArrowDeviceType;
 use arrow_device_cluster::codec::DeviceCodec;
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::{DeviceOptions, DeviceResolver, DeviceSpec};
+use arrow_device_datafusion::{DeviceOptions, DeviceResolver, DeviceRule, DeviceSpec};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion_distributed::{
     DistributedExt, SessionStateBuilderExt, Worker, WorkerPlanRewriteEvent,
@@ -20,9 +19,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use url::Url;
 
 use crate::codec::FilterCodec;
-use crate::device_filter::PushFilterToDevice;
-
-pub(crate) type Rules = Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>;
+use crate::device_filter::FilterPlugin;
 
 pub(crate) const SIM: DeviceSpec = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
 
@@ -33,12 +30,10 @@ pub(crate) enum Way {
     Coordinator,
 }
 
-/// The rules of the plugin: filters go to simulated devices, whatever the number of rows.
-pub(crate) fn rules() -> Rules {
-    vec![
-        Arc::new(PushFilterToDevice::uploads(SIM)),
-        Arc::new(PushFilterToDevice::default()),
-    ]
+/// The plugin: filters go to simulated devices, whatever the number of rows.
+pub(crate) fn rule() -> DeviceRule {
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+    rule.with_uploads(SIM, 0)
 }
 
 /// What travels, if the coordinator inserts the operators.
@@ -60,8 +55,8 @@ impl WorkerResolver for Urls {
 #[derive(Clone)]
 pub(crate) struct Parts {
     pub(crate) devices: DeviceResolver,
-    /// Empty if the coordinator inserts the operators.
-    pub(crate) rules: Rules,
+    /// Without plugins if the coordinator inserts the operators.
+    pub(crate) rule: DeviceRule,
     pub(crate) codec: DeviceCodec,
     pub(crate) extend: Arc<dyn Fn(SessionStateBuilder) -> SessionStateBuilder + Send + Sync>,
     /// Is called with the plan of each task, as it runs.
@@ -72,10 +67,9 @@ impl Parts {
     pub(crate) fn new(way: Way, devices: DeviceResolver) -> Self {
         Self {
             devices,
-            rules: if way == Way::Workers {
-                rules()
-            } else {
-                Vec::new()
+            rule: match way {
+                Way::Workers => rule(),
+                Way::Coordinator => DeviceRule::default(),
             },
             codec: codec(),
             extend: Arc::new(|builder| builder),
@@ -97,7 +91,7 @@ pub(crate) async fn start_worker(parts: Parts) -> Result<Url> {
         let builder = query.builder.with_device_resolver(parts.devices);
         let builder = builder
             .with_device_codec(parts.codec)
-            .with_device_rules(parts.rules)
+            .with_device_rule(parts.rule)
             .with_distributed_worker_plan_rewrite_handler(observe);
         // What the coordinator has set for device nodes.
         let builder = (parts.extend)(builder)
@@ -121,7 +115,7 @@ pub(crate) fn coordinator(
         .with_config(config);
     let builder = match way {
         Way::Workers => builder.with_distributed_planner(),
-        Way::Coordinator => builder.with_device_plans(rules(), codec()),
+        Way::Coordinator => builder.with_device_plans(Some(rule()), codec()),
     };
     let builder = builder
         .with_device_resolver(DeviceResolver::of([]))

@@ -1,0 +1,318 @@
+//! Where the nodes of a plan run.
+
+use std::sync::Arc;
+
+use datafusion_common::Result;
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::tree_node::{Transformed, TreeNode};
+use datafusion_physical_expr::{Distribution, Partitioning};
+use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
+use datafusion_physical_plan::repartition::RepartitionExec;
+use datafusion_physical_plan::statistics::{StatisticsArgs, StatisticsContext};
+use datafusion_physical_plan::{
+    ExecutionPlan, ExecutionPlanProperties, replace_children_if_necessary,
+};
+
+use super::coalesce::DeviceCoalesceBatchesExec;
+use super::exec::DeviceExec;
+use super::form::{
+    DeviceForm, Forms, device_of, drops_columns, keeps_partitions, lifted, round_robin,
+};
+use super::plugin::{DevicePlugin, Verdict};
+use super::source::insert::DeviceInsertExec;
+use super::spec::DeviceSpec;
+use super::transitions::below::{is_between, is_transition, operator, upload};
+use super::transitions::between::DeviceToDeviceExec;
+use super::transitions::to_device::HostToDeviceExec;
+use super::transitions::to_host::DeviceToHostExec;
+
+type Plan = Arc<dyn ExecutionPlan>;
+
+/// When rows of the host go up.
+#[derive(Clone, Debug)]
+pub(super) struct Uploads {
+    pub(super) device: DeviceSpec,
+    /// 0: whatever their number, even if it is unknown.
+    pub(super) min_rows: usize,
+}
+
+/// A run of the rule.
+pub(super) struct Placing<'a> {
+    plugins: &'a [Arc<dyn DevicePlugin>],
+    uploads: Option<&'a Uploads>,
+    forms: Forms,
+    batch_size: usize,
+    statistics: StatisticsContext,
+}
+
+impl<'a> Placing<'a> {
+    pub(super) fn new(
+        plugins: &'a [Arc<dyn DevicePlugin>],
+        uploads: Option<&'a Uploads>,
+        forms: Forms,
+        options: &ConfigOptions,
+    ) -> Self {
+        Self {
+            plugins,
+            uploads,
+            forms,
+            batch_size: options.execution.batch_size.get(),
+            statistics: StatisticsContext::new(),
+        }
+    }
+
+    /// The plan with its output on the host.
+    pub(super) fn optimize(&self, plan: Plan) -> Result<Plan> {
+        Ok(on_host(self.below_root(plan)?))
+    }
+
+    /// Puts operators and transitions everywhere but above the root.
+    pub(super) fn below_root(&self, plan: Plan) -> Result<Plan> {
+        let placed = plan.transform_up(|node| {
+            let placed = self.place(&node)?;
+            Ok(placed.map_or_else(|| Transformed::no(node), Transformed::yes))
+        });
+        Ok(placed?.data)
+    }
+
+    /// Where a node and its children run, if that is to change. Below the children all is done.
+    fn place(&self, node: &Plan) -> Result<Option<Plan>> {
+        // A transition reads the other side. Whether it is needed is decided for its parent.
+        if is_transition(node) {
+            return Ok(None);
+        }
+        if let Some(placed) = self.below_round_robin(node)? {
+            return Ok(Some(placed));
+        }
+        let mut new = self.replaced(node)?;
+        let placed = new.as_ref().unwrap_or(node);
+        let device = DeviceExec::of(placed).map(DeviceExec::device);
+        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin);
+        // It is on the host, and reads the device.
+        let insert = placed.downcast_ref::<DeviceInsertExec>();
+        let device = device.or(insert.map(DeviceInsertExec::device)).cloned();
+        let mut changed = false;
+        let mut wanted = Vec::new();
+        let gathers = insert.is_some() || is_gathering(placed) && self.forms == Forms::All;
+        for child in placed.children() {
+            let read = if gathers {
+                without_round_robin(child)
+            } else {
+                child
+            };
+            let own = match &device {
+                Some(device) => on_device(read, device, self.forms, upload_for(plugin))?,
+                None => on_host(read.clone()),
+            };
+            changed |= !Arc::ptr_eq(&own, child);
+            wanted.push(own);
+        }
+        if changed {
+            new = Some(replace_children_if_necessary(placed.clone(), wanted)?);
+        }
+        Ok(below_the_download(new.as_ref().unwrap_or(node))?.or(new))
+    }
+
+    /// The operator in place of a node, if a plugin runs it.
+    fn replaced(&self, node: &Plan) -> Result<Option<Plan>> {
+        if self.plugins.is_empty() || DeviceExec::of(node).is_some() {
+            return Ok(None);
+        }
+        let of: Vec<_> = node.children().into_iter().map(device_of).collect();
+        let (device, rows_there) = match (of.iter().flatten().next(), self.uploads) {
+            (Some(device), _) => (device, of.iter().all(|one| one.as_ref() == Some(device))),
+            (None, Some(uploads)) if self.are_enough(node, uploads) => (&uploads.device, false),
+            _ => return Ok(None),
+        };
+        for plugin in self.plugins {
+            match plugin.can_run(node, device) {
+                Verdict::Runs if of.iter().all(Option::is_none) => {
+                    return self.uploaded(node, device, plugin).map(Some);
+                }
+                Verdict::Runs => return self.operator(node.clone(), device, plugin).map(Some),
+                Verdict::RunsThere if rows_there => {
+                    return self.operator(node.clone(), device, plugin).map(Some);
+                }
+                Verdict::RunsThere | Verdict::Stays(_) | Verdict::Unknown => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn operator(
+        &self,
+        node: Plan,
+        device: &DeviceSpec,
+        plugin: &Arc<dyn DevicePlugin>,
+    ) -> Result<Plan> {
+        let exec = DeviceExec::in_place_of(node, device.clone(), plugin)?;
+        let joins = exec.has_small_batches();
+        let exec: Plan = Arc::new(exec);
+        Ok(match joins {
+            true => DeviceCoalesceBatchesExec::new(self.batch_size).above(exec, device.clone()),
+            false => exec,
+        })
+    }
+
+    /// The operator over rows of the host, with what the plugin runs below it.
+    fn uploaded(
+        &self,
+        node: &Plan,
+        device: &DeviceSpec,
+        plugin: &Arc<dyn DevicePlugin>,
+    ) -> Result<Plan> {
+        let up = |child: &Plan| match plugin.can_run(child, device) {
+            Verdict::Runs | Verdict::RunsThere => self.uploaded(child, device, plugin),
+            Verdict::Stays(_) | Verdict::Unknown => {
+                Ok(upload_for(Some(plugin)).above(child.clone(), device.clone()))
+            }
+        };
+        let children = node.children().into_iter().map(up);
+        let node = replace_children_if_necessary(node.clone(), children.collect::<Result<_>>()?)?;
+        self.operator(node, device, plugin)
+    }
+
+    /// Whether a node reads so many rows of the host that they may go up.
+    fn are_enough(&self, node: &Plan, uploads: &Uploads) -> bool {
+        let rows = |input: &Plan| {
+            if input.boundedness().is_unbounded() {
+                return None;
+            }
+            // Statistics that cannot be computed are unknown.
+            let known = self.statistics.compute(&**input, &StatisticsArgs::new());
+            known.ok()?.num_rows.get_value().copied()
+        };
+        let rows = || node.children().into_iter().map(rows).sum::<Option<usize>>();
+        uploads.min_rows == 0 || rows().is_some_and(|rows| rows >= uploads.min_rows)
+    }
+
+    /// A node whose rows DataFusion has distributed over its tasks, so that they share its work: above a device's batches that belongs after the
+    /// device's work.
+    fn below_round_robin(&self, node: &Plan) -> Result<Option<Plan>> {
+        let children = node.children();
+        let inputs = children.iter().map(|child| without_round_robin(child));
+        let inputs: Vec<_> = inputs.cloned().collect();
+        let are_there = inputs.iter().all(|input| device_of(input).is_some());
+        if !are_there || inputs.iter().zip(&children).all(|(a, b)| Arc::ptr_eq(a, b)) {
+            return Ok(None);
+        }
+        let needs = node.input_distribution_requirements();
+        let mut needs = needs.per_child_distributions();
+        // A limit holds for each partition.
+        if node.fetch().is_some()
+            || needs.any(|needs| !matches!(needs, Distribution::UnspecifiedDistribution))
+        {
+            return Ok(None);
+        }
+        let partitions = |plan: &Plan| plan.output_partitioning().partition_count();
+        let (before, after) = (
+            partitions(node),
+            inputs.iter().map(partitions).sum::<usize>(),
+        );
+        let below = replace_children_if_necessary(node.clone(), inputs)?;
+        let stays = DeviceExec::of(node).is_some() || keeps_partitions(node);
+        let below = match self.replaced(&below)? {
+            Some(replaced) => replaced,
+            None if stays => below,
+            None => return Ok(None),
+        };
+        if partitions(&below) != after {
+            return Ok(None);
+        }
+        let below = self.place(&below)?.unwrap_or(below);
+        let by = Partitioning::RoundRobinBatch(before);
+        Ok(Some(Arc::new(RepartitionExec::try_new(
+            on_host(below),
+            by,
+        )?)))
+    }
+}
+
+/// As the rule, for a plan whose output is wanted on a device.
+pub(super) fn with_output_on(plan: Plan, device: &DeviceSpec) -> Result<Plan> {
+    let placing = Placing::new(&[], None, Forms::All, &ConfigOptions::default());
+    let plan = placing.below_root(plan)?;
+    let plan = without_round_robin(&plan);
+    on_device(plan, device, Forms::All, HostToDeviceExec::default())
+}
+
+/// The upload of rows for the operators of a plugin.
+fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
+    let target = plugin.and_then(|plugin| plugin.upload_target());
+    target.map_or_else(HostToDeviceExec::default, |(rows, bytes)| {
+        HostToDeviceExec::default().with_target(rows, bytes)
+    })
+}
+
+/// Whether a node reads all partitions, in any order.
+fn is_gathering(plan: &Plan) -> bool {
+    let node = DeviceExec::of(plan).map_or(plan, DeviceExec::node);
+    node.is::<CoalescePartitionsExec>()
+}
+
+/// What a round-robin repartition reads from a device, for a node that reads all partitions.
+fn without_round_robin(plan: &Plan) -> &Plan {
+    let input = round_robin(operator(plan)).map(RepartitionExec::input);
+    input
+        .filter(|input| device_of(input).is_some())
+        .unwrap_or(plan)
+}
+
+/// The download of what `plan` makes of a download, if that is less: `plan` is a limit, or a projection that drops columns.
+fn below_the_download(plan: &Plan) -> Result<Option<Plan>> {
+    let limits = plan.is::<GlobalLimitExec>() || plan.is::<LocalLimitExec>();
+    if !limits && !plan.downcast_ref().is_some_and(drops_columns) {
+        return Ok(None);
+    }
+    let down = match plan.children()[..] {
+        [child] => child.downcast_ref::<DeviceToHostExec>(),
+        _ => None,
+    };
+    let device = down.and_then(|down| DeviceExec::of(down.input()));
+    let Some(device) = device.map(|node| node.device().clone()) else {
+        return Ok(None);
+    };
+    Ok(DeviceForm::of(plan.clone(), device)?.map(on_host))
+}
+
+/// The plan with its output on the host. A plan that needs no change stays the same node.
+fn on_host(plan: Plan) -> Plan {
+    let operator = operator(&plan);
+    if DeviceExec::of(operator).is_none() {
+        return operator.clone();
+    }
+    match plan.downcast_ref::<DeviceToHostExec>() {
+        Some(down) if Arc::ptr_eq(down.input(), operator) => plan,
+        _ => Arc::new(DeviceToHostExec::new(operator.clone())),
+    }
+}
+
+/// The plan with its output on a device, where rows of the host go up as `to_device` says. A plan that needs no change stays the same node.
+fn on_device(
+    plan: &Plan,
+    device: &DeviceSpec,
+    forms: Forms,
+    to_device: HostToDeviceExec,
+) -> Result<Plan> {
+    if let Some(there) = lifted(plan, device, forms)? {
+        return Ok(there);
+    }
+    let operator = operator(plan);
+    let (of, up) = (DeviceExec::of(operator), upload(plan));
+    // The transition that is needed is there.
+    let fits = match of {
+        Some(_) => is_between(plan),
+        None => up.is_some(),
+    };
+    let above = DeviceExec::of(plan).filter(|above| fits && above.device() == device);
+    if above.is_some_and(|above| Arc::ptr_eq(above.children()[0], operator)) {
+        return Ok(plan.clone());
+    }
+    let (input, device) = (operator.clone(), device.clone());
+    Ok(match of {
+        Some(_) => DeviceToDeviceExec::above(input, device),
+        // What was wanted of the batches is wanted of them there, too.
+        None => up.cloned().unwrap_or(to_device).above(input, device),
+    })
+}
