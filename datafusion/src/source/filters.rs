@@ -44,25 +44,17 @@ pub(super) fn supported(
     filters.iter().map(supported).collect()
 }
 
-/// The filters for the source, which has promised to apply them.
-pub(super) fn promised(
+/// The filters over the table's columns.
+pub(super) fn over_columns(
     source: &dyn DeviceSource,
     filters: &[Expr],
     properties: &ExecutionProps,
 ) -> Result<Vec<Arc<dyn PhysicalExpr>>> {
     let schema = source.schema();
-    let promised = |filter: &Expr| {
-        let filter = over_table(filter, &schema, properties)?;
-        match source.supports_filter(&filter) {
-            TableProviderFilterPushDown::Unsupported => Err(DataFusionError::Plan(format!(
-                "DeviceScanExec on {}: the source accepted the filter {filter} and then refused it; \
-                 DeviceSource::supports_filter must always give the same answer",
-                source.device()
-            ))),
-            _ => Ok(filter),
-        }
-    };
-    filters.iter().map(promised).collect()
+    let filters = filters.iter();
+    filters
+        .map(|filter| over_table(filter, &schema, properties))
+        .collect()
 }
 
 /// A filter over the columns of a scan, over those of its table.

@@ -71,7 +71,6 @@ impl DeviceScanExec {
         table_name: Option<Arc<str>>,
         statistics: Option<Arc<Statistics>>,
         projection: Option<&[usize]>,
-        filters: Vec<Arc<dyn PhysicalExpr>>,
         fetch: Option<usize>,
     ) -> Result<Self> {
         let table = source.schema();
@@ -85,7 +84,7 @@ impl DeviceScanExec {
             source,
             table_name,
             statistics,
-            filters,
+            filters: Vec::new(),
             fetch,
             part: None,
             properties,
@@ -112,7 +111,8 @@ impl DeviceScanExec {
         for filter in &filters {
             if self.source.supports_filter(filter) == TableProviderFilterPushDown::Unsupported {
                 return Err(DataFusionError::Plan(format!(
-                    "DeviceScanExec on {}: the source does not support the filter {filter}",
+                    "DeviceScanExec on {}: the source does not support the filter {filter}; DeviceSource::supports_filter must always give \
+                     the same answer",
                     self.source.device()
                 )));
             }
@@ -331,7 +331,6 @@ impl ExecutionPlan for DeviceScanExec {
             self.table_name.clone(),
             self.statistics.clone(),
             Some(&columns),
-            self.filters.clone(),
             self.fetch,
         )?;
         // A projection may change the schema's metadata, which batches keep.
@@ -339,6 +338,7 @@ impl ExecutionPlan for DeviceScanExec {
             return Ok(None);
         }
         let narrowed = Self {
+            filters: self.filters.clone(),
             part: self.part,
             ..narrowed
         };

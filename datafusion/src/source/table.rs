@@ -12,14 +12,13 @@ use datafusion_catalog::{MemTable, Session, TableProvider};
 use datafusion_common::{Constraints, DataFusionError, Result, Statistics};
 use datafusion_expr::dml::InsertOp;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
-use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::ExecutionPlan;
 use futures::Stream;
 
 use super::batches::Memory;
 use super::contract::{DeviceSource, ScanRequest};
 use super::declared::{check, check_statistics};
-use super::filters::{promised, supported};
+use super::filters::{over_columns, supported};
 use super::insert::DeviceInsertExec;
 use super::scan::DeviceScanExec;
 use super::streams::StreamSource;
@@ -222,7 +221,11 @@ impl DeviceTable {
         projection: Option<&[usize]>,
         fetch: Option<usize>,
     ) -> Result<DeviceScanExec> {
-        self.filtered_scan(projection, Vec::new(), fetch)
+        let source = self.source.snapshot();
+        let source = source.unwrap_or_else(|| self.source.clone());
+        check(&*source).map_err(to_datafusion)?;
+        let (name, statistics) = (self.name.clone(), self.statistics.clone());
+        DeviceScanExec::new(source, name, statistics, projection, fetch)
     }
 
     /// Returns an error if the rows cannot be changed.
@@ -245,21 +248,6 @@ impl DeviceTable {
         self.check_change(what, self.memory.is_some())?;
         let memory = self.memory.as_deref();
         memory.ok_or_else(|| DataFusionError::Internal("a source without rows".into()))
-    }
-
-    fn filtered_scan(
-        &self,
-        projection: Option<&[usize]>,
-        filters: Vec<Arc<dyn PhysicalExpr>>,
-        fetch: Option<usize>,
-    ) -> Result<DeviceScanExec> {
-        let source = self
-            .source
-            .snapshot()
-            .unwrap_or_else(|| self.source.clone());
-        check(&*source).map_err(to_datafusion)?;
-        let (name, statistics) = (self.name.clone(), self.statistics.clone());
-        DeviceScanExec::new(source, name, statistics, projection, filters, fetch)
     }
 
     /// Returns the node that inserts the rows of `input` into the table, as an `INSERT` statement does.
@@ -298,9 +286,9 @@ impl TableProvider for DeviceTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let filters = promised(&*self.source, filters, state.execution_props())?;
-        let scan = self.filtered_scan(projection.map(Vec::as_slice), filters, limit)?;
-        Ok(Arc::new(DeviceExec::from(scan)))
+        let filters = over_columns(&*self.source, filters, state.execution_props())?;
+        let scan = self.scan_on_device(projection.map(Vec::as_slice), limit)?;
+        Ok(Arc::new(DeviceExec::from(scan.with_filters(filters)?)))
     }
 
     fn supports_filters_pushdown(
