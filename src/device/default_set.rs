@@ -101,15 +101,16 @@ impl Devices {
 impl Device {
     /// Returns a device like this one, the CPU or one of type CUDA, whose memory the program allocates: memory that other processes can
     /// map, for example, large pages, or memory that several libraries share. `allocate` gets the device's id, and returns the address of
-    /// at least so many bytes; `free` gets that address. An upload to such a CPU copies. On a GPU, whose context is current in `allocate`, what
-    /// is freed is kept for reuse first, as where the driver has no pools; on [`Error::OutOfMemory`] the device
-    /// frees what it has kept, and asks once more. The memory cannot become a slice of cudarc's.
+    /// at least so many bytes; `free` gets that address. An upload to such a CPU copies. On a GPU, whose context is current in `allocate`,
+    /// what is freed is kept for reuse first, as where the driver has no pools; on [`Error::OutOfMemory`] the device frees what it has kept,
+    /// and asks once more. The memory cannot become a slice of cudarc's.
     ///
     /// ```
     /// use arrow_device::Devices;
     /// use arrow_device::device::DevicePtr;
     ///
-    /// // SAFETY: the memory has as many bytes, or is none, which is an error; nobody else has it.
+    /// # #[cfg(unix)] {
+    /// // SAFETY: the memory has as many bytes, is aligned to a page and initialised, and nobody else has it.
     /// let device = unsafe {
     ///     Devices::cpu().with_memory(
     ///         |_, bytes| {
@@ -123,6 +124,7 @@ impl Device {
     /// }?;
     /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
     /// assert_eq!(device.upload(&batch)?.to_host()?, batch);
+    /// # }
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///
@@ -130,8 +132,8 @@ impl Device {
     /// Returns [`Error::NotSupported`] for another device, and what opening one returns.
     ///
     /// # Safety
-    /// The memory is aligned to 64 bytes, the device can read and write it, on the CPU it is initialised, and nothing else uses it until
-    /// `free` is called with it, which happens once, on any thread, and on the CPU also in a child that was forked.
+    /// The memory is aligned to 64 bytes, the device can read and write it, on the CPU it is initialised, and nothing else uses it, but to
+    /// read what the device's buffers hold, until `free` is called with it: once, on any thread, and on the CPU also in a child that was forked.
     pub unsafe fn with_memory(
         &self,
         allocate: fn(DeviceId, usize) -> Result<DevicePtr>,
@@ -211,6 +213,14 @@ mod tests {
                 let queue = format!("{:?}", device.default_queue());
                 assert!(queue.contains(name), "{queue}");
             }
+        }
+
+        #[test]
+        fn a_simulated_device_has_other_memory_of_a_program() {
+            let allocate = |id, _| Err(absent(id, "nobody asks for memory"));
+            // SAFETY: no memory is returned.
+            let refused = unsafe { Devices::simulated().unwrap().with_memory(allocate, |_| ()) };
+            assert!(matches!(refused, Err(Error::NotSupported { .. })));
         }
 
         #[test]
