@@ -55,7 +55,7 @@ pub struct Publisher {
     peers: Arc<Peers>,
     options: PublisherOptions,
     /// Held by one `send` at a time, so that all subscribers get the batches in one order.
-    sending: Mutex<Sending>,
+    sending: Mutex<Option<Sending>>,
     /// The socket's file, and which one it is.
     file: Option<(PathBuf, u64)>,
     /// A forked child has neither the thread nor a say in the file.
@@ -64,7 +64,7 @@ pub struct Publisher {
 
 impl Publisher {
     /// Listens for subscribers at a path. A socket that a dead publisher has left there is replaced. The file is this user's alone, and
-    /// removed when the publisher is dropped.
+    /// removed when the publisher is dropped. Publishers that start in one folder take turns, for which it must be readable.
     ///
     /// # Errors
     /// Returns [`Error::Io`], for example if another publisher listens there.
@@ -194,7 +194,7 @@ impl Publisher {
     pub fn send(&self, batch: &DeviceRecordBatch) -> Result<usize> {
         check_process(self.process)?;
         let mut sending = lock(&self.sending);
-        let prepared = sending.prepare(batch)?;
+        let prepared = Sending::prepare_with(&mut sending, batch)?;
         let sent = self.each(&prepared)?;
         let mut state = self.peers.lock();
         state.done.batches += 1;

@@ -15,13 +15,8 @@ use crate::schema;
 use crate::wire::{Kind, Outgoing};
 
 /// What a publisher knows from one batch to the next.
-#[derive(Debug, Default)]
-pub(crate) struct Sending {
-    schema: Option<Known>,
-}
-
 #[derive(Debug)]
-struct Known {
+pub(crate) struct Sending {
     schema: SchemaRef,
     packet: Outgoing,
     /// Its dictionaries, and what was sent for each last.
@@ -57,19 +52,21 @@ struct Values {
 }
 
 impl Sending {
-    pub(crate) fn prepare(&mut self, batch: &DeviceRecordBatch) -> Result<Prepared> {
-        if let Some(known) = &mut self.schema {
+    /// Prepares a batch, the first one if nothing is known yet.
+    pub(crate) fn prepare_with(
+        known: &mut Option<Self>,
+        batch: &DeviceRecordBatch,
+    ) -> Result<Prepared> {
+        if let Some(known) = known {
             return known.prepare(batch);
         }
-        let mut known = Known::new(batch.schema())?;
-        let prepared = known.prepare(batch)?;
+        let mut new = Self::new(batch.schema())?;
+        let prepared = new.prepare(batch)?;
         // A batch that could not be sent leaves its schema open.
-        self.schema = Some(known);
+        *known = Some(new);
         Ok(prepared)
     }
-}
 
-impl Known {
     fn prepare(&mut self, batch: &DeviceRecordBatch) -> Result<Prepared> {
         if self.schema != *batch.schema_ref() {
             let what = "the batch has another schema than the first one that was sent";
