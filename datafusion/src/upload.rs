@@ -358,12 +358,11 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_per_column_follow_their_bytes_again() {
-        // Long texts first, of which few fit; then short ones are joined as far as ever.
+    fn rows_and_bytes_limit_a_join() {
+        // Long texts first, then short ones: as many rows as are wanted, if their bytes are fewer.
         let mut given = vec![text(4, 1000), text(4, 1000)];
         given.extend(vec![text(100, 1); 30]);
-        // 8,000 bytes and offsets; then rows only.
-        assert_eq!(rows(&join(&given, 1000, 20_000)), [8, 1000, 1000, 1000]);
+        assert_eq!(rows(&join(&given, 1000, 20_000)), [908, 1000, 1000, 100]);
         // And back again.
         given.reverse();
         assert_eq!(rows(&join(&given, 1000, 20_000)), [1000, 1000, 1000, 8]);
