@@ -130,6 +130,7 @@
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
+//! | `arrow-58`, `arrow-59`, `arrow-60` | `arrow-59` | the major version of arrow-rs: exactly one; another with `default-features = false` |
 //! | `sim` | yes | `device::sim`: the simulated device; Linux |
 //! | `cuda` | no | `cuda`: NVIDIA GPUs, and [cudarc](https://docs.rs/cudarc)'s types in and out |
 //! | `rocm` | no | `rocm`: AMD GPUs, and HIP's streams and events in and out; building needs HIP's headers and library |
@@ -142,6 +143,37 @@
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
+
+#[cfg(any(
+    all(feature = "arrow-58", feature = "arrow-59"),
+    all(feature = "arrow-58", feature = "arrow-60"),
+    all(feature = "arrow-59", feature = "arrow-60"),
+    not(any(feature = "arrow-58", feature = "arrow-59", feature = "arrow-60")),
+))]
+compile_error!(
+    "arrow-device takes exactly one of its features `arrow-58`, `arrow-59`, which is on by default, and `arrow-60`: for another than the \
+     default, set `default-features = false` in every dependency on arrow-device"
+);
+
+// The arrow crates, for crates on this one that serve every major version. Those of the default have their plain names; others get them.
+#[cfg(feature = "arrow-59")]
+pub use {arrow_array, arrow_buffer, arrow_data, arrow_schema};
+#[cfg(feature = "arrow-58")]
+pub extern crate arrow_array_58 as arrow_array;
+#[cfg(feature = "arrow-60")]
+pub extern crate arrow_array_60 as arrow_array;
+#[cfg(feature = "arrow-58")]
+pub extern crate arrow_buffer_58 as arrow_buffer;
+#[cfg(feature = "arrow-60")]
+pub extern crate arrow_buffer_60 as arrow_buffer;
+#[cfg(feature = "arrow-58")]
+pub extern crate arrow_data_58 as arrow_data;
+#[cfg(feature = "arrow-60")]
+pub extern crate arrow_data_60 as arrow_data;
+#[cfg(feature = "arrow-58")]
+pub extern crate arrow_schema_58 as arrow_schema;
+#[cfg(feature = "arrow-60")]
+pub extern crate arrow_schema_60 as arrow_schema;
 
 pub mod abi;
 #[cfg(feature = "cuda")]

@@ -1,5 +1,7 @@
 //! Streams that are dropped in every state leave no memory behind.
 
+include!("it/arrow.rs");
+
 #[path = "it/async_stream/kit/mod.rs"]
 mod kit;
 #[path = "it/simkit/mod.rs"]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, RecordBatch, StructArray};
-use arrow_schema::{Field, Schema};
+use arrow_device::arrow_array::{ArrayRef, RecordBatch, StructArray};
+use arrow_device::arrow_schema::{Field, Schema};
 
 use super::kit::{join, queue};
 use super::samples::{ROWS, all, assert_same};

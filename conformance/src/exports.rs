@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::{scope, sleep};
 
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_device::arrow_array::{ArrayRef, Int64Array, RecordBatch};
 
 use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
 use super::samples::{ROWS, all, assert_same};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Int64Array, RecordBatch, StringArray};
-use arrow_buffer::Buffer;
+use arrow_device::arrow_array::{Int64Array, RecordBatch, StringArray};
+use arrow_device::arrow_buffer::Buffer;
 use arrow_device::device::engine::{Engine, Health, Memories, Runtime};
 use arrow_device::device::{
     Capabilities, CopyKind, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation, device_error,

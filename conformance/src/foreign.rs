@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{scope, sleep};
 
-use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
-use arrow_array::{Array, Int64Array};
-use arrow_buffer::Buffer;
-use arrow_schema::{DataType, Field, Schema};
+use arrow_device::arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
+use arrow_device::arrow_array::{Array, Int64Array};
+use arrow_device::arrow_buffer::Buffer;
+use arrow_device::arrow_schema::{DataType, Field, Schema};
 
 use super::exports::{is_refused, options};
 use super::help::assert_works;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
-use arrow_array::{Int64Array, RecordBatch};
+use arrow_device::arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::engine::Runtime;
 use arrow_device::{Device, Error};
 

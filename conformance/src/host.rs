@@ -1,6 +1,6 @@
 //! Rules about host memory and the classification of addresses.
 
-use arrow_buffer::Buffer;
+use arrow_device::arrow_buffer::Buffer;
 use bytes::Bytes;
 
 use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, finish, pattern, queue, up};

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use arrow_array::types::{
+use arrow_device::arrow_array::types::{
     ArrowDictionaryKeyType, Int8Type, Int16Type, Int32Type, Int64Type, RunEndIndexType, UInt8Type,
     UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow_array::{
+use arrow_device::arrow_array::{
     Array, ArrayRef, BinaryArray, BinaryViewArray, BooleanArray, DictionaryArray,
     FixedSizeListArray, Int32Array, Int64Array, LargeBinaryArray, LargeListArray,
     LargeListViewArray, LargeStringArray, ListArray, ListViewArray, MapArray, NullArray,
     PrimitiveArray, RunArray, StringArray, StringViewArray, StructArray, UnionArray, make_array,
     new_empty_array,
 };
-use arrow_buffer::{ArrowNativeType, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::{DataType, Field, IntervalUnit, TimeUnit, UnionFields};
+use arrow_device::arrow_buffer::{
+    ArrowNativeType, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer,
+};
+use arrow_device::arrow_schema::{DataType, Field, IntervalUnit, TimeUnit, UnionFields};
 
 /// Rows of each sample.
 pub(super) const ROWS: usize = if cfg!(miri) { 20 } else { 100 };

@@ -3,7 +3,7 @@
 use std::fs::{read_dir, read_link, read_to_string};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_device::arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader, export_reader};
 
 use super::Subject;

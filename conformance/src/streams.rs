@@ -1,7 +1,7 @@
 //! Rules about streams.
 
-use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_device::arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
+use arrow_device::arrow_schema::{ArrowError, SchemaRef};
 
 use super::arrays::{assert_batch, batch};
 use super::exports::{is_refused, options};

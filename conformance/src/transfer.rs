@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
-use arrow_buffer::{Buffer, ScalarBuffer};
-use arrow_schema::{DataType, Field, Schema};
+use arrow_device::arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_device::arrow_buffer::{Buffer, ScalarBuffer};
+use arrow_device::arrow_schema::{DataType, Field, Schema};
 
 use super::kit::{Block, Host, LARGE, NO_EVENTS, assert_bytes, content, down, finish, queue, soon};
 use super::{Subject, Verdict};

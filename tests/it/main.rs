@@ -1,6 +1,8 @@
 //! The crate's tests through its public interface, in one program: what needs a process of its own (a count of all
 //! threads' memory, memory that is poisoned when it is freed) is beside it.
 
+include!("arrow.rs");
+
 mod altered;
 #[cfg(not(miri))]
 mod arrays;
