@@ -33,6 +33,25 @@
 //! | order | [`DlpackStream`]: the consumer's stream waits for the data | [`Queue::dlpack_stream`](crate::Queue::dlpack_stream): the producer makes the queue's stream wait |
 //! | device | `DLDevice::try_from(id)` | `DeviceId::from(device)` |
 //!
+//! # Embeddings
+//!
+//! A column of `FixedSizeList<f32, N>`, one vector a row, is a matrix `[rows, N]` in its consumer, without a copy. So are slices of it. Float16 and
+//! every other number serve as well, and a list of lists has a further dimension. The lists and their items must have no nulls.
+//!
+//! ```
+//! use arrow_array::{FixedSizeListArray, types::Float32Type};
+//! use arrow_device::Devices;
+//! use arrow_device::dlpack::{DlpackOptions, DlpackStream};
+//!
+//! let vectors = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]].map(|v| Some(v.map(Some)));
+//! let vectors = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(vectors, 3);
+//! let vectors = Devices::cpu().upload_array(&vectors)?;
+//! let matrix = vectors.export_dlpack(&DlpackOptions::new(DlpackStream::NONE))?;
+//! assert_eq!(matrix.shape(), [2, 3]); // torch.from_dlpack(..) @ query
+//! assert_eq!(vectors.slice(1, 1)?.export_dlpack(&DlpackOptions::new(DlpackStream::NONE))?.shape(), [1, 3]);
+//! # Ok::<(), arrow_device::Error>(())
+//! ```
+//!
 //! # What DLPack cannot express
 //!
 //! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::nulls_ignored).
