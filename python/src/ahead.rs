@@ -89,11 +89,10 @@ impl<R: RecordBatchReader> Iterator for Limited<R> {
 
 /// The bytes of a column's rows; of columns that have views, and where arrow-rs does not know it, those of all of its buffers.
 fn bytes(column: &ArrayRef) -> usize {
-    let rows = match has_views(column.data_type()) {
-        true => None,
-        false => column.to_data().get_slice_memory_size().ok(),
-    };
-    rows.unwrap_or_else(|| column.get_array_memory_size())
+    let knows = !has_views(column.data_type());
+    let rows = knows.then(|| column.to_data().get_slice_memory_size().ok());
+    rows.flatten()
+        .unwrap_or_else(|| column.get_array_memory_size())
 }
 
 fn has_views(data_type: &DataType) -> bool {

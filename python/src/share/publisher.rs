@@ -7,9 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use arrow_device_share::{
-    self as share, DeadPeers, Error, PublisherOptions, PublisherStats, Result,
-};
+use arrow_device_share::{self as share, DeadPeers, Error, PublisherStats, Result};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -42,7 +40,7 @@ impl Publisher {
     #[new]
     #[pyo3(signature = (path, *, leases = 16))]
     fn new(py: Python<'_>, path: PathBuf, leases: usize) -> PyResult<Self> {
-        let options = PublisherOptions {
+        let options = share::PublisherOptions {
             leases,
             ..Default::default()
         };
@@ -62,7 +60,7 @@ impl Publisher {
     #[staticmethod]
     #[pyo3(signature = (fd, *, leases = 16))]
     fn over(py: Python<'_>, fd: RawFd, leases: usize) -> PyResult<Self> {
-        let options = PublisherOptions {
+        let options = share::PublisherOptions {
             leases,
             dead_peers: DeadPeers::Report,
             ..Default::default()
