@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died. Its leases end either way, at once: the system has
-/// taken its mappings away.
+/// What becomes of [`Publisher::send`](crate::Publisher::send) after a subscriber has died. Its leases end either way: at once, as the system has
+/// taken its mappings away. Those of one that broke the protocol end when it returns them, or ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum DeadPeers {

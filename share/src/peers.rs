@@ -66,6 +66,8 @@ pub(crate) struct Peer {
     is_crowded: bool,
     /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
+    /// It broke the protocol, or cannot be sent what comes next: it counts as dead.
+    is_lost: bool,
 }
 
 #[derive(Debug)]
@@ -147,6 +149,7 @@ impl Peers {
             outbox: VecDeque::new(),
             is_crowded: false,
             is_broken: false,
+            is_lost: false,
         });
         drop(state);
         self.wake();
@@ -273,8 +276,8 @@ impl State {
     }
 
     pub(crate) fn died(&self) -> u64 {
-        let broken = self.peers.iter().filter(|peer| peer.is_broken);
-        self.done.died + broken.filter(|peer| peer.has_died()).count() as u64
+        let lost = self.peers.iter().filter(|peer| peer.is_lost);
+        self.done.died + lost.filter(|peer| peer.has_died()).count() as u64
     }
 
     /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
@@ -314,8 +317,12 @@ impl Peer {
         self.is_broken && self.leases.is_empty()
     }
 
-    pub(crate) fn batches(&self) -> usize {
-        self.leases.values().filter(|lease| lease.is_batch).count()
+    /// Whether it has so many batches, or more dictionaries than go with them.
+    pub(crate) fn has_all(&self, batches: usize) -> bool {
+        let of = self.leases.values().filter(|lease| lease.is_batch).count();
+        of >= batches
+            || self.leases.len()
+                > batches.saturating_mul(1 + self.dictionaries.len()) + self.dictionaries.len()
     }
 
     /// Keeps `kept`, whose memory may not be ready yet, until the subscriber returns the lease, goes or dies.
@@ -342,10 +349,18 @@ impl Peer {
     fn flush(&mut self) {
         let sent = flush(&mut self.outbox, self.socket.as_fd());
         self.is_crowded = sent == Ok(Sent::Crowded);
-        if sent.is_err() {
+        match sent {
+            Ok(_) => {}
+            // It has closed its end, in order or not: what it has said before is still to be heard.
+            Err(Errno::PIPE | Errno::CONNRESET) => self.break_off(),
             // The subscriber must not take what follows for all there is.
-            self.break_off();
+            Err(_) => self.lose(),
         }
+    }
+
+    fn lose(&mut self) {
+        self.is_lost = true;
+        self.break_off();
     }
 
     /// Sends nothing more, and says so. What it has stays until it returns it, or closes its own end, as its death does.
@@ -355,9 +370,9 @@ impl Peer {
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
-    /// Whether everything was sent.
+    /// Whether everything was sent, or it is known why not: the end of a connection that was closed meanwhile is still to be heard.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty()
+        self.outbox.is_empty() && (!self.is_broken || self.is_lost)
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.
@@ -369,12 +384,12 @@ impl Peer {
             match receive(self.socket.as_fd(), false) {
                 Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
                     Ok(()) => changed = true,
-                    Err(_) => self.break_off(),
+                    Err(_) => self.lose(),
                 },
                 Ok(Received::Nothing) => break,
                 Ok(Received::Closed) => return (true, true),
                 // What was received is no packet.
-                Err(_) => self.break_off(),
+                Err(_) => self.lose(),
             }
         }
         (changed || self.is_broken, self.is_over())
@@ -399,7 +414,7 @@ impl Peer {
                 Ok(())
             }
             Kind::Gone if self.is_subscriber && !self.gone => {
-                self.gone = !self.is_broken;
+                self.gone = !self.is_lost;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));
                 freed.extend(unseen.into_values().map(|lease| lease.kept));

@@ -224,7 +224,7 @@ impl Publisher {
 
     /// Whether a batch has to wait for this connection.
     fn is_full(&self, peer: &Peer) -> bool {
-        peer.is_awaited() || peer.takes_batches() && peer.batches() >= self.options.leases.max(1)
+        peer.is_awaited() || peer.takes_batches() && peer.has_all(self.options.leases.max(1))
     }
 
     /// Sends a batch to a subscriber that still is one. Returns the lease.

@@ -3,13 +3,16 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_array::types::Int8Type;
+use arrow_array::{ArrayRef, DictionaryArray, RecordBatch, StringArray};
 use arrow_buffer::{NullBuffer, OffsetBuffer};
-use arrow_device_share::{Error, Publisher, Subscriber, shared_cpu, socket_pair};
+use arrow_device_share::{Error, Publisher, PublisherOptions, Subscriber, shared_cpu, socket_pair};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-use crate::deaths::{shared, until};
+use crate::deaths::{LONG, shared, until};
 use crate::raw::{
     DICTIONARY, DONE, END, GONE, HELLO, OFFER, Packet, READY, REFUSED, Raw, SCHEMA, VERSION,
 };
@@ -160,6 +163,70 @@ fn leases_outlive_a_broken_connection() {
         until("the lease is back", || publisher.stats().leases == 0);
         assert_eq!((publisher.stats().left, publisher.stats().died), (0, 1));
     }
+}
+
+/// One that sends nonsense for ever keeps nobody waiting longer than the publisher's patience.
+#[test]
+fn nonsense_does_not_prolong_a_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = PublisherOptions {
+        leases: 1,
+        patience: Duration::from_millis(300),
+        ..Default::default()
+    };
+    let publisher = Publisher::bind_with(&path, options).unwrap();
+    let _full = Subscriber::connect(&path).unwrap();
+    let raw = Raw::connect(&path);
+    raw.subscribe();
+    publisher.wait_for_subscribers(2, LONG).unwrap();
+    assert_eq!(publisher.send(&shared(0)).unwrap(), 2);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                raw.send(DONE, 99, b"", None);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let start = Instant::now();
+        let sent = publisher.send(&shared(1));
+        is_over.store(true, Relaxed);
+        assert!(matches!(sent, Err(Error::TimedOut(_))), "{sent:?}");
+        assert!(start.elapsed() < Duration::from_secs(10));
+    });
+}
+
+/// One that returns batches, and never a dictionary, is full, too.
+#[test]
+fn dictionaries_are_not_kept_without_end() {
+    let (raw, there) = Raw::pair();
+    let options = PublisherOptions {
+        leases: 2,
+        patience: Duration::from_millis(200),
+        ..Default::default()
+    };
+    let publisher = Publisher::over_with(there, options).unwrap();
+    raw.subscribe();
+    let new_words = |i: usize| {
+        let words = DictionaryArray::<Int8Type>::from_iter([format!("{i}").as_str()]);
+        let batch = shared_cpu().upload(&batch_of(Arc::new(words))).unwrap();
+        publisher.send(&batch)
+    };
+    let sent = (0..20).find_map(|i| {
+        let full = new_words(i).err();
+        while let Some(packet) = full.is_none().then(|| raw.receive()).flatten() {
+            if packet.kind == OFFER {
+                raw.send(DONE, packet.number, b"", None);
+                break;
+            }
+        }
+        full.map(|e| (i, e))
+    });
+    let (i, full) = sent.expect("an error");
+    assert!(matches!(full, Error::TimedOut(_)), "{full}");
+    // As many as two batches and the last one may have.
+    assert_eq!((i, publisher.stats().leases), (6, 6));
 }
 
 #[test]

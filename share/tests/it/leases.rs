@@ -140,6 +140,24 @@ fn a_subscriber_leaves_without_reading() {
     assert_eq!(publisher.stats().died, 0);
 }
 
+/// It closes its end while batches are sent to it, which is no death.
+#[test]
+fn a_subscriber_leaves_while_batches_come() {
+    let batch = shared(0);
+    for round in 0..300 {
+        let (publisher, mut subscriber) = pair(PublisherOptions {
+            dead_peers: DeadPeers::Report,
+            ..Default::default()
+        });
+        let leaves = std::thread::spawn(move || drop(subscriber.next().unwrap().unwrap()));
+        while publisher.send(&batch).unwrap() > 0 {}
+        leaves.join().unwrap();
+        until("it has left", || publisher.stats().left == 1);
+        assert_eq!(publisher.stats().died, 0, "round {round}");
+        publisher.finish().unwrap();
+    }
+}
+
 #[test]
 fn ends_are_distinct() {
     for (end, expected) in [

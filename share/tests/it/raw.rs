@@ -3,11 +3,12 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use arrow_device_share::socket_pair;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 pub(crate) const VERSION: &[u8] = b"ADSHARE\x01";
@@ -41,6 +42,14 @@ impl Raw {
     pub(crate) fn pair() -> (Self, OwnedFd) {
         let (here, there) = socket_pair().unwrap();
         (Self(here), there)
+    }
+
+    /// Connects to a publisher's socket.
+    pub(crate) fn connect(path: &Path) -> Self {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Self(socket)
     }
 
     pub(crate) fn send(&self, kind: u8, number: u64, body: &[u8], memory: Option<BorrowedFd<'_>>) {
