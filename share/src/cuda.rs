@@ -10,10 +10,11 @@ use std::sync::{Mutex, OnceLock};
 use arrow_device::cuda::cudarc::driver::sys::{
     self, CUdevice_attribute as Of, CUevent, CUmemAccess_flags, CUresult,
 };
+use arrow_device::device::engine::{Health, Inside};
 use arrow_device::device::{DevicePtr, WeakDevice, device_error};
 use arrow_device::{Device, DeviceId, Queue, SyncEvent};
 
-use crate::error::{Error, Result, check_process, lock};
+use crate::error::{Error, Result, lock};
 use crate::region::{self, Region, check_owner};
 
 const FILE: sys::CUmemAllocationHandleType =
@@ -46,6 +47,9 @@ const EVENT_FLAGS: u32 = 2 | 4;
 /// Returns [`Error::Device`] if it is no CUDA device, or one without such memory.
 pub fn shared_cuda(device: &Device) -> Result<Device> {
     static SHARED: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
+    // In a forked child the list may be locked for ever.
+    check_owner()?;
+    let _current = Current::of(device)?;
     let context = device.cuda_context()?;
     let raw = context.cu_ctx().addr();
     let mut all = lock(&SHARED);
@@ -97,10 +101,12 @@ fn allocate(id: DeviceId, bytes: usize) -> Result<DevicePtr> {
     // SAFETY: the handle is live, and `fd` is valid for the write of a descriptor.
     let exported =
         unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), handle.0, FILE, 0) };
-    // As a rule no descriptor is left, of which idle memory has some: the engine frees it, and asks again.
-    let full = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-    let call = "cuMemExportToShareableHandle";
-    check(id, call, exported).or_else(|_| check(id, call, full))?;
+    // No descriptor is left, of which idle memory has some: the engine frees it, and asks again.
+    let exported = match exported {
+        CUresult::CUDA_ERROR_OPERATING_SYSTEM => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        other => other,
+    };
+    check(id, "cuMemExportToShareableHandle", exported)?;
     // SAFETY: the driver has just made the descriptor for its caller.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)
@@ -143,7 +149,7 @@ impl Drop for Handle {
 pub(crate) struct Mapped {
     start: sys::CUdeviceptr,
     bytes: usize,
-    process: u32,
+    health: Health,
 }
 
 impl Mapped {
@@ -159,11 +165,11 @@ impl Mapped {
             // SAFETY: these were reserved, and nothing is mapped there.
             let _ = unsafe { sys::cuMemAddressFree(start, bytes) };
         })?;
-        let process = std::process::id();
+        let health = Health::new(id);
         let this = Self {
             start,
             bytes,
-            process,
+            health,
         };
         let access = sys::CUmemAccessDesc {
             location: location(ordinal),
@@ -193,7 +199,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if check_process(self.process).is_ok() {
+        if let Some(_inside) = self.health.enter_to_drop() {
             // SAFETY: the memory was mapped there, and whoever uses it holds this.
             unsafe {
                 let _ = sys::cuMemUnmap(self.start, self.bytes);
@@ -203,19 +209,23 @@ impl Drop for Mapped {
     }
 }
 
-/// The context of a device is current on this thread as long as it lives, and then what was before.
+/// The context of a device is current on this thread as long as it lives, and then what was before. The process does not end meanwhile.
 struct Current {
     ordinal: c_int,
+    _inside: Inside,
 }
 
 impl Current {
     fn of(device: &Device) -> Result<Self> {
+        let inside = Health::new(device.id()).enter()?;
         let context = device.cuda_context()?;
         // SAFETY: the device keeps the context.
         let pushed = unsafe { sys::cuCtxPushCurrent_v2(context.cu_ctx()) };
         check(device.id(), "cuCtxPushCurrent", pushed)?;
-        let ordinal = context.ordinal() as c_int;
-        Ok(Self { ordinal })
+        Ok(Self {
+            ordinal: context.ordinal() as c_int,
+            _inside: inside,
+        })
     }
 }
 
@@ -229,6 +239,7 @@ impl Drop for Current {
 
 /// Returns what names a GPU, in whatever order a process sees them.
 pub(crate) fn uuid(device: &Device) -> Result<[u8; 16]> {
+    let _current = Current::of(device)?;
     let uuid = device.cuda_context()?.uuid();
     let uuid =
         uuid.map_err(|e| device_error(device.id(), "cuDeviceGetUuid", e.0 as i32, e.to_string()))?;
@@ -252,7 +263,7 @@ fn stream(queue: &Queue) -> sys::CUstream {
 pub(crate) struct Crossing {
     device: Device,
     event: CUevent,
-    process: u32,
+    health: Health,
     pub(crate) handle: [u8; 64],
 }
 
@@ -278,7 +289,7 @@ impl Crossing {
         let mut this = Self {
             device: device.clone(),
             event,
-            process: std::process::id(),
+            health: Health::new(id),
             handle: [0; 64],
         };
         // SAFETY: event and stream are live, and of the current context.
@@ -293,8 +304,8 @@ impl Crossing {
 
 impl Drop for Crossing {
     fn drop(&mut self) {
-        let here = check_process(self.process);
-        if let Ok(_current) = here.and_then(|()| Current::of(&self.device)) {
+        let inside = self.health.enter_to_drop();
+        if let Some(Ok(_current)) = inside.map(|_inside| Current::of(&self.device)) {
             // SAFETY: this alone has the event. Work that was recorded before stays.
             let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
         }
