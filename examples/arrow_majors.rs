@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // SAFETY: a library of arrow-rs exported the array from the host's memory, and it is ready.
         let array =
             unsafe { FFI_ArrowDeviceArray::new(array, ArrowDeviceType::CPU, -1, null_mut()) };
-        // SAFETY: the same library made both structs.
+        // SAFETY: the array complies with the interface, as every one that arrow-rs exports, and the schema is the one exported with it.
         let batch = unsafe { DeviceRecordBatch::import(array, &schema, None) }?;
         let on_device = batch.to_device(&device)?;
 

@@ -61,7 +61,8 @@ pub enum SyncPolicy {
 #[non_exhaustive]
 pub enum ReleasePolicy {
     /// A consumer that releases guarantees that its device work on the memory is done, or ordered
-    /// before this crate's later work.
+    /// before this crate's later work on the queue that made the memory. Memory that this crate has not allocated on
+    /// a queue (that of an import, of another process, or of the host) is given back at the release: for it the work is done.
     #[default]
     Ordered,
     /// For consumers that do not guarantee this: a thread of the device first waits for all work of

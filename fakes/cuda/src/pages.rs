@@ -24,7 +24,7 @@ pub(crate) struct Pages {
 
 // SAFETY: it owns the addresses, which any thread may map and unmap, and never uses what is there.
 unsafe impl Send for Pages {}
-// SAFETY: as above; the system orders calls about the same addresses.
+// SAFETY: a shared reference only maps and unmaps at its addresses, which the system does in an order of its own.
 unsafe impl Sync for Pages {}
 
 impl Pages {

@@ -67,7 +67,7 @@ impl<V: Vendor> Context<V> {
     }
 
     /// Makes the context current for as long as the returned guard lives. Foreign code must not run meanwhile: it would find the context
-    /// current.
+    /// current. What allocates memory for a program is told that it does ([`Device::with_memory`](crate::Device::with_memory)).
     ///
     /// # Errors
     /// The context itself was refused.
