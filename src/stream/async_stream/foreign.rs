@@ -1,7 +1,7 @@
 //! What the producer and a consumer call of each other: the consumer's handler, and the producer's structs.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::{ptr, thread};
 
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -12,6 +12,7 @@ use crate::abi::{
     ArrowDeviceType, FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask,
     FFI_ArrowDeviceArray, ForeignSchema, OnError, OnNextTask, OnSchema, guard,
 };
+use crate::device::lock;
 use crate::error::{Error, Result};
 use crate::interchange::schema::encode_metadata;
 
@@ -85,18 +86,24 @@ impl Calls {
     }
 
     /// Returns the consumer's answer, like [`on_schema`](Self::on_schema). No task means the end.
-    pub(super) fn on_next_task(
-        self,
-        mut task: Option<FFI_ArrowAsyncTask>,
-        metadata: &ForeignSchema,
-    ) -> c_int {
+    pub(super) fn on_next_task(self, task: Option<Arc<Task>>, metadata: &ForeignSchema) -> c_int {
         let (this, call) = (self.this, self.on_next_task);
         let metadata = metadata.metadata;
-        // The struct has no drop: its content is the consumer's from here on.
-        let task = task.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        // The struct has no drop: its share is the consumer's from here on.
+        let mut ffi = task.clone().map(|task| FFI_ArrowAsyncTask {
+            extract_data: Some(extract_data),
+            private_data: Arc::into_raw(task).cast_mut().cast(),
+        });
+        let ffi = ffi.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: the callback is the handler's own, which is not released. Task and metadata live during the call.
-        let answer = guard::call_foreign("on_next_task", || unsafe { call(this, task, metadata) });
-        answer.unwrap_or(libc::EIO)
+        let answer = guard::call_foreign("on_next_task", || unsafe { call(this, ffi, metadata) });
+        let answer = answer.unwrap_or(libc::EIO);
+        if answer != 0 {
+            // Some consumers (SedonaDB) do not extract what they refuse.
+            let array = task.and_then(|task| lock(&task.array).take());
+            let _ = guard::call_foreign("on_next_task", || drop(array));
+        }
+        answer
     }
 
     pub(super) fn on_error(self, e: &Error) {
@@ -197,16 +204,21 @@ impl Shared {
     }
 
     /// A task that moves `array` to the consumer.
-    pub(super) fn task(self: &Arc<Self>, array: FFI_ArrowDeviceArray) -> FFI_ArrowAsyncTask {
-        FFI_ArrowAsyncTask {
-            extract_data: Some(extract_data),
-            private_data: Box::into_raw(Box::new((array, self.clone()))).cast(),
-        }
+    pub(super) fn task(self: &Arc<Self>, array: FFI_ArrowDeviceArray) -> Arc<Task> {
+        Arc::new(Task {
+            array: Mutex::new(Some(array)),
+            _producer: self.clone(),
+        })
     }
 }
 
-/// A task's `private_data`.
-type Task = (FFI_ArrowDeviceArray, Arc<Shared>);
+/// What a task's `private_data` points to. Its extraction gives the consumer's share back.
+pub(super) struct Task {
+    /// `None` once it was extracted or refused.
+    array: Mutex<Option<FFI_ArrowDeviceArray>>,
+    /// Which lives as long as its tasks.
+    _producer: Arc<Shared>,
+}
 
 /// Runs `call` with a share of what the consumer calls: the waker of the producer's task may drop the task, whose share may be the
 /// last one. A waker may panic, too.
@@ -255,14 +267,17 @@ unsafe extern "C-unwind" fn extract_data(
     if task.extract_data.is_none() {
         return libc::EINVAL;
     }
-    // SAFETY: `Shared::task` made the pointer from a box, and the interface allows one extraction.
-    let (array, producer) = *unsafe { Box::from_raw(task.private_data.cast::<Task>()) };
-    if out.is_null() {
-        let _ = guard::call_foreign("extract_data", || drop(array));
-    } else {
+    // SAFETY: `Calls::on_next_task` made the pointer of the consumer's share, and the interface allows one extraction.
+    let task = unsafe { Arc::from_raw(task.private_data.cast_const().cast::<Task>()) };
+    let mut array = lock(&task.array).take();
+    let answer = match &array {
+        None if !out.is_null() => libc::ECANCELED,
+        _ => 0,
+    };
+    if let Some(array) = array.take_if(|_| !out.is_null()) {
         // SAFETY: the interface requires an `out` that is null or valid for writes, and holds nothing to release.
         unsafe { out.write(array) };
     }
-    let _ = guard::call_foreign("extract_data", || drop(producer));
-    0
+    let _ = guard::call_foreign("extract_data", || drop((array, task)));
+    answer
 }

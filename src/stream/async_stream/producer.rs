@@ -47,7 +47,8 @@ pub enum Outcome {
 /// A consumer's request wakes the task. The waker must not poll the task on the thread that wakes it, as no executor does:
 /// the handler would then be called within its own request.
 ///
-/// A task that the consumer refuses and does not extract leaks, since the consumer may still extract it later.
+/// The batch of a task that the consumer refuses and has not extracted is dropped. A later extraction returns `ECANCELED`: what that
+/// takes, without the batch, is never freed if there is none.
 ///
 /// # Safety
 /// `handler` is null, or points to a handler that keeps to the async device stream interface, that no other producer is

@@ -13,7 +13,7 @@ use arrow_device::{
 };
 use arrow_schema::{DataType, Field, Schema};
 use futures::stream;
-use libc::EIO;
+use libc::{ECANCELED, EINVAL, EIO};
 
 use crate::async_stream::kit::*;
 use crate::async_stream::producer::{Running, completed};
@@ -332,6 +332,35 @@ fn an_export_that_fails_is_an_error() {
         assert!(text.contains("injected"), "{text}");
         consumer.assert_done();
         sim.faults().clear();
+        sim.assert_done();
+    }
+}
+
+/// The consumer takes a task, refuses it, and does not extract it; if it does so all the same, it is too late.
+#[test]
+fn a_refused_task_leaves_no_batch_behind() {
+    for extracted in [None, Some(0), Some(ECANCELED)] {
+        let sim = Sim::new(SimMode::Async);
+        let batches = (0..3).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
+        let (consumer, produce) = on_sim(&sim, batches.collect(), SyncPolicy::Event);
+        consumer.on_task(|_| EINVAL);
+        assert!(matches!(
+            block_on(produce),
+            Ok(Outcome::Refused { errno: EINVAL })
+        ));
+        assert_eq!(consumer.story(), "STR");
+        let task = consumer.take();
+        sim.synchronize().unwrap();
+        assert_eq!(sim.sim.report().live_allocations, 0);
+        match extracted {
+            None => {}
+            Some(0) => assert_eq!(FakeConsumer::refuse(task), 0),
+            Some(late) => {
+                let (code, array) = FakeConsumer::extract_raw(task);
+                assert!(code == late && array.is_released());
+            }
+        }
+        consumer.assert_done();
         sim.assert_done();
     }
 }
