@@ -262,9 +262,9 @@ unsafe extern "C-unwind" fn extract_data(
         return libc::EINVAL;
     }
     // SAFETY: the interface requires the consumer to pass a task of this producer, valid for reads and writes. Its content
-    // is moved out, so that a second call through the same struct finds nothing.
+    // is moved out, so that a second call through the same struct finds nothing. It may have taken the callback out itself.
     let task = unsafe { task.replace(FFI_ArrowAsyncTask::empty()) };
-    if task.extract_data.is_none() {
+    if task.private_data.is_null() {
         return libc::EINVAL;
     }
     // SAFETY: `Calls::on_next_task` made the pointer of the consumer's share, and the interface allows one extraction.

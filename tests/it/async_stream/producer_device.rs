@@ -1,5 +1,6 @@
 //! The producer and the work of its device.
 
+use std::ptr;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -334,6 +335,25 @@ fn an_export_that_fails_is_an_error() {
         sim.faults().clear();
         sim.assert_done();
     }
+}
+
+/// Some consumers (SedonaDB) set the callback to null before they call it, so that they do not call it again.
+#[test]
+fn a_task_whose_callback_was_taken_out_is_extracted_once() {
+    let sim = Sim::new(SimMode::Async);
+    let batch = sim.upload(&numbers(0, 5)).unwrap();
+    let (consumer, produce) = on_sim(&sim, vec![batch], SyncPolicy::Event);
+    completed(block_on(produce));
+    let mut task = consumer.take();
+    let extract = task.extract_data.take().unwrap();
+    assert_eq!(sim.sim.report().live_allocations, 1);
+    for answer in [0, EINVAL] {
+        // SAFETY: the task is the producer's; a second call through the same struct finds it empty.
+        let code = unsafe { extract(&raw mut task, ptr::null_mut()) };
+        assert_eq!(code, answer);
+    }
+    consumer.assert_done();
+    sim.assert_done();
 }
 
 /// The consumer takes a task, refuses it, and does not extract it; if it does so all the same, it is too late.
