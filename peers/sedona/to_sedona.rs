@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{DeviceRecordBatchStream, Outcome, produce};
+use arrow_device::device::sim::SimDevice;
 use arrow_device::{Devices, Error, Result};
+use arrow_schema::DataType;
 use datafusion_common::DataFusionError;
 use datafusion_physical_plan::RecordBatchStream;
 use futures::{StreamExt, future, stream};
@@ -15,7 +17,7 @@ use sedona_extension::extension::{FFI_ArrowAsyncTask, FFI_ArrowDeviceArray};
 use sedona_extension::import_sendable_record_batch_stream::ImportedAsyncDeviceStream;
 use tokio::task::{JoinHandle, spawn};
 
-use crate::kit::{Counted, Last, export, number, of_types, upload, within};
+use crate::kit::{Counted, Last, eventually, export, number, of_types, upload, within};
 use crate::support::{all_types, assert_same_batch, zero_column_batch};
 
 type Producing = JoinHandle<Result<Outcome>>;
@@ -248,7 +250,7 @@ async fn gone_before_the_schema() {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_of_another_device() {
     let device = Devices::simulated().unwrap();
-    let (sent, schema) = of_types(&[]);
+    let (sent, schema) = of_types(&[DataType::Int32, DataType::Utf8]);
     let count = sent.len();
     let batches = stream::iter(sent).map(Ok).boxed();
     let (producing, mut consumer) = send(upload(batches, schema, &device), 4);
@@ -258,6 +260,10 @@ async fn memory_of_another_device() {
     }
     assert!(within(consumer.next()).await.is_none());
     assert_eq!(producing.await.unwrap().unwrap(), Outcome::Completed);
+    eventually("device memory is kept", || {
+        let sim = device.backend().downcast_ref::<SimDevice>();
+        sim.unwrap().report().live_allocations == 0
+    });
 }
 
 /// A release without an end or an error is the end there. (Our producer reports an error before such a release.)
