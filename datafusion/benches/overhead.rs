@@ -407,8 +407,7 @@ async fn joins(device: &Device) -> Result<[Count; 4]> {
     let scan = device_scan(rows.schema(), device, vec![small])?;
     let joined = DeviceCoalesceBatchesExec::new(rows.num_rows()).above(scan.clone(), device);
     let here = cost(joined, device).await?;
-    let up = HostToDeviceExec::default().with_target(rows.num_rows(), usize::MAX);
-    let up = up.above(Arc::new(DeviceToHostExec::new(scan)), device);
+    let up = HostToDeviceExec::default().above(Arc::new(DeviceToHostExec::new(scan)), device);
     let host = cost(up, device).await?;
     let name = "coalesce batches";
     let on_device = "bytes on the device";

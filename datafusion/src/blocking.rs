@@ -2,14 +2,12 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::{DeviceRecordBatch, DeviceRecordBatchReader, Error, Result};
 use arrow_schema::SchemaRef;
+use futures::StreamExt;
+use futures::executor::{block_on, enter};
 use tokio::task::block_in_place;
 
 use super::stream::SendableDeviceStream;
@@ -23,6 +21,7 @@ use super::stream::SendableDeviceStream;
 /// | a worker of a multi-threaded Tokio runtime, or one in its `block_on` | the same, within [`tokio::task::block_in_place`]: other threads take over the worker's tasks, the stream's producer among them |
 /// | the thread of a current-thread Tokio runtime, or one in a `LocalSet` | [`Error::InvalidArgument`], and the stream is dropped: no other thread could run the tasks that the batch may depend on; read in `spawn_blocking` instead |
 /// | a thread of another executor | the same as for a thread of the program's own; if no other thread can run the stream's producer, the read never returns |
+/// | a thread within an executor of the crate `futures` | [`Error::InvalidArgument`], too |
 ///
 /// Tokio reports the third case by a panic, which is caught: a panic hook sees it, and with `panic = "abort"` it ends the
 /// process. If the stream's polls need a current Tokio runtime, the reading thread must have one.
@@ -71,7 +70,7 @@ impl Iterator for BlockingReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let stream = self.stream.as_mut()?;
-        let next = waiting(|| block_on(|cx| stream.as_mut().poll_next(cx)));
+        let next = waiting(|| block_on(stream.next()));
         let next = next.unwrap_or_else(|e| Some(Err(e)));
         if !matches!(next, Some(Ok(_))) {
             self.stream = None;
@@ -105,6 +104,14 @@ impl fmt::Debug for BlockingReader {
 /// other worker may run it; and a source that is pending because the task's cooperative budget is spent would not be woken,
 /// since that happens when the task yields.
 fn waiting<T>(wait: impl FnOnce() -> T) -> Result<T> {
+    let refused = || {
+        Error::InvalidArgument(
+            "a blocking reader was read on a thread that must run other tasks meanwhile, of a Tokio runtime with no other thread or of an \
+             executor of futures: read it in tokio::task::spawn_blocking, or on a multi-threaded runtime"
+                .into(),
+        )
+    };
+    drop(enter().map_err(|_| refused())?);
     let mut wait = Some(wait);
     let run = || block_in_place(|| wait.take().map(|wait| wait()));
     // Unwind safety: a panic in `wait` is resumed, and nothing that it touched is used here.
@@ -112,41 +119,13 @@ fn waiting<T>(wait: impl FnOnce() -> T) -> Result<T> {
         Ok(Some(result)) => Ok(result),
         Err(panic) if wait.is_none() => resume_unwind(panic),
         // Tokio has not run `wait`.
-        _ => Err(Error::InvalidArgument(
-            "a blocking reader was read on the only thread that runs a Tokio runtime's tasks: read it in \
-             tokio::task::spawn_blocking, or on a multi-threaded runtime"
-                .into(),
-        )),
-    }
-}
-
-/// Polls until there is a result. The thread sleeps between polls.
-fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
-    /// The flag is needed because code within the poll may park this thread and consume the unpark token.
-    struct Unpark(Thread, AtomicBool);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.1.store(true, Ordering::Release);
-            self.0.unpark();
-        }
-    }
-
-    let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
-    let waker = Waker::from(unpark.clone());
-    let mut cx = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(ready) = poll(&mut cx) {
-            return ready;
-        }
-        while !unpark.1.swap(false, Ordering::Acquire) {
-            thread::park();
-        }
+        _ => Err(refused()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::task::Poll;
 
     use arrow_device::DeviceRecordBatches;
@@ -163,22 +142,6 @@ mod tests {
         BlockingReader::new(Box::pin(stream))
     }
 
-    /// Whatever parks the thread within a poll takes the token of the wake-up.
-    #[test]
-    fn a_reader_waits_for_a_wake_and_not_for_a_token() {
-        let mut polls = 0;
-        let stream = stream::poll_fn(move |cx| {
-            polls += 1;
-            if polls > 1 {
-                return Poll::Ready(None);
-            }
-            cx.waker().wake_by_ref();
-            thread::park();
-            Poll::Pending
-        });
-        assert!(reader(stream).next().is_none());
-    }
-
     #[test]
     fn a_stream_is_not_asked_after_its_end_or_an_error() {
         for fails in [false, true] {
@@ -192,6 +155,14 @@ mod tests {
             assert_eq!(reader.next().is_some(), fails);
             assert!(reader.next().is_none());
         }
+    }
+
+    #[test]
+    fn a_reader_is_refused_within_an_executor_of_futures() {
+        let mut reader = reader(stream::pending());
+        let refused = block_on(async { reader.next() });
+        assert!(matches!(refused, Some(Err(Error::InvalidArgument(_)))));
+        assert!(reader.next().is_none());
     }
 
     /// A panic of the stream is the reader's own, on a worker as elsewhere.

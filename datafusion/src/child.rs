@@ -29,7 +29,8 @@ impl DeviceTask<'_> {
     /// # Errors
     /// As [`input`](Self::input).
     pub fn input_partition(&self, child: usize, partition: usize) -> Result<SendableDeviceStream> {
-        execute_child(self.child(child)?, partition, self.device, self.context)
+        let (child, target) = (self.child(child)?, self.target.clone());
+        execute_child(child, partition, self.device, self.context, target)
     }
 
     pub(super) fn child(&self, child: usize) -> Result<&Arc<dyn ExecutionPlan>> {
@@ -48,6 +49,7 @@ fn execute_child(
     partition: usize,
     device: &Device,
     context: &Arc<TaskContext>,
+    target: Target,
 ) -> Result<SendableDeviceStream> {
     let name = format!("input {}", child.name());
     let memory = DeviceReservation::new(context, &name, partition, device);
@@ -55,7 +57,7 @@ fn execute_child(
         Some(node) if node.device().fits(device) && !node.runs_on_host(context) => {
             node.execute_on(partition, device, context)
         }
-        _ => execute_child_apart(child, partition, device, context, memory),
+        _ => execute_child_apart(child, partition, device, context, target, memory),
     }
 }
 
@@ -66,6 +68,7 @@ pub(super) fn execute_child_apart(
     partition: usize,
     device: &Device,
     context: &Arc<TaskContext>,
+    target: Target,
     memory: DeviceReservation,
 ) -> Result<SendableDeviceStream> {
     match device_node(child) {
@@ -77,10 +80,7 @@ pub(super) fn execute_child_apart(
                 false => Ok(on_device(stream, device, memory)),
             }
         }
-        _ => {
-            let target = Target::of_task(context);
-            upload(child, partition, device, context, target, memory)
-        }
+        _ => upload(child, partition, device, context, target, memory),
     }
 }
 

@@ -20,7 +20,7 @@ use super::spec::DeviceSpec;
 use super::stream::{Item, SendableDeviceStream, device_stream};
 use super::timer::Patience;
 use super::transitions::to_host::passing;
-use super::upload::{Target, can_join};
+use super::upload::can_join;
 
 /// The bytes from which on batches wait no longer: larger ones gain nothing.
 const MAX_JOINED: usize = 16 << 20;
@@ -92,7 +92,7 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
             queue: None,
             runtime,
             rows: self.rows,
-            patience: Patience::new(Target::of_task(task.context).patience),
+            patience: Patience::new(task.target.patience),
             after: None,
         };
         let batches = try_unfold(joined, |mut joined| async move {

@@ -31,7 +31,7 @@ use super::metrics::DeviceMetrics;
 use super::on_host::{is_exhausted, until_first};
 use super::operator::{DeviceOperator, DeviceTask, Line};
 use super::options::DeviceOptions;
-use super::plugin::DevicePlugin;
+use super::plugin::{DevicePlugin, target_of};
 use super::resolver::open_for;
 use super::spec::DeviceSpec;
 use super::stream::{Measured, SendableDeviceStream};
@@ -152,6 +152,7 @@ impl DeviceExec {
             context,
             node: &self.node,
             name: self.name(),
+            target: target_of(self.plugin.as_ref(), context),
             metrics: &self.metrics,
         });
         let stream = stream.map_err(|e| memory.named(e))?;

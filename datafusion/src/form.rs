@@ -27,6 +27,7 @@ use super::plugin::{DevicePlugin, Verdict};
 use super::spec::DeviceSpec;
 use super::stream::{SendableDeviceStream, device_stream};
 use super::transitions::below::operator;
+use super::upload::with_types;
 
 /// One of DataFusion's nodes that needs no kernel, as an operator on a device, which passes on batches that stay there.
 ///
@@ -291,7 +292,7 @@ impl DeviceOperator for DeviceForm {
                 let child = task.child(0)?;
                 let stream = match child.output_partitioning().partition_count() {
                     1 => task.input(0)?,
-                    _ => merged(child, task.device, task.context)?,
+                    _ => merged(child, task.device, task.context, false)?,
                 };
                 Ok(limited(stream, 0, fetch))
             }
@@ -306,7 +307,15 @@ fn with_columns(
     schema: SchemaRef,
     columns: Option<Arc<[usize]>>,
 ) -> SendableDeviceStream {
-    let (device_type, own) = (stream.device_type(), schema.clone());
+    let (device_type, from) = (stream.device_type(), stream.schema());
+    // In the types that they have on the device.
+    let schema = with_types(&schema, |i, _| {
+        let i = columns
+            .as_ref()
+            .map_or(Some(&i), |columns| columns.get(i))?;
+        Some(from.fields().get(*i)?.data_type().clone())
+    });
+    let own = schema.clone();
     let of = move |batch: DeviceRecordBatch| {
         let columns = match &columns {
             None if batch.schema_ref() == &own => return Ok(batch),

@@ -51,7 +51,6 @@
 //! | --- | --- |
 //! | [`DeviceTable`] | a table over device streams: batches in memory, readers, foreign C streams, any async stream |
 //! | [`DeviceSource`] | what a table is made of, for readers of files and other libraries: declares partitions, orders, constraints and statistics; gets columns, filters and limits; takes rows of `INSERT INTO` |
-//! | [`DeviceTableFactory`] | `CREATE EXTERNAL TABLE` |
 //! | [`execute_on_device`], [`export_plan`] | the result of any plan as a device stream, as a C stream, or through [`produce`](arrow_device::async_stream::produce) as an async C stream |
 //! | [`DeviceRule`] | the physical optimizer rule that does the rest for [`DevicePlugin`]s: puts their operators into plans, with uploads, downloads and moves |
 //! | [`DevicePlugin`], [`Verdict`] | says which of DataFusion's nodes run on a device, and makes their operators |
@@ -156,7 +155,6 @@ pub use resolver::DeviceResolver;
 pub use rule::DeviceRule;
 pub use sink::{execute_on_device, export_plan};
 pub use source::contract::{DeviceSource, ScanRequest};
-pub use source::factory::{DeviceSourceFactory, DeviceTableFactory, NewDeviceTable};
 pub use source::insert::DeviceInsertExec;
 pub use source::insertion::{DeviceSink, InsertRequest};
 pub use source::scan::DeviceScanExec;

@@ -4,7 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatches};
+use arrow_device::{Device, DeviceRecordBatch};
+use arrow_schema::SchemaRef;
 use datafusion_common::Result;
 use datafusion_execution::TaskContext;
 use datafusion_physical_plan::execution_plan::CardinalityEffect;
@@ -13,7 +14,8 @@ use datafusion_physical_plan::{DisplayFormatType, ExecutionPlan};
 use futures::Stream;
 
 use super::memory::DeviceReservation;
-use super::stream::SendableDeviceStream;
+use super::stream::{SendableDeviceStream, device_stream};
+use super::upload::Target;
 
 /// What runs on a device in the place of a node of DataFusion.
 ///
@@ -73,6 +75,8 @@ pub struct DeviceTask<'a> {
     pub context: &'a Arc<TaskContext>,
     pub(super) node: &'a Arc<dyn ExecutionPlan>,
     pub(super) name: &'a str,
+    /// How rows of the host go up to it.
+    pub(super) target: Target,
     pub(super) metrics: &'a ExecutionPlanMetricsSet,
 }
 
@@ -98,13 +102,17 @@ impl DeviceTask<'_> {
         &self,
         batches: impl Stream<Item = arrow_device::Result<DeviceRecordBatch>> + Send + 'static,
     ) -> SendableDeviceStream {
-        let device_type = self.device.id().device_type;
-        let schema = self.node.schema();
-        Box::pin(DeviceRecordBatches::from_stream(
-            batches,
-            schema,
-            device_type,
-        ))
+        self.stream_of(self.node.schema(), batches)
+    }
+
+    /// As [`stream`](Self::stream), for columns some of which have other types than the node's: those that the plugin wanted them in
+    /// ([`DevicePlugin::upload_type`](super::DevicePlugin::upload_type)), say. arrow-rs casts them after they came down.
+    pub fn stream_of(
+        &self,
+        schema: SchemaRef,
+        batches: impl Stream<Item = arrow_device::Result<DeviceRecordBatch>> + Send + 'static,
+    ) -> SendableDeviceStream {
+        device_stream(batches, schema, self.device.id().device_type)
     }
 }
 

@@ -9,7 +9,7 @@ use arrow_device::{Device, Error};
 use datafusion_common::{DataFusionError, Result};
 use datafusion_execution::TaskContext;
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::stream::{Stream, StreamExt, poll_fn, select_all};
+use futures::stream::{Stream, StreamExt, empty, poll_fn, select_all};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinSet;
@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 use super::child::execute_child_apart;
 use super::memory::DeviceReservation;
 use super::stream::{Item, SendableDeviceStream, device_stream};
+use super::transfer::host_stream;
+use super::upload::{Target, typed_as, upload_rows};
 
 /// Starts all partitions of a plan, each on a task of its own of the current Tokio runtime, and returns their batches, on
 /// `device`, in the order in which they are ready. The batches of one partition keep their order.
@@ -25,19 +27,35 @@ use super::stream::{Item, SendableDeviceStream, device_stream};
 /// that a batch that waits to be taken is one that its node has reserved. Dropping the stream aborts the tasks. If the runtime ends before them,
 /// the stream ends with [`Error::Cancelled`], and never as if the plan had ended; a task that panics ends it with
 /// [`Error::Panic`].
+///
+/// With `strict`, the batches have the plan's types. Without, those that all partitions have on the device, if they agree.
 pub(super) fn merged(
     plan: &Arc<dyn ExecutionPlan>,
     device: &Device,
     context: &Arc<TaskContext>,
+    strict: bool,
 ) -> Result<SendableDeviceStream> {
     let runtime = Handle::try_current()
         .map_err(|e| DataFusionError::Execution(format!("a plan needs a Tokio runtime: {e}")))?;
     let partitions = plan.output_partitioning().partition_count();
-    let start = |partition| {
-        let memory = DeviceReservation::new(context, plan.name(), partition, device);
-        execute_child_apart(plan, partition, device, context, memory)
-    };
-    let streams: Vec<_> = (0..partitions).map(start).collect::<Result<_>>()?;
+    let device_type = device.id().device_type;
+    let memory = |partition| DeviceReservation::new(context, plan.name(), partition, device);
+    let target = Target::of_task(context);
+    let start = |i| execute_child_apart(plan, i, device, context, target.clone(), memory(i));
+    let mut streams: Vec<_> = (0..partitions).map(start).collect::<Result<_>>()?;
+    let typed = |stream: &SendableDeviceStream| typed_as(&plan.schema(), &stream.schema());
+    let of_all = streams.first().map(typed).filter(|_| !strict);
+    let of_all = of_all.filter(|schema| streams.iter().all(|stream| typed(stream) == *schema));
+    let schema = of_all.unwrap_or_else(|| plan.schema());
+    for (i, stream) in streams.iter_mut().enumerate() {
+        if typed(stream) != schema {
+            // arrow-rs casts them, on the host.
+            let own =
+                std::mem::replace(stream, device_stream(empty(), schema.clone(), device_type));
+            let rows = host_stream(own, device, schema.clone(), None, memory(i), usize::MAX);
+            *stream = upload_rows(rows, schema.clone(), device, target.clone(), memory(i))?;
+        }
+    }
     let tasks = streams.into_iter().map(|stream| on_task(stream, &runtime));
     let mut open = Some(select_all(tasks));
     let batches = poll_fn(move |cx| {
@@ -50,8 +68,7 @@ pub(super) fn merged(
         }
         Poll::Ready(next)
     });
-    let device_type = device.id().device_type;
-    Ok(device_stream(batches, plan.schema(), device_type))
+    Ok(device_stream(batches, schema, device_type))
 }
 
 /// A partition's batches, from a task that runs it.
@@ -68,7 +85,9 @@ fn on_task(
             Poll::Pending => true,
             Poll::Ready(None | Some(Ok(true))) => false,
             Poll::Ready(Some(Err(e))) if e.is_panic() => {
-                return Poll::Ready(Some(Err(panicked(&*e.into_panic()))));
+                let (operation, text) = ("a partition of a plan", text_of(&*e.into_panic()));
+                let message = text.into();
+                return Poll::Ready(Some(Err(Error::Panic { operation, message })));
             }
             Poll::Ready(_) => {
                 let operation = "reading a plan's result after the end of its Tokio runtime, which must outlive it,";
@@ -110,11 +129,9 @@ fn accepts_tasks(runtime: &Handle) -> bool {
     !refused
 }
 
-fn panicked(payload: &(dyn Any + Send)) -> Error {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    Error::Panic {
-        operation: "a partition of a plan",
-        message: text.unwrap_or("no text").to_owned().into(),
-    }
+/// What a panic says.
+pub(super) fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no text").to_owned()
 }

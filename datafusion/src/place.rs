@@ -1,5 +1,6 @@
 //! Where the nodes of a plan run.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use datafusion_common::Result;
@@ -9,6 +10,7 @@ use datafusion_physical_expr::{Distribution, Partitioning};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion_physical_plan::repartition::RepartitionExec;
+use datafusion_physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion_physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion_physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, replace_children_if_necessary,
@@ -44,6 +46,8 @@ pub(super) struct Placing<'a> {
     forms: Forms,
     batch_size: usize,
     statistics: StatisticsContext,
+    /// Which nodes stay on the host, and why.
+    declined: RefCell<Vec<String>>,
 }
 
 impl<'a> Placing<'a> {
@@ -59,12 +63,21 @@ impl<'a> Placing<'a> {
             forms,
             batch_size: options.execution.batch_size.get(),
             statistics: StatisticsContext::new(),
+            declined: RefCell::default(),
         }
     }
 
     /// The plan with its output on the host.
     pub(super) fn optimize(&self, plan: Plan) -> Result<Plan> {
-        Ok(on_host(self.below_root(plan)?))
+        let placed = self.below_root(plan)?;
+        let declined = self.declined.take();
+        if declined.is_empty() || self.forms != Forms::All {
+            return Ok(on_host(placed));
+        }
+        Ok(match placed.downcast_ref::<DeviceToHostExec>() {
+            Some(down) if down.notes(&declined) => placed,
+            _ => DeviceToHostExec::noting(on_host(placed), declined),
+        })
     }
 
     /// Puts operators and transitions everywhere but above the root.
@@ -128,13 +141,25 @@ impl<'a> Placing<'a> {
         for plugin in self.plugins {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
-                    return self.uploaded(node, device, plugin).map(Some);
+                    // The partitions of a worker's task may be started apart.
+                    let may = self.forms == Forms::All
+                        && !matches!(node.output_partitioning(), Partitioning::Range(_));
+                    let merges = may && plugin.merges_uploads();
+                    let up = self.uploaded(node, device, plugin, merges)?;
+                    return with_partitions_of(node, up).map(Some);
                 }
                 Verdict::Runs => return self.operator(node.clone(), device, plugin).map(Some),
                 Verdict::RunsThere if rows_there => {
                     return self.operator(node.clone(), device, plugin).map(Some);
                 }
-                Verdict::RunsThere | Verdict::Stays(_) | Verdict::Unknown => {}
+                Verdict::Stays(why) => {
+                    let mut declined = self.declined.borrow_mut();
+                    let one = format!("{}: {why}", node.name());
+                    if !declined.contains(&one) {
+                        declined.push(one);
+                    }
+                }
+                Verdict::RunsThere | Verdict::Unknown => {}
             }
         }
         Ok(None)
@@ -161,11 +186,17 @@ impl<'a> Placing<'a> {
         node: &Plan,
         device: &DeviceSpec,
         plugin: &Arc<dyn DevicePlugin>,
+        merges: bool,
     ) -> Result<Plan> {
         let up = |child: &Plan| match plugin.can_run(child, device) {
-            Verdict::Runs | Verdict::RunsThere => self.uploaded(child, device, plugin),
+            Verdict::Runs | Verdict::RunsThere => self.uploaded(child, device, plugin, merges),
             Verdict::Stays(_) | Verdict::Unknown => {
-                Ok(upload_for(Some(plugin)).above(child.clone(), device.clone()))
+                let child = if merges {
+                    gathered(child)
+                } else {
+                    child.clone()
+                };
+                Ok(upload_for(Some(plugin)).above(child, device.clone()))
             }
         };
         let children = node.children().into_iter().map(up);
@@ -239,10 +270,33 @@ pub(super) fn with_output_on(plan: Plan, device: &DeviceSpec) -> Result<Plan> {
 
 /// The upload of rows for the operators of a plugin.
 fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
-    let target = plugin.and_then(|plugin| plugin.upload_target());
-    target.map_or_else(HostToDeviceExec::default, |(rows, bytes)| {
-        HostToDeviceExec::default().with_target(rows, bytes)
-    })
+    let plugin = plugin.cloned();
+    plugin.map_or_else(HostToDeviceExec::default, HostToDeviceExec::for_plugin)
+}
+
+/// All rows of a plan in one partition, in their order if they have one.
+fn gathered(plan: &Plan) -> Plan {
+    match (
+        plan.output_partitioning().partition_count(),
+        plan.output_ordering(),
+    ) {
+        (1, _) => plan.clone(),
+        (_, Some(order)) => Arc::new(SortPreservingMergeExec::new(order.clone(), plan.clone())),
+        (_, None) => Arc::new(CoalescePartitionsExec::new(plan.clone())),
+    }
+}
+
+/// Rows distributed as those of `node` were.
+fn with_partitions_of(node: &Plan, rows: Plan) -> Result<Plan> {
+    let by = node.output_partitioning();
+    if rows.output_partitioning().partition_count() == by.partition_count() {
+        return Ok(rows);
+    }
+    let by = match by {
+        Partitioning::Hash(..) => by.clone(),
+        other => Partitioning::RoundRobinBatch(other.partition_count()),
+    };
+    Ok(Arc::new(RepartitionExec::try_new(on_host(rows), by)?))
 }
 
 /// Whether a node reads all partitions, in any order.

@@ -4,11 +4,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use arrow_schema::DataType;
 use datafusion_common::Result;
+use datafusion_execution::TaskContext;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::operator::DeviceOperator;
 use super::spec::DeviceSpec;
+use super::upload::Target;
 
 /// Which of DataFusion's nodes run on a device, and by which operators. A session has it in its [`DeviceRule`](super::DeviceRule), which does the
 /// rest: it asks about each node of a plan, and inserts uploads, downloads and moves.
@@ -31,6 +34,34 @@ pub trait DevicePlugin: fmt::Debug + Send + Sync {
     fn upload_target(&self) -> Option<(usize, usize)> {
         None
     }
+
+    /// Returns the type in which the plugin's operators want columns of the host of a type, if not in that one: `Utf8` for `Utf8View`, say, the type
+    /// of a dictionary's values, or a wider decimal. By default, `None`.
+    ///
+    /// Such columns are cast on the host before they go up, and an operator finds their types in the schema of its input's stream. The plan keeps
+    /// its types: what an operator returns in another type than its node's ([`DeviceTask::stream_of`](super::DeviceTask::stream_of)) is cast on the host
+    /// after it came down. Tables on a device have their own types there.
+    fn upload_type(&self, data_type: &DataType) -> Option<DataType> {
+        let _ = data_type;
+        None
+    }
+
+    /// Returns whether all partitions of rows of the host go up as one, in their order if they have one, for operators that gain more by large batches
+    /// than by several queues. Above the operators, the rows are distributed as before. By default, they do not.
+    fn merges_uploads(&self) -> bool {
+        false
+    }
+}
+
+/// How rows of the host go up for a plugin's operators, or for others.
+pub(super) fn target_of(plugin: Option<&Arc<dyn DevicePlugin>>, context: &TaskContext) -> Target {
+    let mut target = Target::of_task(context);
+    if let Some(plugin) = plugin.cloned() {
+        let own = plugin.upload_target();
+        (target.rows, target.bytes) = own.unwrap_or((target.rows, target.bytes));
+        target.types = Arc::new(move |host| plugin.upload_type(host));
+    }
+    target
 }
 
 /// What a [`DevicePlugin`] says of a node.

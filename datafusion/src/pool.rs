@@ -219,6 +219,6 @@ fn now() -> u64 {
 }
 
 /// A panic while a lock is held leaves nothing half done.
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,6 +9,7 @@ use datafusion_physical_optimizer::PhysicalOptimizerRule;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::form::Forms;
+use super::parallel::text_of;
 use super::place::{Placing, Uploads};
 use super::plugin::DevicePlugin;
 use super::spec::DeviceSpec;
@@ -100,12 +101,8 @@ impl DeviceRule {
         let placing = self.placing(Forms::WithoutExchanges, options);
         let placed = catch_unwind(AssertUnwindSafe(|| placing.optimize(plan)));
         let placed = placed.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            let text = text.unwrap_or("for a reason that is not text");
-            Err(DataFusionError::Execution(format!(
-                "a plugin panicked: {text}"
-            )))
+            let what = format!("a plugin panicked: {}", text_of(&*panic));
+            Err(DataFusionError::Execution(what))
         });
         placed.map_err(|e| e.context("device operators on this worker"))
     }

@@ -39,7 +39,8 @@ pub fn execute_on_device(
     context: Arc<TaskContext>,
     device: &Device,
 ) -> Result<SendableDeviceStream> {
-    merged(&with_output_on(plan, &device.into())?, device, &context)
+    let plan = with_output_on(plan, &device.into())?;
+    merged(&plan, device, &context, true)
 }
 
 /// Runs a plan and returns its result as a C device stream. The consumer's calls drive the plan,

@@ -20,6 +20,7 @@ use tokio::runtime::Handle;
 use super::memory::{DeviceReservation, Share};
 use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
 use super::stream::{Item, SendableDeviceStream, device_stream};
+use super::upload::{fitted, typed_as};
 use arrow_device::{Error, Result};
 
 /// Columns of fewer bytes, or of less than 1/64 of their batch, share host memory: one of its own would waste as much.
@@ -140,19 +141,24 @@ pub(super) fn host_stream(
 ) -> SendableRecordBatchStream {
     // Where batches are read in place, nothing is gained by asking for the next one meanwhile.
     let most = if device.is_host_readable() { 1 } else { 2 };
-    let (fitted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
+    let there = typed_as(&schema, &stream.schema());
+    let (wanted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
     let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {
-        let batch = batch.with_schema(fitted.clone())?;
+        let batch = batch.with_schema(there.clone())?;
+        let (there, wanted) = (there.clone(), wanted.clone());
         let queue = queues.of(batch.device())?;
         if batch.device().is_host_readable() {
             let download = batch.start_to_host(&queue)?;
-            return Ok(Box::pin(async move { Ok((download.await?, None)) }) as Coming<_>);
+            return Ok(
+                Box::pin(async move { Ok((fitted(download.await?, &there, &wanted)?, None)) })
+                    as Coming<_>,
+            );
         }
         let mut share = Share::new(&memory, bytes_of(&batch))?;
         let download = download(&batch, &queue)?;
         Ok(Box::pin(async move {
-            let batch = download.await?;
+            let batch = fitted(download.await?, &there, &wanted)?;
             share.resize(host_bytes(&batch))?;
             Ok((batch, Some(share)))
         }) as Coming<_>)

@@ -1,12 +1,14 @@
 //! Host batches on their way to an upload.
 
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
+use arrow_cast::{CastOptions, cast_with_options};
 use arrow_device::{Device, DeviceId, Result, upload_stream};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::concat::concat_batches;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
@@ -21,13 +23,25 @@ use super::stream::{SendableDeviceStream, device_stream};
 use super::timer::Patience;
 
 /// How far small batches are joined before they are uploaded.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone)]
 pub(super) struct Target {
     pub(super) rows: usize,
     pub(super) bytes: usize,
     /// How long rows wait for more.
     pub(super) patience: Duration,
+    /// In which types columns go up, if not in their own.
+    pub(super) types: Arc<Types>,
 }
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Target");
+        debug.field("rows", &self.rows).field("bytes", &self.bytes);
+        debug.finish_non_exhaustive()
+    }
+}
+
+type Types = dyn Fn(&DataType) -> Option<DataType> + Send + Sync;
 
 impl Target {
     /// The target of a task's session.
@@ -37,8 +51,33 @@ impl Target {
             rows: options.upload_rows,
             bytes: options.upload_bytes,
             patience: Duration::from_millis(options.upload_wait_ms),
+            types: Arc::new(|_| None),
         }
     }
+}
+
+/// A schema some of whose columns have other types, in more than what nested fields are called.
+pub(super) fn with_types(
+    schema: &SchemaRef,
+    of: impl Fn(usize, &DataType) -> Option<DataType>,
+) -> SchemaRef {
+    let mut fields = schema.fields().to_vec();
+    for (i, field) in fields.iter_mut().enumerate() {
+        let own = field.data_type();
+        if let Some(other) = of(i, own).filter(|other| !own.equals_datatype(other)) {
+            *field = Arc::new(Field::clone(field).with_data_type(other));
+        }
+    }
+    match fields[..] == schema.fields()[..] {
+        true => schema.clone(),
+        false => Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone())),
+    }
+}
+
+/// A plan's schema with the types of a stream's.
+pub(super) fn typed_as(plan: &SchemaRef, stream: &SchemaRef) -> SchemaRef {
+    let own = |i: usize, _: &DataType| Some(stream.fields().get(i)?.data_type().clone());
+    with_types(plan, own)
 }
 
 /// Starts a partition of a plan on the host, and returns its batches on `device`.
@@ -56,11 +95,23 @@ pub(super) fn upload(
         target.rows = 0;
     }
     let stream = input.execute(partition, context.clone())?;
-    let schema = input.schema();
+    upload_rows(stream, input.schema(), device, target, memory)
+}
+
+/// Returns the rows of a stream of the host, of a plan of this schema, on `device`.
+pub(super) fn upload_rows(
+    rows: SendableRecordBatchStream,
+    host: SchemaRef,
+    device: &Device,
+    target: Target,
+    memory: DeviceReservation,
+) -> datafusion_common::Result<SendableDeviceStream> {
+    let schema = with_types(&host, |_, own| (target.types)(own));
+    let copies = device.id() != DeviceId::CPU;
     let queue = device.new_queue().map_err(to_datafusion)?;
     let memory = copies.then(|| Arc::new(memory));
     let (mut batches, own) = (
-        ToUpload::new(stream, schema.clone(), target),
+        ToUpload::new(rows, host, schema.clone(), target),
         memory.clone(),
     );
     // Memory is reserved before a batch goes up, until the reader asks for the next one.
@@ -136,14 +187,46 @@ fn has_views(data_type: &DataType) -> bool {
     }
 }
 
-/// A host plan's stream with this crate's errors, whose batches have the plan's schema and are not
+/// The batch of one schema with another. Columns whose fields have another type there are cast. Some of DataFusion's nodes (unions, for example) pass on
+/// batches whose fields have other names or metadata than the plan's, or fewer nulls.
+pub(super) fn fitted(batch: RecordBatch, from: &SchemaRef, to: &SchemaRef) -> Result<RecordBatch> {
+    if batch.schema_ref() == to {
+        return Ok(batch);
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let (_, mut columns, _) = batch.into_parts();
+    let fields = from.fields().iter().zip(to.fields());
+    for ((from, to), column) in fields.zip(&mut columns) {
+        let (found, wanted) = (column.data_type(), to.data_type());
+        // Such as those of a `PlaceholderRowExec` with the schema of an aggregate, whose values nobody reads.
+        let is_null = *found == DataType::Null;
+        let casts = !from.data_type().equals_datatype(wanted);
+        if is_null || casts && found.equals_datatype(from.data_type()) {
+            let safe = false;
+            let options = CastOptions {
+                safe,
+                ..Default::default()
+            };
+            *column = cast_with_options(column, wanted, &options)?;
+        }
+        if is_null && !to.is_nullable() {
+            let values = column.to_data().into_builder().nulls(None);
+            *column = make_array(values.build()?);
+        }
+    }
+    let schema = to.clone();
+    Ok(RecordBatch::try_new_with_options(
+        schema, columns, &options,
+    )?)
+}
+
+/// A host plan's stream with this crate's errors, whose batches have the wanted schema and are not
 /// needlessly small.
-///
-/// Some of DataFusion's nodes (unions, for example) pass on batches whose fields have other names
-/// or metadata than the plan's, or fewer nulls.
 struct ToUpload {
     /// `None` once it has ended.
     stream: Option<SendableRecordBatchStream>,
+    /// The plan's.
+    host: SchemaRef,
     schema: SchemaRef,
     target: Target,
     /// Whether joining its columns never fails.
@@ -159,9 +242,16 @@ struct ToUpload {
 }
 
 impl ToUpload {
-    fn new(stream: SendableRecordBatchStream, schema: SchemaRef, mut target: Target) -> Self {
+    fn new(
+        stream: SendableRecordBatchStream,
+        host: SchemaRef,
+        schema: SchemaRef,
+        mut target: Target,
+    ) -> Self {
         target.bytes = target.bytes.min(MAX_JOINED);
+        let patience = Patience::new(target.patience);
         Self {
+            host,
             stream: Some(stream),
             joins: schema.fields().iter().all(|f| can_join(f.data_type())),
             schema,
@@ -169,33 +259,9 @@ impl ToUpload {
             small: Vec::new(),
             rows: 0,
             bytes: 0,
-            patience: Patience::new(target.patience),
+            patience,
             after: None,
         }
-    }
-
-    /// The batch with the plan's schema.
-    fn named(&self, batch: RecordBatch) -> Result<RecordBatch> {
-        if batch.schema_ref() == &self.schema {
-            return Ok(batch);
-        }
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let (_, mut columns, rows) = batch.into_parts();
-        for (field, column) in self.schema.fields().iter().zip(&mut columns) {
-            // Such as those of a `PlaceholderRowExec` with the schema of an aggregate, whose values nobody reads.
-            if column.data_type() == &DataType::Null {
-                *column = new_null_array(field.data_type(), rows);
-                if !field.is_nullable() {
-                    let values = column.to_data().into_builder().nulls(None);
-                    *column = make_array(values.build()?);
-                }
-            }
-        }
-        Ok(RecordBatch::try_new_with_options(
-            self.schema.clone(),
-            columns,
-            &options,
-        )?)
     }
 
     /// The batch's bytes, if it is to be joined with others. arrow-rs lets a column's type differ from its
@@ -212,7 +278,7 @@ impl ToUpload {
 
     /// Keeps a small batch, or has others come after those that are kept. Returns what has become large enough.
     fn push(&mut self, batch: RecordBatch) -> Result<Option<RecordBatch>> {
-        let batch = self.named(batch)?;
+        let batch = fitted(batch, &self.host, &self.schema)?;
         let Some(bytes) = self.small_bytes(&batch) else {
             self.after = Some(Ok(batch));
             return self.join();
@@ -297,7 +363,6 @@ pub(super) fn can_join(data_type: &DataType) -> bool {
 #[cfg(test)]
 mod tests {
     use arrow_array::{Int64Array, StringArray};
-    use arrow_schema::Field;
     use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
     use futures::{StreamExt, executor::block_on, stream};
 
@@ -313,8 +378,9 @@ mod tests {
             rows,
             bytes,
             patience,
+            types: Arc::new(|_| None),
         };
-        let mut batches = ToUpload::new(stream, schema, target);
+        let mut batches = ToUpload::new(stream, schema.clone(), schema, target);
         block_on(
             poll_fn(move |cx| batches.poll(cx))
                 .map(Result::unwrap)
@@ -330,11 +396,7 @@ mod tests {
 
     fn text(rows: usize, len: usize) -> RecordBatch {
         let column: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(len); rows]));
-        let schema = Arc::new(arrow_schema::Schema::new(vec![Field::new(
-            "t",
-            DataType::Utf8,
-            true,
-        )]));
+        let schema = Arc::new(Schema::new(vec![Field::new("t", DataType::Utf8, true)]));
         RecordBatch::try_new(schema, vec![column]).unwrap()
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arrow_device::{Device, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
@@ -17,6 +17,7 @@ use futures::stream::iter;
 use super::contract::{DeviceSource, ScanRequest};
 use super::insertion::{DeviceSink, InsertRequest};
 use crate::metrics::to_datafusion;
+use crate::pool::unpoisoned;
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 
@@ -196,9 +197,4 @@ impl DeviceSink for Added {
         *now = partitions.into_iter().map(Arc::from).collect();
         Ok(())
     }
-}
-
-/// A panic while the lock is held leaves nothing half done.
-fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -35,7 +35,7 @@ use crate::spec::DeviceSpec;
 /// It reads batches on the table's device: those of a device operator on that device do not move,
 /// and those of a host plan are uploaded. The partitions of its input run at the same time, each on
 /// a task of its own; the rows of one partition keep their order.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct DeviceInsertExec {
     input: Arc<dyn ExecutionPlan>,
     source: Arc<dyn DeviceSource>,
@@ -130,15 +130,6 @@ fn check_types(table: &SchemaRef, input: &SchemaRef, device: &DeviceSpec) -> Res
     Ok(())
 }
 
-impl fmt::Debug for DeviceInsertExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceInsertExec")
-            .field("source", &self.source)
-            .field("op", &self.op)
-            .finish_non_exhaustive()
-    }
-}
-
 impl DisplayAs for DeviceInsertExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (device, op) = (self.device(), &self.op);
@@ -226,7 +217,7 @@ impl DeviceInsertExec {
     async fn insert(&self, context: Arc<TaskContext>) -> Result<u64> {
         let device = open_for(self.name(), self.device(), 0, &context)?;
         let rows_written = MetricBuilder::new(&self.metrics).counter("rows_written", 0);
-        let mut batches = merged(&self.input, &device, &context)?;
+        let mut batches = merged(&self.input, &device, &context, true)?;
         let request = InsertRequest {
             op: self.op,
             device: device.clone(),

@@ -3,7 +3,6 @@
 pub(super) mod batches;
 pub(super) mod contract;
 pub(super) mod declared;
-pub(super) mod factory;
 pub(super) mod filters;
 pub(super) mod insert;
 pub(super) mod insertion;

@@ -36,7 +36,7 @@ use crate::operator::{DeviceOperator, DeviceTask};
 use crate::stream::SendableDeviceStream;
 
 /// The operator that reads a [`DeviceTable`](crate::DeviceTable).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct DeviceScanExec {
     source: Arc<dyn DeviceSource>,
     table_name: Option<Arc<str>>,
@@ -51,17 +51,6 @@ pub struct DeviceScanExec {
     /// `(i, n)`: only every `n`-th partition from `i` on is read.
     part: Option<(usize, usize)>,
     properties: Arc<PlanProperties>,
-}
-
-impl fmt::Debug for DeviceScanExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceScanExec")
-            .field("source", &self.source)
-            .field("projection", &self.projection)
-            .field("filters", &self.filters)
-            .field("fetch", &self.fetch)
-            .finish_non_exhaustive()
-    }
 }
 
 impl DeviceScanExec {
@@ -190,49 +179,31 @@ impl DeviceScanExec {
 
 impl DisplayAs for DeviceScanExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = self.schema().fields().iter().map(|f| f.name().as_str());
-        let names = || names.clone().collect::<Vec<_>>().join(", ");
-        let filters = || {
-            let filters: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
-            filters.join(", ")
-        };
-        if t == DisplayFormatType::TreeRender {
-            writeln!(f, "partitions={}", self.partitions())?;
-            if self.projection.is_some() {
-                writeln!(f, "projection={}", names())?;
-            }
-            if !self.filters.is_empty() {
-                writeln!(f, "filters={}", filters())?;
-            }
-            return match self.fetch {
-                Some(rows) => writeln!(f, "fetch={rows}"),
-                None => Ok(()),
-            };
-        }
-        write!(f, "DeviceScanExec: partitions={}", self.partitions())?;
+        let mut parts = vec![format!("partitions={}", self.partitions())];
         if self.projection.is_some() {
-            write!(f, ", projection=[{}]", names())?;
+            let names = self.schema().fields().iter().map(|f| f.name().as_str());
+            let names = names.collect::<Vec<_>>().join(", ");
+            parts.push(format!("projection=[{names}]"));
         }
         if !self.filters.is_empty() {
-            write!(f, ", filters=[{}]", filters())?;
+            let filters: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
+            parts.push(format!("filters=[{}]", filters.join(", ")));
         }
-        if let Some(rows) = self.fetch {
-            write!(f, ", fetch={rows}")?;
+        parts.extend(self.fetch.map(|rows| format!("fetch={rows}")));
+        if t == DisplayFormatType::TreeRender {
+            return parts.iter().try_for_each(|part| writeln!(f, "{part}"));
         }
-        if let Some((index, count)) = self.part {
-            write!(f, ", part={index} of {count}")?;
-        }
+        let part = self.part;
+        parts.extend(part.map(|(index, count)| format!("part={index} of {count}")));
         match self.properties.output_partitioning() {
             Partitioning::UnknownPartitioning(_) => {}
-            declared => write!(f, ", partitioning={declared}")?,
+            declared => parts.push(format!("partitioning={declared}")),
         }
-        if let Some(order) = self.properties.output_ordering() {
-            write!(f, ", order=[{order}]")?;
-        }
-        match self.properties.boundedness.is_unbounded() {
-            true => write!(f, ", unbounded"),
-            false => Ok(()),
-        }
+        let order = self.properties.output_ordering();
+        parts.extend(order.map(|order| format!("order=[{order}]")));
+        let unbounded = self.properties.boundedness.is_unbounded();
+        parts.extend(unbounded.then(|| "unbounded".to_owned()));
+        write!(f, "DeviceScanExec: {}", parts.join(", "))
     }
 }
 

@@ -32,6 +32,46 @@ use crate::stream::SendableDeviceStream;
 /// A [`DeviceSource`] says what is known of the rows and opens streams of them. The columns,
 /// filters and limit of a query reach it, so that it reads no more than the query needs. What it
 /// returns beyond that is never moved: the rest is downloaded for nodes on the host, or stays on the device for a device operator.
+///
+/// For `CREATE EXTERNAL TABLE`, DataFusion's `TableProviderFactory` makes them:
+///
+/// ```
+/// # use std::sync::Arc;
+/// use arrow_device_datafusion::{DeviceSpec, DeviceTable, to_datafusion};
+/// # use arrow_device_datafusion::DeviceSource;
+/// use datafusion::catalog::{Session, TableProvider, TableProviderFactory};
+/// # use datafusion::{error::{DataFusionError, Result}, execution::SessionStateBuilder, logical_expr::CreateExternalTable, prelude::SessionContext};
+/// # fn my_source(_: &str, _: DeviceSpec) -> Result<Arc<dyn DeviceSource>> {
+/// #     let batch = arrow_array::record_batch!(("a", Int64, [1, 2]))?;
+/// #     let device = arrow_device::Devices::cpu();
+/// #     let up = device.upload(&batch).map_err(to_datafusion)?;
+/// #     let table = DeviceTable::from_batches(batch.schema(), device, vec![vec![up]]);
+/// #     Ok(table.map_err(to_datafusion)?.source().clone())
+/// # }
+/// #[derive(Debug)]
+/// struct MyFormat;
+///
+/// #[async_trait::async_trait]
+/// impl TableProviderFactory for MyFormat {
+///     async fn create(&self, _: &dyn Session, table: &CreateExternalTable) -> Result<Arc<dyn TableProvider>> {
+///         let device = table.options.get("format.device").map_or("cuda", String::as_str); // in OPTIONS ('device' 'cuda:1')
+///         let device: DeviceSpec = device.parse().map_err(to_datafusion)?;
+///         let source = my_source(&table.locations[0], device)?; // a `DeviceSource` of the file
+///         let made = DeviceTable::new(source).map_err(to_datafusion)?;
+///         Ok(Arc::new(made.with_column_defaults(table.column_defaults.clone())))
+///     }
+/// }
+///
+/// # #[tokio::main]
+/// # async fn main() -> Result<()> {
+/// let mut state = SessionStateBuilder::new().with_default_features().build();
+/// state.table_factories_mut().insert("MINE".into(), Arc::new(MyFormat));
+/// # let context = SessionContext::new_with_state(state);
+/// # context.sql("CREATE EXTERNAL TABLE t STORED AS MINE LOCATION 'a.mine' OPTIONS ('device' 'cpu')").await?;
+/// # assert_eq!(context.sql("SELECT a FROM t").await?.count().await?, 2);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeviceTable {
     source: Arc<dyn DeviceSource>,

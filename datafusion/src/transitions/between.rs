@@ -40,6 +40,7 @@ impl DeviceOperator for DeviceToDeviceExec {
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let (input, memory) = (task.child(0)?, task.reservation());
-        execute_child_apart(input, task.partition, task.device, task.context, memory)
+        let (partition, device, target) = (task.partition, task.device, task.target.clone());
+        execute_child_apart(input, partition, device, task.context, target, memory)
     }
 }

@@ -28,6 +28,8 @@ use crate::spec::DeviceSpec;
 pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
+    /// Which nodes of the plan below plugins have declined, and why, for `EXPLAIN`.
+    declined: Vec<String>,
     metrics: ExecutionPlanMetricsSet,
 }
 
@@ -44,8 +46,24 @@ impl DeviceToHostExec {
         Self {
             input,
             properties,
+            declined: Vec::new(),
             metrics: ExecutionPlanMetricsSet::new(),
         }
+    }
+
+    /// The node at the top of a plan, some of whose nodes plugins have declined.
+    pub(crate) fn noting(
+        plan: Arc<dyn ExecutionPlan>,
+        declined: Vec<String>,
+    ) -> Arc<dyn ExecutionPlan> {
+        let own = plan.downcast_ref::<Self>().cloned();
+        let own = own.unwrap_or_else(|| Self::new(plan));
+        Arc::new(Self { declined, ..own })
+    }
+
+    /// Whether it says this.
+    pub(crate) fn notes(&self, declined: &[String]) -> bool {
+        self.declined == declined
     }
 
     /// Returns the node below.
@@ -72,6 +90,10 @@ impl DisplayAs for DeviceToHostExec {
             (DisplayFormatType::TreeRender, None) => Ok(()),
             (_, Some(id)) => write!(f, "DeviceToHostExec: device={id}"),
             (_, None) => write!(f, "DeviceToHostExec"),
+        }?;
+        match self.declined.is_empty() {
+            true => Ok(()),
+            false => write!(f, ", declined=[{}]", self.declined.join("; ")),
         }
     }
 }
@@ -110,7 +132,11 @@ impl ExecutionPlan for DeviceToHostExec {
         _: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         match <[_; 1]>::try_from(children) {
-            Ok([input]) => Ok(Arc::new(Self::new(input))),
+            Ok([input]) => {
+                let declined = self.declined.clone();
+                let own = Self::new(input);
+                Ok(Arc::new(Self { declined, ..own }))
+            }
             Err(_) => Err(DataFusionError::Internal(
                 "DeviceToHostExec has one child".into(),
             )),

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::Devices;
-use arrow_device_datafusion::{DeviceOptions, DeviceToHostExec, HostToDeviceExec};
+use arrow_device_datafusion::DeviceOptions;
 use datafusion::arrow::array::{Array, RecordBatch};
 use datafusion::common::config::ConfigOptions;
 use datafusion::physical_expr::{Partitioning, expressions::col};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
+use datafusion::physical_plan::collect;
 use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::{collect, replace_children_if_necessary};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use crate::kit::*;
@@ -86,22 +86,6 @@ async fn the_session_says_how_far_and_so_does_sql() {
     assert_eq!(sizes(2).await, [16, 16]);
     assert!(ctx.sql("SET device.upload_rows = many").await.is_err());
     assert!(ctx.sql("SET device.download_rows = 1").await.is_err());
-}
-
-#[tokio::test]
-async fn a_node_says_it_for_itself_and_shows_it() {
-    let sim = Sim::new();
-    let host = scan(host_table(&[batches(0, 4)])).await;
-    let plan = HostToDeviceExec::default()
-        .with_target(64, 1 << 20)
-        .above(host.clone(), &sim);
-    assert_eq!(sizes(&session_of(Some(48)), plan.clone()).await, [64]);
-    let other = Arc::new(DeviceToHostExec::new(host));
-    let again = replace_children_if_necessary(plan.clone(), vec![other]).unwrap();
-    let expected = "HostToDeviceExec: device=A, upload_rows=64, upload_bytes=1048576";
-    for plan in [plan, again] {
-        says(&text(&plan, &[&sim]), &[expected]);
-    }
 }
 
 /// A slice of a large array is as large as its rows.

@@ -30,6 +30,7 @@ mod source;
 mod spec;
 mod tpch;
 mod transfers;
+mod uploaded;
 
 /// The example's plugin.
 #[allow(dead_code, unused_imports)]

@@ -130,9 +130,7 @@ async fn a_batch_that_waits_for_the_reader_is_reserved() {
     let sim = Sim::new();
     let (context, pool) = limited(1 << 20);
     let plan = scan(host_table(&[batches(0, 4), batches(0, 4)])).await;
-    let plan = HostToDeviceExec::default()
-        .with_target(0, 0)
-        .above(plan, &sim);
+    let plan = HostToDeviceExec::default().above(plan, &sim);
     let mut stream = execute_on_device(plan, context, &sim).unwrap();
     for _ in 0..8 {
         settle().await;

@@ -355,7 +355,12 @@ async fn why_a_node_stays_is_reported() {
     let sim = Sim::new();
     let rule = with(stays);
     let plan = placed(&filter(device_scan(&sim).await), &rule);
-    assert_eq!(shape(&plan, &[&sim]), "Filter < Down < Scan A");
+    // The node at the top says so.
+    assert_eq!(shape(&plan, &[&sim]), "Down < Filter < Down < Scan A");
+    says(
+        &text(&plan, &[]),
+        &["declined=[FilterExec: it has no kernel]"],
+    );
     let found = declined(&plan, &rule, &any_sim()).unwrap();
     let expected = ("FilterExec".to_owned(), "it has no kernel".to_owned());
     assert_eq!(found, [expected]);

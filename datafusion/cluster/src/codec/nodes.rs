@@ -53,11 +53,11 @@ impl DeviceCodec {
         let device = Some(device_message(exec.device()));
         Ok(
             if let Some(up) = DeviceExec::operator::<HostToDeviceExec>(node) {
-                let target = up.target().map(|(rows, bytes)| wire::Target {
-                    rows: rows as u64,
-                    bytes: bytes as u64,
-                });
-                Kind::ToDevice(wire::ToDevice { device, target })
+                if up.schema_on_device(&node.schema()) != node.schema() {
+                    let why = "an upload that casts columns for a plugin stays in this process; a worker's own rule inserts it there";
+                    return Err(DataFusionError::NotImplemented(why.into()));
+                }
+                Kind::ToDevice(wire::ToDevice { device })
             } else if DeviceExec::operator::<DeviceToDeviceExec>(node).is_some() {
                 Kind::Between(wire::Between { device })
             } else if let Some(coalesce) = DeviceExec::operator::<DeviceCoalesceBatchesExec>(node) {
@@ -108,10 +108,7 @@ impl DeviceCodec {
             Kind::Insert(insert) => scan::read_insert(&insert, &on(&insert.device)?)?,
             Kind::ToDevice(up) => {
                 let decoder = on(&up.device)?;
-                let mut node = HostToDeviceExec::default();
-                if let Some(target) = up.target {
-                    node = node.with_target(number(target.rows)?, number(target.bytes)?);
-                }
+                let node = HostToDeviceExec::default();
                 node.above(decoder.only_child()?.clone(), decoder.device.clone())
             }
             Kind::Between(between) => {

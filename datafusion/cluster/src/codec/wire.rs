@@ -83,16 +83,6 @@ pub(super) struct ToHost {}
 pub(super) struct ToDevice {
     #[prost(message, optional, tag = "1")]
     pub(super) device: Option<Device>,
-    #[prost(message, optional, tag = "2")]
-    pub(super) target: Option<Target>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Target {
-    #[prost(uint64, tag = "1")]
-    pub(super) rows: u64,
-    #[prost(uint64, tag = "2")]
-    pub(super) bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -58,9 +58,7 @@ fn plans() -> Vec<Arc<dyn ExecutionPlan>> {
     let plans = vec![
         node(sorted),
         scan(2),
-        HostToDeviceExec::default()
-            .with_target(5, 6)
-            .above(host_rows(2), SIM),
+        HostToDeviceExec::default().above(host_rows(2), SIM),
         DeviceToDeviceExec::above(scan(2), SIM),
         DeviceCoalesceBatchesExec::new(100).above(scan(2), SIM),
         Arc::new(DeviceToHostExec::new(scan(2))),

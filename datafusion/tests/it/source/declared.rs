@@ -97,8 +97,8 @@ async fn explain_shows_what_is_declared() {
     let tree = pretty_format_batches(&tree).unwrap();
     let parts = [
         "partitions: 2",
-        "projection: a",
-        "filters: b@1 > 2",
+        "projection: [a]",
+        "filters: [b@1 > 2]",
         "fetch: 4",
     ];
     says(&tree, &parts);

@@ -3,7 +3,6 @@
 mod declared;
 mod dml;
 mod elsewhere;
-mod factory;
 mod filters;
 mod insert;
 mod requests;
