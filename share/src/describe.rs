@@ -58,8 +58,8 @@ impl Described {
         let validity = array.validity();
         let bit = validity.as_ref().map_or(first, |bits| bits.bit_offset());
         let nulls = array.null_count().map_or(-1, rows);
-        self.parts.nodes.push([rows(len), nulls]);
-        self.parts.starts.push([first as u64, bit as u64]);
+        self.parts.nodes.push_back([rows(len), nulls]);
+        self.parts.starts.push_back([first as u64, bit as u64]);
         let has_bitmap = usize::from(layout.can_contain_null_mask);
         if has_bitmap > 0 {
             self.buffer(validity.as_ref().map(|bits| bits.buffer()))?;
@@ -74,7 +74,9 @@ impl Described {
             self.buffer(buffer.as_ref())?;
         }
         if layout.variadic {
-            self.parts.variadic.push(array.num_buffers() as i64 - 2);
+            self.parts
+                .variadic
+                .push_back(array.num_buffers() as i64 - 2);
         }
         if let DataType::Dictionary(_, _) = data_type {
             let values = array.child(0)?;
@@ -89,7 +91,7 @@ impl Described {
 
     fn buffer(&mut self, buffer: Option<&DeviceBuffer>) -> Option<()> {
         let Some(buffer) = buffer.filter(|buffer| !buffer.is_empty()) else {
-            self.parts.buffers.push([0, 0]);
+            self.parts.buffers.push_back([0, 0]);
             return Some(());
         };
         let (region, start) = region_of(buffer)?;
@@ -97,7 +99,9 @@ impl Described {
         if !Arc::ptr_eq(of_all, &region) {
             return None;
         }
-        self.parts.buffers.push([start as i64, buffer.len() as i64]);
+        self.parts
+            .buffers
+            .push_back([start as i64, buffer.len() as i64]);
         Some(())
     }
 }

@@ -1,5 +1,6 @@
 //! [`Manifest`]: the description of an array or batch in one allocation, in plain bytes.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use arrow_device::ArrowDeviceType;
@@ -31,14 +32,14 @@ pub(crate) struct Manifest {
 pub(crate) struct Parts {
     pub(crate) rows: i64,
     /// The rows and nulls of each array, parents before children, without those of dictionaries; -1 if the nulls are not known.
-    pub(crate) nodes: Vec<[i64; 2]>,
+    pub(crate) nodes: VecDeque<[i64; 2]>,
     /// The start and length in bytes of each buffer.
-    pub(crate) buffers: Vec<[i64; 2]>,
+    pub(crate) buffers: VecDeque<[i64; 2]>,
     /// The number of data buffers of each array of views.
-    pub(crate) variadic: Vec<i64>,
+    pub(crate) variadic: VecDeque<i64>,
     /// The first row of each array in its buffers, and the first bit in its validity bitmap: all 0 for what is not a slice, which is
     /// then as IPC has it.
-    pub(crate) starts: Vec<[u64; 2]>,
+    pub(crate) starts: VecDeque<[u64; 2]>,
 }
 
 const FIXED: usize = 48;
@@ -101,13 +102,11 @@ impl Manifest {
 impl Parts {
     fn to_message(&self) -> Vec<u8> {
         let mut builder = FlatBufferBuilder::new();
-        let nodes = self.nodes.iter();
-        let nodes = nodes.map(|[rows, nulls]| FieldNode::new(*rows, *nulls));
-        let nodes = builder.create_vector(&nodes.collect::<Vec<_>>());
-        let buffers = self.buffers.iter();
-        let buffers = buffers.map(|[start, bytes]| arrow_ipc::Buffer::new(*start, *bytes));
-        let buffers = builder.create_vector(&buffers.collect::<Vec<_>>());
-        let variadic = builder.create_vector(&self.variadic);
+        let node = |[rows, nulls]: &[i64; 2]| FieldNode::new(*rows, *nulls);
+        let nodes = builder.create_vector_from_iter(self.nodes.iter().map(node));
+        let buffer = |[start, bytes]: &[i64; 2]| arrow_ipc::Buffer::new(*start, *bytes);
+        let buffers = builder.create_vector_from_iter(self.buffers.iter().map(buffer));
+        let variadic = builder.create_vector_from_iter(self.variadic.iter());
         let mut batch = RecordBatchBuilder::new(&mut builder);
         batch.add_length(self.rows);
         batch.add_nodes(nodes);
@@ -134,7 +133,7 @@ impl Parts {
                 .collect(),
             buffers: buffers.map(|of| [of.offset(), of.length()]).collect(),
             variadic: batch.variadicBufferCounts().into_iter().flatten().collect(),
-            starts: Vec::new(),
+            starts: VecDeque::new(),
         })
     }
 }
@@ -222,10 +221,10 @@ mod tests {
     fn bytes_and_back() {
         let parts = Parts {
             rows: 3,
-            nodes: vec![[3, -1], [2, 1]],
-            buffers: vec![[0, 64], [64, 12], [128, 0]],
-            variadic: vec![2],
-            starts: vec![[0, 0], [5, 13]],
+            nodes: [[3, -1], [2, 1]].into(),
+            buffers: [[0, 64], [64, 12], [128, 0]].into(),
+            variadic: [2].into(),
+            starts: [[0, 0], [5, 13]].into(),
         };
         let manifest = Manifest {
             device_type: ArrowDeviceType::EXT_DEV,

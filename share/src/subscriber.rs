@@ -13,7 +13,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 use crate::build::Building;
 use crate::error::{Error, Result, check_process};
 use crate::lease::{Lease, Link, Places};
-use crate::manifest::{Manifest, Slot, slots};
+use crate::manifest::{Manifest, Parts, Slot, slots};
 use crate::schema;
 use crate::wire::{
     self, Kind, Outgoing, Packet, Received, VERSION, check_kind, check_user, seqpacket,
@@ -290,9 +290,9 @@ impl Subscriber {
         let of = self.known()?.1.get(slot).cloned();
         let of = of.ok_or_else(|| Error::protocol("a dictionary that the schema does not have"))?;
         self.is_late |= !manifest.ready;
-        let building = self.building(&memory);
+        let building = self.building(&memory, manifest.parts, of.first);
         // SAFETY: the values are validated with each batch that has them, or the program vouches for the publisher.
-        let values = unsafe { building.values(&manifest.parts, &of.values, of.first) }?;
+        let values = unsafe { building.values(&of.values) }?;
         self.dictionaries[slot] = Some(values);
         Ok(())
     }
@@ -300,8 +300,9 @@ impl Subscriber {
     fn take_batch(&mut self, packet: Packet) -> Result<()> {
         let (manifest, memory) = self.map(&packet.body, packet.number, packet.memory)?;
         let schema = self.known()?.0.clone();
+        let building = self.building(&memory, manifest.parts, 0);
         // SAFETY: `checked` validates the batch before anybody gets it, or the program vouches for the publisher.
-        let batch = unsafe { self.building(&memory).batch(&manifest.parts, &schema) }?;
+        let batch = unsafe { building.batch(&schema) }?;
         let is_late = std::mem::take(&mut self.is_late);
         let ready = manifest.ready && !is_late;
         self.batches.push_back(Next {
@@ -333,11 +334,17 @@ impl Subscriber {
         schema.ok_or_else(|| Error::protocol("memory before the schema"))
     }
 
-    fn building<'a>(&'a self, memory: &'a DeviceBuffer) -> Building<'a> {
+    fn building<'a>(
+        &'a self,
+        memory: &'a DeviceBuffer,
+        parts: Parts,
+        dictionary: usize,
+    ) -> Building<'a> {
         Building {
-            device: memory.device(),
             memory,
+            parts,
             dictionaries: &self.dictionaries,
+            dictionary,
             trusted: self.places.trusting,
         }
     }
