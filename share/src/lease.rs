@@ -54,6 +54,19 @@ impl Link {
         }
     }
 
+    /// Says that nothing more is taken, which ends [`wait`](Self::wait) on other threads, too. Leases go back as before.
+    pub(crate) fn leave(&self, last_lease: u64) {
+        self.post(Outgoing::empty(Kind::Gone, last_lease));
+        if check_process(self.process).is_ok() {
+            self.stop();
+        }
+    }
+
+    /// Reads nothing more. Our end stays open: to close it would return leases whose memory is in use.
+    fn stop(&self) {
+        let _ = rustix::net::shutdown(self.socket(), Shutdown::Read);
+    }
+
     /// Sends what there is room for, and returns what to wait for: the publisher, and room for the rest.
     pub(crate) fn flush(&self, last: Option<Outgoing>) -> PollFlags {
         let mut outbox = lock(&self.outbox);
@@ -62,8 +75,8 @@ impl Link {
             Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
             // The publisher is not there any more.
             Ok(Sent::All) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            // Leases are lost, which end with the connection. Ours stays open: to close it would return those whose memory is in use.
-            Err(_) => _ = rustix::net::shutdown(self.socket(), Shutdown::Read),
+            // Leases are lost, which end with the connection.
+            Err(_) => self.stop(),
         }
         PollFlags::IN
     }

@@ -372,7 +372,7 @@ impl Peer {
 
     /// Whether everything was sent, or it is known why not: the end of a connection that was closed meanwhile is still to be heard.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty() && (!self.is_broken || self.is_lost)
+        self.outbox.is_empty() && (!self.is_broken || self.is_lost || self.gone)
     }
 
     /// Reads what has come. Returns whether something has changed, and whether the connection is over.

@@ -354,7 +354,7 @@ impl Subscriber {
         if !std::mem::replace(&mut self.over, true) {
             self.batches.clear();
             self.dictionaries.clear();
-            self.link.post(Outgoing::empty(Kind::Gone, self.last_lease));
+            self.link.leave(self.last_lease);
         }
     }
 }
