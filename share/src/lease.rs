@@ -22,7 +22,7 @@ use crate::device::origin;
 use crate::error::{Error, Result, check_process, lock};
 use crate::manifest::Manifest;
 use crate::region::Mapping;
-use crate::wire::{self, Kind, Outgoing, Sent};
+use crate::wire::{self, Kind, Outgoing};
 
 /// A connection to a publisher. It stays open until the subscriber is gone and all leases are returned.
 #[derive(Debug)]
@@ -72,9 +72,9 @@ impl Link {
         let mut outbox = lock(&self.outbox);
         outbox.extend(last);
         match wire::flush(&mut outbox, self.socket()) {
-            Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
+            Ok(()) if !outbox.is_empty() => return PollFlags::IN | PollFlags::OUT,
             // The publisher is not there any more.
-            Ok(Sent::All) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
             // Leases are lost, which end with the connection.
             Err(_) => self.stop(),
         }

@@ -6,16 +6,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result, lock};
 use crate::options::PublisherStats;
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, VERSION, check_user, flush, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, VERSION, check_user, flush, receive};
 
 /// How many connections there may be at a time.
 const MOST: usize = 256;
+/// How long the thread lets pass what it cannot wait for.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
@@ -62,8 +64,6 @@ pub(crate) struct Peer {
     gone: bool,
     /// What could not be sent yet.
     outbox: VecDeque<Outgoing>,
-    /// The system had no room for it, rather than the socket.
-    is_crowded: bool,
     /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
     /// It broke the protocol, or cannot be sent what comes next: it counts as dead.
@@ -147,7 +147,6 @@ impl Peers {
             leases: BTreeMap::new(),
             gone: false,
             outbox: VecDeque::new(),
-            is_crowded: false,
             is_broken: false,
             is_lost: false,
         });
@@ -189,63 +188,44 @@ impl Peers {
     /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end), and then to those that still have something: a
     /// device's memory would be used again while they read it.
     pub(crate) fn run(&self, mut listener: Option<OwnedFd>) {
-        // Without a descriptor for the next connection there is no use in asking again at once.
-        let mut is_crowded = false;
         loop {
-            let mut freed = Vec::new();
-            let (sockets, is_later) = {
-                let state = self.lock();
-                if state.over {
-                    listener = None;
-                    if state.peers.is_empty() {
-                        return;
-                    }
+            let state = self.lock();
+            if state.over {
+                listener = None;
+                if state.peers.is_empty() {
+                    return;
                 }
-                let waiting = state.peers.iter().map(|peer| {
-                    let flags = match peer.outbox.is_empty() || peer.is_crowded {
-                        true => PollFlags::IN,
-                        false => PollFlags::IN | PollFlags::OUT,
-                    };
-                    (peer.id, peer.socket.clone(), flags)
-                });
-                let is_later = is_crowded || state.peers.iter().any(|peer| peer.is_crowded);
-                (waiting.collect::<Vec<_>>(), is_later)
-            };
-            let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            let waits = sockets
-                .iter()
-                .map(|(_, socket, flags)| PollFd::new(socket, *flags));
-            polled.extend(waits);
-            if let Some(listener) = listener.as_ref().filter(|_| !is_crowded) {
-                polled.push(PollFd::new(listener, PollFlags::IN));
             }
-            let pause = Timespec {
-                tv_sec: 0,
-                tv_nsec: 50_000_000,
-            };
-            let timeout = is_later.then_some(&pause);
-            is_crowded = match rustix::event::poll(&mut polled, timeout) {
-                Err(Errno::INTR) => continue,
-                // There was no memory to wait with.
-                Err(_) => {
-                    std::thread::sleep(Duration::from_millis(50));
-                    continue;
-                }
+            let waits_for = |peer: &Peer| (peer.socket.clone(), peer.waits_for());
+            let sockets: Vec<_> = state.peers.iter().map(waits_for).collect();
+            drop(state);
+            let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            polled.extend(sockets.iter().map(|(of, flags)| PollFd::new(of, *flags)));
+            polled.extend(listener.iter().map(|of| PollFd::new(of, PollFlags::IN)));
+            // Without memory to wait with, for example, there is no use in trying again at once.
+            let mut is_crowded = match rustix::event::poll(&mut polled, None) {
                 Ok(_) => false,
+                Err(e) => e != Errno::INTR,
             };
-            let happened: Vec<_> = polled.iter().map(|of| !of.revents().is_empty()).collect();
-            drop(polled);
-            if happened[0] {
+            let happened: Vec<_> = polled.iter().map(PollFd::revents).collect();
+            let is_woken = !happened[0].is_empty();
+            if is_woken {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
-            let mut changed = false;
-            let over = self.lock().over;
-            for ((id, _, _), did) in sockets.iter().zip(&happened[1..]) {
-                if *did || is_later || over {
-                    changed |= self.lock().hear(*id, &mut freed);
+            let mut freed = Vec::new();
+            // Nobody else removes any: those before one that is removed stay where they are.
+            for at in (0..sockets.len()).rev() {
+                if is_woken || !happened[1 + at].is_empty() {
+                    let is_full = self.lock().hear(at, &mut freed);
+                    // The system has no room, rather than the socket. That passes, but nobody says when.
+                    is_crowded |= is_full && happened[1 + at].contains(PollFlags::OUT);
                 }
             }
-            if let (Some(listener), Some(true)) = (&listener, happened.get(1 + sockets.len())) {
+            let has_come = |events: &PollFlags| !events.is_empty();
+            if let (Some(listener), true) = (
+                &listener,
+                happened.get(1 + sockets.len()).is_some_and(has_come),
+            ) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
                     // One that is refused has been told, as far as possible.
@@ -254,11 +234,12 @@ impl Peers {
                     Err(_) => {}
                 }
             }
-            if changed {
-                self.changed.notify_all();
-            }
+            self.changed.notify_all();
             // Without the lock: this frees memory.
             drop(freed);
+            if is_crowded {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }
@@ -280,20 +261,18 @@ impl State {
         self.done.died + lost.filter(|peer| peer.has_died()).count() as u64
     }
 
-    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
-    fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
-        let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
-            return false;
-        };
+    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether there is more to send.
+    fn hear(&mut self, at: usize, freed: &mut Vec<Kept>) -> bool {
         let peer = &mut self.peers[at];
-        let (changed, is_over) = peer.hear(freed);
+        let is_over = peer.hear(freed);
+        let is_full = !peer.outbox.is_empty();
         if is_over {
             let peer = self.peers.remove(at);
             self.done.left += u64::from(peer.gone);
             self.done.died += u64::from(peer.has_died());
             freed.push(Arc::new(peer));
         }
-        changed || is_over
+        is_full && !is_over
     }
 }
 
@@ -312,9 +291,11 @@ impl Peer {
         (self.is_subscriber || self.is_only) && !self.gone
     }
 
-    /// Whether nothing more is sent, and it has nothing any more.
-    fn is_over(&self) -> bool {
-        self.is_broken && self.leases.is_empty()
+    fn waits_for(&self) -> PollFlags {
+        match self.outbox.is_empty() {
+            true => PollFlags::IN,
+            false => PollFlags::IN | PollFlags::OUT,
+        }
     }
 
     /// Whether it has so many batches, or more dictionaries than go with them.
@@ -347,10 +328,8 @@ impl Peer {
     }
 
     fn flush(&mut self) {
-        let sent = flush(&mut self.outbox, self.socket.as_fd());
-        self.is_crowded = sent == Ok(Sent::Crowded);
-        match sent {
-            Ok(_) => {}
+        match flush(&mut self.outbox, self.socket.as_fd()) {
+            Ok(()) => {}
             // It has closed its end, in order or not: what it has said before is still to be heard.
             Err(Errno::PIPE | Errno::CONNRESET) => self.break_off(),
             // The subscriber must not take what follows for all there is.
@@ -375,24 +354,20 @@ impl Peer {
         self.outbox.is_empty() && (!self.is_broken || self.is_lost || self.gone)
     }
 
-    /// Reads what has come. Returns whether something has changed, and whether the connection is over.
-    fn hear(&mut self, freed: &mut Vec<Kept>) -> (bool, bool) {
+    /// Reads what has come. Returns whether the connection is over.
+    fn hear(&mut self, freed: &mut Vec<Kept>) -> bool {
         self.flush();
-        let mut changed = self.outbox.is_empty();
         // The rest waits for the next turn, so that nobody keeps the others waiting.
         for _ in 0..64 {
             match receive(self.socket.as_fd(), false) {
-                Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
-                    Ok(()) => changed = true,
-                    Err(_) => self.lose(),
-                },
+                Ok(Received::Packet(packet)) if self.take(&packet, freed).is_ok() => {}
                 Ok(Received::Nothing) => break,
-                Ok(Received::Closed) => return (true, true),
-                // What was received is no packet.
-                Err(_) => self.lose(),
+                Ok(Received::Closed) => return true,
+                // One out of order, or no packet at all.
+                Ok(Received::Packet(_)) | Err(_) => self.lose(),
             }
         }
-        (changed || self.is_broken, self.is_over())
+        self.is_broken && self.leases.is_empty()
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {

@@ -124,11 +124,11 @@ impl Outgoing {
         }
     }
 
-    /// Sends the packet, whole or not at all, without waiting.
+    /// Sends the packet, whole or not at all, without waiting. Returns whether there was room for it.
     ///
     /// # Errors
     /// Returns the system's error, such as [`Errno::PIPE`] once the peer has closed its end.
-    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<Sent> {
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         let apart = self.apart.as_ref();
         let length = apart.map_or(self.body.len(), |region| region.bytes) as u32;
         let mut header = [0; HEADER];
@@ -151,10 +151,10 @@ impl Outgoing {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             match rustix::net::sendmsg(socket, &parts, &mut control, flags) {
-                Ok(_) => return Ok(Sent::All),
+                Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Sent::NoRoom),
-                Err(Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(Sent::Crowded),
+                // In the socket, or in the system, where too much is on its way.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
                 Err(e) => return Err(e),
             }
         }
@@ -168,24 +168,14 @@ impl Outgoing {
 pub(crate) fn flush(
     packets: &mut VecDeque<Outgoing>,
     socket: BorrowedFd<'_>,
-) -> rustix::io::Result<Sent> {
+) -> rustix::io::Result<()> {
     while let Some(packet) = packets.front() {
-        match packet.send(socket).inspect_err(|_| packets.clear())? {
-            Sent::All => _ = packets.pop_front(),
-            not => return Ok(not),
+        if !packet.send(socket).inspect_err(|_| packets.clear())? {
+            break;
         }
+        packets.pop_front();
     }
-    Ok(Sent::All)
-}
-
-/// What became of a packet that was to be sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Sent {
-    All,
-    /// The socket is full: it says when it is not.
-    NoRoom,
-    /// Too much is on its way in the system. It passes, but nobody says when.
-    Crowded,
+    Ok(())
 }
 
 /// A packet that has come.
