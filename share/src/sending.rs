@@ -1,7 +1,7 @@
 //! From a batch to the packets that describe it.
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Wake, Waker};
+use std::task::Wake;
 
 use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{DataType, SchemaRef};
@@ -39,7 +39,7 @@ pub(crate) struct Prepared {
     /// The bytes that had to be copied first, if any had to be.
     pub(crate) copied: Option<u64>,
     /// When the memory may be read; `None` if it may be read now.
-    pub(crate) event: Option<SyncEvent>,
+    event: Option<SyncEvent>,
 }
 
 /// The values of a dictionary.
@@ -191,12 +191,29 @@ impl Prepared {
             peer.dictionaries.resize(self.values.len(), None);
         }
         for (slot, values) in self.values.iter().enumerate() {
-            if peer.dictionaries[slot] != Some(values.number) {
-                peer.dictionaries[slot] = Some(values.number);
+            let last = peer.dictionaries[slot].replace(values.number);
+            if last != Some(values.number) {
                 lend(peer, &values.packet, false, &values.kept);
             }
         }
         lend(peer, &self.offer, true, &self.kept)
+    }
+
+    /// Tells a subscriber once the memory of a lease may be read, if that was not said with it.
+    pub(crate) fn tell_when_ready(&self, peers: &Arc<Peers>, lease: (u64, u64)) {
+        let Some(event) = self.event.clone() else {
+            return;
+        };
+        let peers = Arc::downgrade(peers);
+        let readiness = Arc::new(Readiness {
+            peers,
+            event,
+            lease,
+        });
+        match readiness.event.notify(&readiness.clone().into()) {
+            Ok(false) => {}
+            Ok(true) | Err(_) => readiness.wake(),
+        }
     }
 }
 
@@ -209,19 +226,6 @@ fn place(batch: &DeviceRecordBatch) -> Result<(DeviceRecordBatch, Description, O
     let described = describe(&copy)?.ok_or_else(|| own_memory(batch.device()))?;
     let bytes = copy.get_array_memory_size() as u64;
     Ok((copy, described, Some(bytes)))
-}
-
-/// Tells a subscriber once the memory of a lease may be read.
-pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, lease: (u64, u64)) {
-    let readiness = Arc::new(Readiness {
-        peers: Arc::downgrade(peers),
-        event: event.clone(),
-        lease,
-    });
-    match event.notify(&Waker::from(readiness.clone())) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => readiness.wake(),
-    }
 }
 
 struct Readiness {
