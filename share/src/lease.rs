@@ -56,7 +56,7 @@ impl Link {
 
     /// Says that nothing more is taken, which ends [`wait`](Self::wait) on other threads, too. Leases go back as before.
     pub(crate) fn leave(&self, last_lease: u64) {
-        self.post(Outgoing::empty(Kind::Gone, last_lease));
+        self.post(Outgoing::short(Kind::GONE, last_lease, &[]));
         if check_process(self.process).is_ok() {
             self.stop();
         }
@@ -111,7 +111,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.link.post(Outgoing::empty(Kind::Done, self.number));
+        self.link
+            .post(Outgoing::short(Kind::DONE, self.number, &[]));
     }
 }
 

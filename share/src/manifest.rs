@@ -71,7 +71,8 @@ impl Manifest {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let short = || Error::protocol("a manifest is cut short");
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(short)?;
-        let number = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().unwrap_or([0; 8]));
+        let read = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or([0; 8]));
+        let number = |at: usize| read(&fixed[at..at + 8]);
         let flags = (number(0) >> 32) as u32;
         if flags & !(READY | EVENT) != 0 {
             return Error::broken("a manifest has unknown flags");
@@ -84,8 +85,7 @@ impl Manifest {
         if event.len() != (flags & EVENT) as usize {
             return Error::broken("a manifest has another length than it says");
         }
-        let start = |start: &[u8]| u64::from_le_bytes(start.try_into().unwrap_or([0; 8]));
-        let both = |both: &[u8]| [start(&both[..8]), start(&both[8..])];
+        let both = |both: &[u8]| [read(&both[..8]), read(&both[8..])];
         parts.starts = starts.chunks_exact(16).map(both).collect();
         Ok(Self {
             device_type: ArrowDeviceType::new(number(0) as i32),

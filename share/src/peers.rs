@@ -132,7 +132,7 @@ impl Peers {
         };
         if let Some(why) = refusal {
             // If there is no room even for this, closing says enough.
-            let _ = Outgoing::text(Kind::Refused, &why).send(socket.as_fd());
+            let _ = Outgoing::short(Kind::REFUSED, 0, why.as_bytes()).send(socket.as_fd());
             return allowed;
         }
         let id = state.next_peer;
@@ -372,23 +372,23 @@ impl Peer {
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
         match packet.kind {
-            Kind::Hello if !self.is_subscriber => {
+            Kind::HELLO if !self.is_subscriber => {
                 if packet.body != VERSION {
-                    let why = "the publisher has another version of the protocol: 1";
-                    let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
+                    let why = b"the publisher has another version of the protocol: 1";
+                    let _ = Outgoing::short(Kind::REFUSED, 0, why).send(self.socket.as_fd());
                     return Error::broken("another version");
                 }
                 self.is_subscriber = true;
-                self.post(Outgoing::new(Kind::Welcome, &VERSION)?);
+                self.post(Outgoing::short(Kind::WELCOME, 0, &VERSION));
                 Ok(())
             }
-            Kind::Done if self.is_subscriber => {
+            Kind::DONE if self.is_subscriber => {
                 let lease = self.leases.remove(&packet.number);
                 let lease = lease.ok_or_else(|| Error::protocol("a lease that is not out"))?;
                 freed.push(lease.kept);
                 Ok(())
             }
-            Kind::Gone if self.is_subscriber && !self.gone => {
+            Kind::GONE if self.is_subscriber && !self.gone => {
                 self.gone = !self.is_lost;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));

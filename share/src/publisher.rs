@@ -252,7 +252,7 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
     pub fn finish(self) -> Result<()> {
-        self.end(&Outgoing::empty(Kind::End, 0))
+        self.end(&Outgoing::short(Kind::END, 0, &[]))
     }
 
     /// Ends the stream with an error: subscribers read what was sent, and then [`Error::Failed`] with this text.
@@ -260,7 +260,7 @@ impl Publisher {
     /// # Errors
     /// As [`finish`](Self::finish).
     pub fn fail(self, why: &str) -> Result<()> {
-        self.end(&Outgoing::text(Kind::Fail, why))
+        self.end(&Outgoing::short(Kind::FAIL, 0, why.as_bytes()))
     }
 
     fn end(&self, last: &Outgoing) -> Result<()> {

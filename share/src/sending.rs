@@ -100,15 +100,13 @@ impl Sending {
             }
         };
         let bytes = manifest(&described.batch).to_bytes();
-        let offer = Outgoing::new(Kind::Offer, &bytes)?;
-        let offer = offer.with_memory(described.batch.region);
+        let offer = Outgoing::new(Kind::OFFER, &bytes, described.batch.region)?;
         let dictionaries = described.dictionaries.into_iter().enumerate();
         let values = dictionaries.map(|(slot, (described, array))| {
             let manifest = manifest(&described);
             let mut bytes = (slot as u32).to_le_bytes().to_vec();
             bytes.extend(manifest.to_bytes());
-            let packet = Outgoing::new(Kind::Dictionary, &bytes)?;
-            let packet = packet.with_memory(described.region);
+            let packet = Outgoing::new(Kind::DICTIONARY, &bytes, described.region)?;
             let number = self.number(slot, manifest);
             Ok(Values {
                 kept: Arc::new(array),
@@ -148,7 +146,7 @@ impl Sending {
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
         Ok(Self {
-            packet: Outgoing::new(Kind::Schema, &bytes)?,
+            packet: Outgoing::new(Kind::SCHEMA, &bytes, None)?,
             schema,
             values: vec![None; found.len()],
             slots: found,
@@ -239,8 +237,9 @@ impl Wake for Readiness {
     fn wake(self: Arc<Self>) {
         if let Some(peers) = self.peers.upgrade() {
             let why = self.event.is_complete().err().map(|e| e.to_string());
-            let packet = Outgoing::text(Kind::Ready, &why.unwrap_or_default());
-            peers.ready(self.lease, packet.numbered(self.lease.1));
+            let why = why.unwrap_or_default();
+            let packet = Outgoing::short(Kind::READY, self.lease.1, why.as_bytes());
+            peers.ready(self.lease, packet);
         }
     }
 }

@@ -134,7 +134,7 @@ impl Subscriber {
         check_kind(socket.as_fd())?;
         check_user(socket.as_fd(), &options.users)?;
         let link = Arc::new(Link::new(socket));
-        link.post(Outgoing::new(Kind::Hello, &VERSION)?);
+        link.post(Outgoing::short(Kind::HELLO, 0, &VERSION));
         Ok(Self {
             link,
             places: options.places,
@@ -239,8 +239,8 @@ impl Subscriber {
     fn take(&mut self, packet: Packet) -> Result<()> {
         let text = |body: &[u8]| String::from_utf8_lossy(body).into_owned();
         match packet.kind {
-            Kind::Refused if !self.welcome => Error::refused(text(&packet.body)),
-            Kind::Welcome if !self.welcome => {
+            Kind::REFUSED if !self.welcome => Error::refused(text(&packet.body)),
+            Kind::WELCOME if !self.welcome => {
                 if packet.body != VERSION {
                     return Error::refused("the publisher has another version");
                 }
@@ -248,7 +248,7 @@ impl Subscriber {
                 Ok(())
             }
             _ if !self.welcome => Error::broken("a packet before the welcome"),
-            Kind::Schema if self.schema.is_none() => {
+            Kind::SCHEMA if self.schema.is_none() => {
                 let schema = Arc::new(schema::from_bytes(&packet.body)?);
                 let root = DataType::Struct(schema.fields().clone());
                 let mut found = Vec::new();
@@ -257,28 +257,28 @@ impl Subscriber {
                 self.schema = Some((schema, found));
                 Ok(())
             }
-            Kind::Dictionary => self.take_dictionary(packet),
-            Kind::Offer => self.take_batch(packet),
-            Kind::Ready if packet.number > self.last_lease => {
+            Kind::DICTIONARY => self.take_dictionary(packet),
+            Kind::OFFER => self.take_batch(packet),
+            Kind::READY if packet.number > self.last_lease => {
                 Error::broken("a batch that does not wait")
             }
-            Kind::Ready if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
-            Kind::Ready => {
+            Kind::READY if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
+            Kind::READY => {
                 // The program may have a batch for which its device waits.
                 let mut waiting = self.batches.iter_mut();
                 let found = waiting.find(|next| next.lease == packet.number);
                 found.into_iter().for_each(|next| next.ready = true);
                 Ok(())
             }
-            Kind::End | Kind::Fail if self.batches.iter().any(|next| !next.ready) => Err(
+            Kind::END | Kind::FAIL if self.batches.iter().any(|next| !next.ready) => Err(
                 Error::protocol("an end before the memory of a batch was ready"),
             ),
-            Kind::End => {
+            Kind::END => {
                 self.leave();
                 Ok(())
             }
-            Kind::Fail => Err(Error::Failed(text(&packet.body))),
-            _ => Error::broken("a packet out of order"),
+            Kind::FAIL => Err(Error::Failed(text(&packet.body))),
+            _ => Error::broken("an unknown packet, or a packet out of order"),
         }
     }
 

@@ -18,7 +18,7 @@ use rustix::net::{
 use crate::error::{Error, Result};
 use crate::region::{Mapping, Region};
 
-/// The bytes of each [`HELLO`](Kind::Hello) and [`WELCOME`](Kind::Welcome): what this is, and which version.
+/// The bytes of each [`HELLO`](Kind::HELLO) and [`WELCOME`](Kind::WELCOME): what this is, and which version.
 pub(crate) const VERSION: [u8; 8] = *b"ADSHARE\x01";
 const HEADER: usize = 16;
 /// The most bytes of a body that travel in the packet.
@@ -28,46 +28,34 @@ const MOST: usize = 64 << 20;
 /// Flag: the body is in a memory file.
 const APART: u8 = 1;
 
-/// What a packet says.
+/// What a packet says: one of these, or what the peer made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    /// Subscriber: its version.
-    Hello = 1,
-    /// Publisher: its version, in answer.
-    Welcome = 2,
-    /// Publisher: why the subscriber is not accepted. Nothing follows.
-    Refused = 3,
-    /// Publisher: the schema, before the first batch.
-    Schema = 4,
-    /// Publisher: the values of a dictionary, which replace those of the same slot, in the memory that comes along. The number is the
-    /// lease; the first 4 bytes of the body are the slot.
-    Dictionary = 5,
-    /// Publisher: a batch in the memory that comes along. The number is the lease.
-    Offer = 6,
-    /// Publisher: the memory of a lease may be read; with a body, why it never can.
-    Ready = 7,
-    /// Publisher: the stream is complete.
-    End = 8,
-    /// Publisher: the stream ends with an error.
-    Fail = 9,
-    /// Subscriber: nothing uses the memory of this lease any more.
-    Done = 10,
-    /// Subscriber: it takes nothing more. The number is the last lease that it has seen.
-    Gone = 11,
-}
+pub(crate) struct Kind(u8);
 
 impl Kind {
-    const ALL: [Self; 11] = {
-        use Kind::*;
-        [
-            Hello, Welcome, Refused, Schema, Dictionary, Offer, Ready, End, Fail, Done, Gone,
-        ]
-    };
-
-    fn from_byte(byte: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| *kind as u8 == byte)
-    }
+    /// Subscriber: its version.
+    pub(crate) const HELLO: Self = Self(1);
+    /// Publisher: its version, in answer.
+    pub(crate) const WELCOME: Self = Self(2);
+    /// Publisher: why the subscriber is not accepted. Nothing follows.
+    pub(crate) const REFUSED: Self = Self(3);
+    /// Publisher: the schema, before the first batch.
+    pub(crate) const SCHEMA: Self = Self(4);
+    /// Publisher: the values of a dictionary, which replace those of the same slot, in the memory that comes along. The number is the
+    /// lease; the first 4 bytes of the body are the slot.
+    pub(crate) const DICTIONARY: Self = Self(5);
+    /// Publisher: a batch in the memory that comes along. The number is the lease.
+    pub(crate) const OFFER: Self = Self(6);
+    /// Publisher: the memory of a lease may be read; with a body, why it never can.
+    pub(crate) const READY: Self = Self(7);
+    /// Publisher: the stream is complete.
+    pub(crate) const END: Self = Self(8);
+    /// Publisher: the stream ends with an error.
+    pub(crate) const FAIL: Self = Self(9);
+    /// Subscriber: nothing uses the memory of this lease any more.
+    pub(crate) const DONE: Self = Self(10);
+    /// Subscriber: it takes nothing more. The number is the last lease that it has seen.
+    pub(crate) const GONE: Self = Self(11);
 }
 
 /// A packet to send, any number of times.
@@ -81,39 +69,27 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(crate) fn new(kind: Kind, body: &[u8]) -> Result<Self> {
+    /// With a body of any length, and memory of a lease.
+    pub(crate) fn new(kind: Kind, body: &[u8], memory: Option<Arc<Region>>) -> Result<Self> {
         let apart = (body.len() > INLINE).then(|| Region::of(body));
         let apart = apart.transpose()?.map(Arc::new);
-        let body = apart.as_ref().map_or(body, |_| &[]).into();
+        let body = apart.as_ref().map_or(body, |_| &[]);
         Ok(Self {
-            body,
             apart,
-            ..Self::empty(kind, 0)
+            memory,
+            ..Self::short(kind, 0, body)
         })
     }
 
-    /// With a text, of which a very long one loses its end.
-    pub(crate) fn text(kind: Kind, text: &str) -> Self {
-        let body = &text.as_bytes()[..text.len().min(INLINE)];
-        Self {
-            body: body.into(),
-            ..Self::empty(kind, 0)
-        }
-    }
-
-    /// Without a body.
-    pub(crate) fn empty(kind: Kind, number: u64) -> Self {
+    /// With a short body, if any. A very long one loses its end.
+    pub(crate) fn short(kind: Kind, number: u64, body: &[u8]) -> Self {
         Self {
             kind,
             number,
-            body: Arc::default(),
+            body: body[..body.len().min(INLINE)].into(),
             apart: None,
             memory: None,
         }
-    }
-
-    pub(crate) fn with_memory(self, memory: Option<Arc<Region>>) -> Self {
-        Self { memory, ..self }
     }
 
     /// Returns the same packet with another number.
@@ -132,7 +108,7 @@ impl Outgoing {
         let apart = self.apart.as_ref();
         let length = apart.map_or(self.body.len(), |region| region.bytes) as u32;
         let mut header = [0; HEADER];
-        header[0] = self.kind as u8;
+        header[0] = self.kind.0;
         header[1] = if apart.is_some() { APART } else { 0 };
         header[4..8].copy_from_slice(&length.to_le_bytes());
         header[8..].copy_from_slice(&self.number.to_le_bytes());
@@ -236,20 +212,16 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         let why = std::io::Error::other("this process may not open as many descriptors");
         return Err(Error::of("receive a descriptor")(why));
     }
-    if message.bytes < HEADER || message.flags.contains(ReturnFlags::TRUNC) {
-        return Error::broken("a packet of a wrong length");
+    let packet = bytes[..message.bytes].split_first_chunk::<HEADER>();
+    let Some((&[kind, flags @ (0 | APART), 0, 0, a, b, c, d, number @ ..], body)) = packet else {
+        return Error::broken("a packet of a wrong length, or with an unknown flag");
+    };
+    let mut body = body.to_vec();
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    if length > MOST || message.flags.contains(ReturnFlags::TRUNC) {
+        return Error::broken("a packet that is too long");
     }
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[8..HEADER]);
-    let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
-    let kind = Kind::from_byte(bytes[0]).ok_or_else(|| Error::protocol("an unknown packet"))?;
-    let is_apart = bytes[1] == APART;
-    if bytes[1] & !APART != 0 || bytes[2..4] != [0, 0] || length > MOST {
-        return Error::broken("a packet with an unknown flag");
-    }
-    bytes.truncate(message.bytes);
-    let mut body = bytes.split_off(HEADER);
-    if is_apart {
+    if flags == APART {
         let file = files.pop();
         let file = file.ok_or_else(|| Error::protocol("a body apart does not come along"))?;
         body = Mapping::of_peer(file.as_fd(), length, true)?.to_vec();
@@ -259,7 +231,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         return Error::broken("a packet of another length than it says");
     }
     Ok(Received::Packet(Packet {
-        kind,
+        kind: Kind(kind),
         number: u64::from_le_bytes(number),
         body,
         memory,
