@@ -7,7 +7,7 @@ use arrow_device::{DeviceArray, DeviceBuffer, DeviceRecordBatch, Validity};
 use arrow_schema::{DataType, FieldRef, SchemaRef};
 
 use crate::error::{Error, Result};
-use crate::manifest::{Parts, children, is_cut, slots};
+use crate::manifest::{Parts, Slot, children, is_cut, slots};
 
 /// A walk over a description, and what it has not taken of it yet.
 #[derive(Debug)]
@@ -15,8 +15,8 @@ pub(crate) struct Building<'a> {
     /// All of the allocation.
     pub(crate) memory: &'a DeviceBuffer,
     pub(crate) parts: Parts,
-    /// The values of all dictionaries of the schema that have come.
-    pub(crate) dictionaries: &'a [Option<DeviceArray>],
+    /// All dictionaries of the schema, with the values that have come.
+    pub(crate) dictionaries: &'a [(Slot, Option<DeviceArray>)],
     /// The number of the next dictionary.
     pub(crate) dictionary: usize,
     /// Whether the null counts are believed.
@@ -132,7 +132,7 @@ impl Building<'_> {
         self.dictionary += inside.len();
         let found = self.dictionaries.get(self.dictionary);
         self.dictionary += 1;
-        let found = found.and_then(Option::as_ref).cloned();
+        let found = found.and_then(|(_, values)| values.clone());
         found.ok_or_else(|| Error::protocol("a dictionary has not come before its keys"))
     }
 

@@ -54,25 +54,23 @@ impl SubscriberStream {
         let before = lock(&self.asked).replace(waker.clone());
         // Without the lock: it is the program's.
         drop(before);
-        if let Some(bell) = &self.bell {
-            // It fails if the thread has not heard the last one yet: then it looks again, too.
-            let _ = bell.try_send(());
-            return Ok(());
+        if self.bell.is_none() {
+            let (bell, rung) = sync_channel(1);
+            let (link, asked) = (self.subscriber.link.clone(), self.asked.clone());
+            let run = move || {
+                while rung.recv().is_ok() {
+                    // After an error, the task looks for itself.
+                    let _ = link.wait(None);
+                    let waker = lock(&asked).take();
+                    waker.into_iter().for_each(Waker::wake);
+                }
+            };
+            let thread = Builder::new().name("arrow-device subscriber".into());
+            thread.spawn(run).map_err(Error::of("start a thread"))?;
+            self.bell = Some(bell);
         }
-        let (bell, rung) = sync_channel(1);
-        let (link, asked) = (self.subscriber.link().clone(), self.asked.clone());
-        let run = move || {
-            while rung.recv().is_ok() {
-                // After an error, the task looks for itself.
-                let _ = link.wait(None);
-                let waker = lock(&asked).take();
-                waker.into_iter().for_each(Waker::wake);
-            }
-        };
-        let _ = bell.try_send(());
-        let thread = Builder::new().name("arrow-device subscriber".into());
-        thread.spawn(run).map_err(Error::of("start a thread"))?;
-        self.bell = Some(bell);
+        // It fails if the thread has not heard the last one yet: then it looks again, too.
+        let _ = self.bell.as_ref().map(|bell| bell.try_send(()));
         Ok(())
     }
 }

@@ -73,12 +73,12 @@ impl SubscriberOptions {
 /// [`Error::PublisherDied`].
 #[derive(Debug)]
 pub struct Subscriber {
-    link: Arc<Link>,
+    pub(crate) link: Arc<Link>,
     places: Places,
     welcome: bool,
-    schema: Option<(SchemaRef, Vec<Slot>)>,
-    /// The values of the schema's dictionaries that came last.
-    dictionaries: Vec<Option<DeviceArray>>,
+    schema: Option<SchemaRef>,
+    /// The schema's dictionaries, with the values that came last.
+    dictionaries: Vec<(Slot, Option<DeviceArray>)>,
     /// Batches that were not returned yet. Those that are not ready wait for the publisher's word.
     batches: VecDeque<Next>,
     /// Whether the next batch needs the publisher's word, whatever its own memory does: a dictionary does.
@@ -158,7 +158,7 @@ impl Subscriber {
                 self.link.wait(None)?;
             }
         }
-        Ok(self.schema.as_ref().map(|(schema, _)| schema.clone()))
+        Ok(self.schema.clone())
     }
 
     /// Returns the next item as `next` does, if it comes in time.
@@ -183,10 +183,6 @@ impl Subscriber {
                 return Some(Err(e));
             }
         }
-    }
-
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
     }
 
     /// Returns the next item if it has come: `Some(None)` at the end.
@@ -253,8 +249,8 @@ impl Subscriber {
                 let root = DataType::Struct(schema.fields().clone());
                 let mut found = Vec::new();
                 slots(&root, &mut found);
-                self.dictionaries.resize(found.len(), None);
-                self.schema = Some((schema, found));
+                self.dictionaries = found.into_iter().map(|slot| (slot, None)).collect();
+                self.schema = Some(schema);
                 Ok(())
             }
             Kind::DICTIONARY => self.take_dictionary(packet),
@@ -287,19 +283,19 @@ impl Subscriber {
         let (slot, body) = packet.body.split_first_chunk().ok_or_else(cut)?;
         let slot = u32::from_le_bytes(*slot) as usize;
         let (manifest, memory) = self.map(body, packet.number, packet.memory)?;
-        let of = self.known()?.1.get(slot).cloned();
+        let of = self.dictionaries.get(slot).map(|(of, _)| of);
         let of = of.ok_or_else(|| Error::protocol("a dictionary that the schema does not have"))?;
-        self.is_late |= !manifest.ready;
         let building = self.building(&memory, manifest.parts, of.first);
         // SAFETY: the values are validated with each batch that has them, or the program vouches for the publisher.
         let values = unsafe { building.values(&of.values) }?;
-        self.dictionaries[slot] = Some(values);
+        self.dictionaries[slot].1 = Some(values);
+        self.is_late |= !manifest.ready;
         Ok(())
     }
 
     fn take_batch(&mut self, packet: Packet) -> Result<()> {
         let (manifest, memory) = self.map(&packet.body, packet.number, packet.memory)?;
-        let schema = self.known()?.0.clone();
+        let schema = self.known()?;
         let building = self.building(&memory, manifest.parts, 0);
         // SAFETY: `checked` validates the batch before anybody gets it, or the program vouches for the publisher.
         let batch = unsafe { building.batch(&schema) }?;
@@ -322,15 +318,16 @@ impl Subscriber {
         memory: Option<OwnedFd>,
     ) -> Result<(Manifest, DeviceBuffer)> {
         self.last_lease = number;
-        let lease = Lease::new(self.link.clone(), number);
+        let link = self.link.clone();
+        let lease = Lease { link, number };
         self.known()?;
         let mut manifest = Manifest::from_bytes(manifest)?;
         let memory = self.places.map(&mut manifest, memory, lease)?;
         Ok((manifest, memory))
     }
 
-    fn known(&self) -> Result<&(SchemaRef, Vec<Slot>)> {
-        let schema = self.schema.as_ref();
+    fn known(&self) -> Result<SchemaRef> {
+        let schema = self.schema.clone();
         schema.ok_or_else(|| Error::protocol("memory before the schema"))
     }
 
