@@ -29,20 +29,11 @@ pub(crate) struct Description {
 pub(crate) fn describe(batch: &DeviceRecordBatch) -> Result<Option<Description>> {
     batch.as_struct().resolve_sizes()?;
     let mut of = Description::default();
-    let mut root = Described::default();
-    root.parts.rows = rows(batch.num_rows());
-    for column in batch.columns() {
-        if root.add(&column, &mut of.dictionaries).is_none() {
-            return Ok(None);
-        }
-    }
-    of.batch = root;
-    Ok(Some(of))
-}
-
-/// Arrow counts rows in an `i64`, which the core checks.
-fn rows(rows: usize) -> i64 {
-    rows as i64
+    // Arrow counts rows in an `i64`, which the core checks.
+    of.batch.parts.rows = batch.num_rows() as i64;
+    let add = |column| of.batch.add(&column, &mut of.dictionaries);
+    let all = batch.columns().try_for_each(add);
+    Ok(all.map(|()| of))
 }
 
 impl Described {
@@ -57,8 +48,8 @@ impl Described {
         let first = if is_cut(data_type) { 0 } else { array.offset() };
         let validity = array.validity();
         let bit = validity.as_ref().map_or(first, |bits| bits.bit_offset());
-        let nulls = array.null_count().map_or(-1, rows);
-        self.parts.nodes.push_back([rows(len), nulls]);
+        let nulls = array.null_count().map_or(-1, |nulls| nulls as i64);
+        self.parts.nodes.push_back([len as i64, nulls]);
         self.parts.starts.push_back([first as u64, bit as u64]);
         let has_bitmap = usize::from(layout.can_contain_null_mask);
         if has_bitmap > 0 {
@@ -81,7 +72,7 @@ impl Described {
         if let DataType::Dictionary(_, _) = data_type {
             let values = array.child(0)?;
             let mut described = Self::default();
-            described.parts.rows = rows(values.len());
+            described.parts.rows = values.len() as i64;
             described.add(&values, dictionaries)?;
             dictionaries.push((described, values));
             return Some(());

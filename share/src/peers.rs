@@ -120,18 +120,17 @@ impl Peers {
 
     /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?
     pub(crate) fn add(&self, socket: OwnedFd, is_only: bool) -> Result<()> {
-        let allowed = check_user(socket.as_fd(), &self.users);
+        let mut allowed = check_user(socket.as_fd(), &self.users);
         let mut state = self.lock();
         if state.over {
             return Ok(());
         }
-        let is_full = state.peers.len() >= MOST;
-        let refusal = match &allowed {
-            Err(e) => Some(e.to_string()),
-            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it can".into()),
-        };
-        if let Some(why) = refusal {
+        if state.peers.len() >= MOST {
+            allowed = Error::refused("the publisher has as many subscribers as it can");
+        }
+        if let Err(e) = &allowed {
             // If there is no room even for this, closing says enough.
+            let why = e.to_string();
             let _ = Outgoing::short(Kind::REFUSED, 0, why.as_bytes()).send(socket.as_fd());
             return allowed;
         }
@@ -221,11 +220,9 @@ impl Peers {
                     is_crowded |= is_full && happened[1 + at].contains(PollFlags::OUT);
                 }
             }
-            let has_come = |events: &PollFlags| !events.is_empty();
-            if let (Some(listener), true) = (
-                &listener,
-                happened.get(1 + sockets.len()).is_some_and(has_come),
-            ) {
+            let called = happened.get(1 + sockets.len());
+            let has_come = called.is_some_and(|events| !events.is_empty());
+            if let Some(listener) = listener.as_ref().filter(|_| has_come) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
                     // One that is refused has been told, as far as possible.
@@ -246,10 +243,8 @@ impl Peers {
 
 impl State {
     pub(crate) fn subscribers(&self) -> usize {
-        self.peers
-            .iter()
-            .filter(|peer| peer.takes_batches())
-            .count()
+        let takes_batches = |peer: &&Peer| peer.takes_batches();
+        self.peers.iter().filter(takes_batches).count()
     }
 
     pub(crate) fn leases(&self) -> usize {

@@ -33,12 +33,8 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Schema> {
         return Error::broken("a schema without fields, or that Arrow does not have");
     }
     // `is_possible` refuses what arrow-ipc is known to panic on; this catches what it does not know.
-    let read = catch_unwind(|| arrow_ipc::convert::try_schema_from_flatbuffer_bytes(bytes));
-    match read {
-        Ok(Ok(schema)) => Ok(schema),
-        Ok(Err(e)) => Error::broken(format!("a schema: {e}")),
-        Err(_) => Error::broken("a schema that arrow-ipc cannot read"),
-    }
+    let read = catch_unwind(|| arrow_ipc::convert::fb_to_schema(schema));
+    read.map_err(|_| Error::protocol("a schema that arrow-ipc cannot read"))
 }
 
 /// Whether arrow-ipc reads the field without a panic; `None` if it lacks a part. The message was verified: its depth is bound, and each

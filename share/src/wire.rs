@@ -112,12 +112,8 @@ impl Outgoing {
         header[1] = if apart.is_some() { APART } else { 0 };
         header[4..8].copy_from_slice(&length.to_le_bytes());
         header[8..].copy_from_slice(&self.number.to_le_bytes());
-        let files = self
-            .memory
-            .iter()
-            .chain(apart)
-            .map(|region| region.file.as_fd());
-        let files: Vec<BorrowedFd<'_>> = files.collect();
+        let regions = self.memory.iter().chain(apart);
+        let files: Vec<_> = regions.map(|region| region.file.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
