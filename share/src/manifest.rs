@@ -124,13 +124,12 @@ impl Parts {
         if batch.compression().is_some() {
             return Error::broken("a manifest describes compressed buffers");
         }
+        let node = |node: &FieldNode| [node.length(), node.null_count()];
         let nodes = batch.nodes().into_iter().flatten();
         let buffers = batch.buffers().into_iter().flatten();
         Ok(Self {
             rows: batch.length(),
-            nodes: nodes
-                .map(|node| [node.length(), node.null_count()])
-                .collect(),
+            nodes: nodes.map(node).collect(),
             buffers: buffers.map(|of| [of.offset(), of.length()]).collect(),
             variadic: batch.variadicBufferCounts().into_iter().flatten().collect(),
             starts: VecDeque::new(),

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
@@ -103,19 +103,16 @@ impl Peers {
         what: &'static str,
         mut look: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T> {
-        let start = Instant::now();
-        let mut state = self.lock();
-        loop {
-            if let Some(found) = look(&mut state) {
-                return Ok(found);
-            }
-            let left = at_most.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::TimedOut(what));
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let mut found = None;
+        let is_waited_for = |state: &mut State| {
+            found = look(state);
+            found.is_none()
+        };
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), at_most, is_waited_for);
+        drop(waited);
+        found.ok_or(Error::TimedOut(what))
     }
 
     /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?

@@ -180,7 +180,9 @@ impl Prepared {
         let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept: &Kept| {
             *next_lease += 1;
             peer.lend(*next_lease, is_batch, kept.clone(), self.event.is_some());
-            peer.post(packet.numbered(*next_lease));
+            let mut packet = packet.clone();
+            packet.number = *next_lease;
+            peer.post(packet);
             *next_lease
         };
         if !peer.has_schema {

@@ -62,7 +62,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     kind: Kind,
-    number: u64,
+    pub(crate) number: u64,
     body: Arc<[u8]>,
     apart: Option<Arc<Region>>,
     memory: Option<Arc<Region>>,
@@ -89,14 +89,6 @@ impl Outgoing {
             body: body[..body.len().min(INLINE)].into(),
             apart: None,
             memory: None,
-        }
-    }
-
-    /// Returns the same packet with another number.
-    pub(crate) fn numbered(&self, number: u64) -> Self {
-        Self {
-            number,
-            ..self.clone()
         }
     }
 
