@@ -341,7 +341,7 @@ impl Peer {
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
-    /// Whether everything was sent, or it is known why not: the end of a connection that was closed meanwhile is still to be heard.
+    /// Whether everything was sent, or it is known why not. What one that reads nothing more has said before is still to be heard.
     pub(crate) fn is_flushed(&self) -> bool {
         self.outbox.is_empty() && (!self.is_broken || self.is_lost || self.gone)
     }
