@@ -65,9 +65,8 @@ impl Described {
             self.buffer(buffer.as_ref())?;
         }
         if layout.variadic {
-            self.parts
-                .variadic
-                .push_back(array.num_buffers() as i64 - 2);
+            let views = array.num_buffers() as i64 - 2;
+            self.parts.variadic.push_back(views);
         }
         if let DataType::Dictionary(_, _) = data_type {
             let values = array.child(0)?;
@@ -90,9 +89,8 @@ impl Described {
         if !Arc::ptr_eq(of_all, &region) {
             return None;
         }
-        self.parts
-            .buffers
-            .push_back([start as i64, buffer.len() as i64]);
+        let place = [start as i64, buffer.len() as i64];
+        self.parts.buffers.push_back(place);
         Some(())
     }
 }

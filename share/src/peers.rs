@@ -108,6 +108,7 @@ impl Peers {
             found = look(state);
             found.is_none()
         };
+        // A lock that was poisoned by a panic ends the wait early.
         let waited = self
             .changed
             .wait_timeout_while(self.lock(), at_most, is_waited_for);
@@ -283,6 +284,7 @@ impl Peer {
         (self.is_subscriber || self.is_only) && !self.gone
     }
 
+    /// What the thread waits for.
     fn waits_for(&self) -> PollFlags {
         match self.outbox.is_empty() {
             true => PollFlags::IN,
