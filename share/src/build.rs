@@ -1,97 +1,63 @@
 //! Arrays in memory that a publisher described: every position and length is checked against the memory's true size.
 
+use std::collections::VecDeque;
 use std::fmt;
 
-use arrow_device::{Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Validity};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceRecordBatch, Validity};
+use arrow_schema::{DataType, FieldRef, SchemaRef};
 
 use crate::error::{Error, Result};
-use crate::manifest::{Parts, children, is_cut, slots};
+use crate::manifest::{Parts, Slot, children, is_cut, slots};
 
-/// What is built, and in what.
-#[derive(Clone, Copy)]
+/// A walk over a description, and what it has not taken of it yet.
+#[derive(Debug)]
 pub(crate) struct Building<'a> {
-    pub(crate) device: &'a Device,
     /// All of the allocation.
     pub(crate) memory: &'a DeviceBuffer,
-    /// The values of all dictionaries of the schema that have come.
-    pub(crate) dictionaries: &'a [Option<DeviceArray>],
+    pub(crate) parts: Parts,
+    /// All dictionaries of the schema, with the values that have come.
+    pub(crate) dictionaries: &'a [(Slot, Option<DeviceArray>)],
+    /// The number of the next dictionary.
+    pub(crate) dictionary: usize,
     /// Whether the null counts are believed.
     pub(crate) trusted: bool,
 }
 
-impl<'a> Building<'a> {
+impl Building<'_> {
     /// Makes a batch.
     ///
     /// # Safety
     /// The values in the memory are valid for their types, or they are [validated](DeviceArray::validated) before anything else is done with
-    /// the batch than dropping it. With `trusted`, the null counts are right.
-    pub(crate) unsafe fn batch(
-        self,
-        parts: &'a Parts,
-        schema: &SchemaRef,
-    ) -> Result<DeviceRecordBatch> {
-        let mut next = self.start(parts, 0);
-        let columns = schema.fields().iter().map(|field| {
-            // SAFETY: the caller guarantees what `array` asks for.
-            unsafe { next.array(field.data_type()) }?
-                .with_field(field.clone())
-                .map_err(Error::from)
-        });
+    /// the batch than dropping it. If they are trusted, the null counts are right.
+    pub(crate) unsafe fn batch(mut self, schema: &SchemaRef) -> Result<DeviceRecordBatch> {
+        let rows = count(self.parts.rows)?;
+        // SAFETY: the caller guarantees what `array` asks for.
+        let column = |field: &FieldRef| unsafe { self.array(field.data_type()) };
+        let columns = schema.fields().iter().map(column);
         let columns = columns.collect::<Result<Vec<_>>>()?;
-        next.end()?;
-        let rows = count(parts.rows)?;
-        let batch =
-            DeviceRecordBatch::try_new_with_rows(self.device, schema.clone(), &columns, rows);
-        batch.map_err(refused)
+        let device = self.memory.device();
+        self.end()?;
+        DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &columns, rows)
+            .map_err(refused)
     }
 
-    /// Makes the values of a dictionary, whose own dictionaries begin at `first`.
+    /// Makes the values of a dictionary.
     ///
     /// # Safety
     /// As [`batch`](Self::batch).
-    pub(crate) unsafe fn values(
-        self,
-        parts: &'a Parts,
-        data_type: &DataType,
-        first: usize,
-    ) -> Result<DeviceArray> {
-        let mut next = self.start(parts, first);
+    pub(crate) unsafe fn values(mut self, data_type: &DataType) -> Result<DeviceArray> {
         // SAFETY: the caller guarantees what `array` asks for.
-        let array = unsafe { next.array(data_type) }?;
-        next.end()?;
+        let array = unsafe { self.array(data_type) }?;
+        self.end()?;
         Ok(array)
     }
 
-    fn start(self, parts: &'a Parts, first: usize) -> Next<'a> {
-        Next {
-            of: self,
-            nodes: &parts.nodes,
-            buffers: &parts.buffers,
-            variadic: &parts.variadic,
-            starts: &parts.starts,
-            dictionary: first,
-        }
-    }
-}
-
-/// What a walk has not taken yet.
-struct Next<'a> {
-    of: Building<'a>,
-    nodes: &'a [[i64; 2]],
-    buffers: &'a [[i64; 2]],
-    variadic: &'a [i64],
-    starts: &'a [[u64; 2]],
-    /// The number of the next dictionary.
-    dictionary: usize,
-}
-
-impl Next<'_> {
     /// # Safety
-    /// As [`Building::batch`].
+    /// As [`batch`](Self::batch).
     unsafe fn array(&mut self, data_type: &DataType) -> Result<DeviceArray> {
         let layout = arrow_data::layout(data_type);
-        let ([rows, nulls], [first, bit]) = (take(&mut self.nodes)?, take(&mut self.starts)?);
+        let [rows, nulls] = take(&mut self.parts.nodes)?;
+        let [first, bit] = take(&mut self.parts.starts)?;
         let (len, first) = (count(rows)?, count(first)?);
         if is_cut(data_type) && first != 0 {
             return Error::broken(format!("{data_type} does not start at row 0"));
@@ -106,7 +72,7 @@ impl Next<'_> {
                 let skip = skip.ok_or_else(|| Error::protocol("a bitmap starts before it"))?;
                 let bits = Validity::new(bits, skip, all).map_err(refused)?;
                 validity = Some(match usize::try_from(nulls) {
-                    Ok(nulls) if self.of.trusted && first == 0 => {
+                    Ok(nulls) if self.trusted && first == 0 => {
                         if nulls > len {
                             return Error::broken("more nulls than rows");
                         }
@@ -117,15 +83,11 @@ impl Next<'_> {
                 });
             }
         }
-        let variadic = if layout.variadic {
-            count(take(&mut self.variadic)?)?
-        } else {
-            0
-        };
-        if variadic > self.buffers.len() {
-            return Err(missing());
+        let mut buffers = layout.buffers.len();
+        if layout.variadic {
+            buffers = buffers.saturating_add(count(take(&mut self.parts.variadic)?)?);
         }
-        let buffers = (0..layout.buffers.len() + variadic).map(|_| self.buffer());
+        let buffers = (0..buffers).map(|_| self.buffer());
         let buffers = buffers.collect::<Result<Vec<_>>>()?;
         let children = match data_type {
             DataType::Dictionary(_, values) => vec![self.dictionary(values)?],
@@ -140,7 +102,7 @@ impl Next<'_> {
         // not trusted, it is not known.
         let array = unsafe {
             DeviceArray::from_parts(
-                self.of.device,
+                self.memory.device(),
                 data_type.clone(),
                 all,
                 validity,
@@ -157,9 +119,9 @@ impl Next<'_> {
     }
 
     fn buffer(&mut self) -> Result<Option<DeviceBuffer>> {
-        let [at, bytes] = take(&mut self.buffers)?;
+        let [at, bytes] = take(&mut self.parts.buffers)?;
         let (at, bytes) = (count(at)?, count(bytes)?);
-        let some = (bytes > 0).then(|| self.of.memory.slice(at, bytes));
+        let some = (bytes > 0).then(|| self.memory.slice(at, bytes));
         some.transpose().map_err(refused)
     }
 
@@ -168,30 +130,25 @@ impl Next<'_> {
         let mut inside = Vec::new();
         slots(values, &mut inside);
         self.dictionary += inside.len();
-        let found = self.of.dictionaries.get(self.dictionary);
+        let found = self.dictionaries.get(self.dictionary);
         self.dictionary += 1;
-        let found = found.and_then(Option::as_ref).cloned();
+        let found = found.and_then(|(_, values)| values.clone());
         found.ok_or_else(|| Error::protocol("a dictionary has not come before its keys"))
     }
 
     /// Refuses a description that has more than the schema.
     fn end(self) -> Result<()> {
-        let left = self.nodes.len() + self.buffers.len() + self.variadic.len();
-        match left {
+        let parts = self.parts;
+        match parts.nodes.len() + parts.buffers.len() + parts.variadic.len() {
             0 => Ok(()),
             _ => Error::broken("more arrays or buffers than the schema has"),
         }
     }
 }
 
-fn take<T: Copy>(from: &mut &[T]) -> Result<T> {
-    let (first, rest) = from.split_first().ok_or_else(missing)?;
-    *from = rest;
-    Ok(*first)
-}
-
-fn missing() -> Error {
-    Error::protocol("fewer arrays or buffers than the schema has")
+fn take<T>(from: &mut VecDeque<T>) -> Result<T> {
+    let missing = || Error::protocol("fewer arrays or buffers than the schema has");
+    from.pop_front().ok_or_else(missing)
 }
 
 fn count<T: Copy + fmt::Display + TryInto<usize>>(number: T) -> Result<usize> {

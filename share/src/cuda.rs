@@ -3,6 +3,7 @@
 //! Each allocation is one of the driver's virtual memory management, with a POSIX descriptor of its own; whoever maps it reserves as many
 //! addresses as it has bytes. Events of the kind for other processes travel as the driver's 64 bytes.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
@@ -46,34 +47,43 @@ const EVENT_FLAGS: u32 = 2 | 4;
 /// # Errors
 /// Returns [`Error::Device`] if it is no CUDA device, or one without such memory.
 pub fn shared_cuda(device: &Device) -> Result<Device> {
-    static SHARED: Mutex<Vec<(usize, WeakDevice)>> = Mutex::new(Vec::new());
-    // In a forked child the list may be locked for ever.
+    static SHARED: Mutex<BTreeMap<usize, WeakDevice>> = Mutex::new(BTreeMap::new());
+    // In a forked child the map may be locked for ever.
     check_owner()?;
     let _current = Current::of(device)?;
     let context = device.cuda_context()?;
     let raw = context.cu_ctx().addr();
-    let mut all = lock(&SHARED);
-    all.retain(|(_, shared)| shared.upgrade().is_some());
-    let found = all.iter().find(|(of, _)| *of == raw);
-    if let Some(shared) = found.and_then(|(_, shared)| shared.upgrade()) {
+    let find = |all: &BTreeMap<_, WeakDevice>| all.get(&raw).and_then(WeakDevice::upgrade);
+    if let Some(shared) = find(&lock(&SHARED)) {
         return Ok(shared);
     }
     let needed = [
         Of::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
         Of::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
     ];
-    if needed
-        .into_iter()
-        .any(|of| context.attribute(of).unwrap_or(0) == 0)
-    {
+    let is_absent = |of| context.attribute(of).unwrap_or(0) == 0;
+    if needed.into_iter().any(is_absent) {
         let reason = "the GPU or this system has no virtual memory with descriptors that another process can map";
         return Err(Error::not_shared(device.id(), reason));
     }
     // SAFETY: the driver aligns the memory to its pages, access is set for the device, and nothing else has the addresses. Other processes
     // map the memory to read it.
     let shared = unsafe { device.with_memory(|id, bytes| Ok(allocate(id, bytes)?), region::free) }?;
-    all.push((raw, shared.downgrade()));
-    Ok(shared)
+    // Not under the lock until here, as this takes its time: another thread may have been first.
+    let mut all = lock(&SHARED);
+    let first = find(&all);
+    if first.is_none() {
+        all.insert(raw, shared.downgrade());
+    }
+    drop(all);
+    Ok(first.unwrap_or(shared))
+}
+
+/// Calls a function of the driver, whose name is in the error.
+macro_rules! call {
+    (for $device:expr, $function:ident($($argument:expr),*)) => {
+        check($device, stringify!($function), sys::$function($($argument),*))
+    };
 }
 
 /// Allocates memory with a descriptor. The context is current.
@@ -88,15 +98,13 @@ fn allocate(id: DeviceId, bytes: usize) -> Result<DevicePtr> {
     let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let (mut granule, mut handle, mut fd) = (0, 0, -1 as c_int);
     // SAFETY: the properties have the header's layout, and `granule` is valid for the write of a size.
-    let asked = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granule, &props, least) };
-    check(id, "cuMemGetAllocationGranularity", asked)?;
+    unsafe { call!(for id, cuMemGetAllocationGranularity(&raw mut granule, &props, least)) }?;
     // The driver refuses what has no multiple.
     let bytes = bytes
         .checked_next_multiple_of(granule.max(1))
         .unwrap_or(bytes);
     // SAFETY: the properties have the header's layout, and `handle` is valid for the write of a handle.
-    let made = unsafe { sys::cuMemCreate(&raw mut handle, bytes, &props, 0) };
-    check(id, "cuMemCreate", made)?;
+    unsafe { call!(for id, cuMemCreate(&raw mut handle, bytes, &props, 0)) }?;
     let handle = Handle(handle);
     // SAFETY: the handle is live, and `fd` is valid for the write of a descriptor.
     let exported =
@@ -157,11 +165,10 @@ impl Mapped {
     fn new(id: DeviceId, ordinal: c_int, handle: &Handle, bytes: usize) -> Result<Self> {
         let mut start = 0;
         // SAFETY: `start` is valid for the write of an address.
-        let reserved = unsafe { sys::cuMemAddressReserve(&raw mut start, bytes, 0, 0, 0) };
-        check(id, "cuMemAddressReserve", reserved)?;
+        unsafe { call!(for id, cuMemAddressReserve(&raw mut start, bytes, 0, 0, 0)) }?;
         // SAFETY: as many addresses are reserved, and nothing is there; the driver refuses more bytes than the memory has.
-        let mapped = unsafe { sys::cuMemMap(start, bytes, 0, handle.0, 0) };
-        check(id, "cuMemMap", mapped).inspect_err(|_| {
+        let mapped = unsafe { call!(for id, cuMemMap(start, bytes, 0, handle.0, 0)) };
+        mapped.inspect_err(|_| {
             // SAFETY: these were reserved, and nothing is mapped there.
             let _ = unsafe { sys::cuMemAddressFree(start, bytes) };
         })?;
@@ -176,20 +183,18 @@ impl Mapped {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the memory was mapped there, and there is one description.
-        let set = unsafe { sys::cuMemSetAccess(start, bytes, &access, 1) };
-        check(id, "cuMemSetAccess", set)?;
+        unsafe { call!(for id, cuMemSetAccess(start, bytes, &access, 1)) }?;
         Ok(this)
     }
 
     /// Maps the memory that a peer passed, `bytes` bytes, for a device.
     pub(crate) fn of_peer(device: &Device, file: OwnedFd, bytes: usize) -> Result<Self> {
-        let current = Current::of(device)?;
+        let (id, current) = (device.id(), Current::of(device)?);
         let (mut handle, fd) = (0, file.as_raw_fd() as usize);
         let fd: *mut c_void = std::ptr::without_provenance_mut(fd);
         // SAFETY: the descriptor is open during the call, which passes it as the number that the pointer is.
-        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut handle, fd, FILE) };
-        check(device.id(), "cuMemImportFromShareableHandle", imported)?;
-        Self::new(device.id(), current.ordinal, &Handle(handle), bytes)
+        unsafe { call!(for id, cuMemImportFromShareableHandle(&raw mut handle, fd, FILE)) }?;
+        Self::new(id, current.ordinal, &Handle(handle), bytes)
     }
 
     pub(crate) fn base(&self) -> DevicePtr {
@@ -220,8 +225,7 @@ impl Current {
         let inside = Health::new(device.id()).enter()?;
         let context = device.cuda_context()?;
         // SAFETY: the device keeps the context.
-        let pushed = unsafe { sys::cuCtxPushCurrent_v2(context.cu_ctx()) };
-        check(device.id(), "cuCtxPushCurrent", pushed)?;
+        unsafe { call!(for device.id(), cuCtxPushCurrent_v2(context.cu_ctx())) }?;
         Ok(Self {
             ordinal: context.ordinal() as c_int,
             _inside: inside,
@@ -284,8 +288,7 @@ impl Crossing {
         queue.wait(ready)?;
         let mut event = std::ptr::null_mut();
         // SAFETY: `event` is valid for the write of a handle.
-        let made = unsafe { sys::cuEventCreate(&raw mut event, EVENT_FLAGS) };
-        check(id, "cuEventCreate", made)?;
+        unsafe { call!(for id, cuEventCreate(&raw mut event, EVENT_FLAGS)) }?;
         let mut this = Self {
             device: device.clone(),
             event,
@@ -293,11 +296,9 @@ impl Crossing {
             handle: [0; 64],
         };
         // SAFETY: event and stream are live, and of the current context.
-        let recorded = unsafe { sys::cuEventRecord(event, stream(&queue)) };
-        check(id, "cuEventRecord", recorded)?;
+        unsafe { call!(for id, cuEventRecord(event, stream(&queue))) }?;
         // SAFETY: the event is live, and the handle has 64 bytes of no alignment.
-        let got = unsafe { sys::cuIpcGetEventHandle((&raw mut this.handle).cast(), event) };
-        check(id, "cuIpcGetEventHandle", got)?;
+        unsafe { call!(for id, cuIpcGetEventHandle((&raw mut this.handle).cast(), event)) }?;
         Ok(this)
     }
 }
@@ -321,22 +322,18 @@ pub(crate) fn arrival(
     handle: [u8; 64],
     queue: &OnceLock<Queue>,
 ) -> Result<Option<SyncEvent>> {
-    let queue = waiting(queue, device)?;
-    {
-        let _current = Current::of(device)?;
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the struct is 64 bytes, of which all values are valid.
-        let handle = unsafe { std::mem::transmute::<[u8; 64], sys::CUipcEventHandle>(handle) };
-        // SAFETY: `event` is valid for the write of a handle.
-        let opened = unsafe { sys::cuIpcOpenEventHandle(&raw mut event, handle) };
-        check(device.id(), "cuIpcOpenEventHandle", opened)?;
-        // SAFETY: event and stream are live. The wait stays when the event is destroyed.
-        let waits = unsafe {
-            let waits = sys::cuStreamWaitEvent(stream(&queue), event, 0);
-            let _ = sys::cuEventDestroy_v2(event);
-            waits
-        };
-        check(device.id(), "cuStreamWaitEvent", waits)?;
-    }
+    let (id, queue) = (device.id(), waiting(queue, device)?);
+    let _current = Current::of(device)?;
+    let mut event = std::ptr::null_mut();
+    // SAFETY: the struct is 64 bytes, of which all values are valid.
+    let handle = unsafe { std::mem::transmute::<[u8; 64], sys::CUipcEventHandle>(handle) };
+    // SAFETY: `event` is valid for the write of a handle.
+    unsafe { call!(for id, cuIpcOpenEventHandle(&raw mut event, handle)) }?;
+    // SAFETY: event and stream are live. The wait stays when the event is destroyed.
+    unsafe {
+        let waits = call!(for id, cuStreamWaitEvent(stream(&queue), event, 0));
+        let _ = sys::cuEventDestroy_v2(event);
+        waits
+    }?;
     Ok(queue.record()?)
 }

@@ -29,20 +29,11 @@ pub(crate) struct Description {
 pub(crate) fn describe(batch: &DeviceRecordBatch) -> Result<Option<Description>> {
     batch.as_struct().resolve_sizes()?;
     let mut of = Description::default();
-    let mut root = Described::default();
-    root.parts.rows = rows(batch.num_rows());
-    for column in batch.columns() {
-        if root.add(&column, &mut of.dictionaries).is_none() {
-            return Ok(None);
-        }
-    }
-    of.batch = root;
-    Ok(Some(of))
-}
-
-/// Arrow counts rows in an `i64`, which the core checks.
-fn rows(rows: usize) -> i64 {
-    rows as i64
+    // Arrow counts rows in an `i64`, which the core checks.
+    of.batch.parts.rows = batch.num_rows() as i64;
+    let add = |column| of.batch.add(&column, &mut of.dictionaries);
+    let all = batch.columns().try_for_each(add);
+    Ok(all.map(|()| of))
 }
 
 impl Described {
@@ -57,9 +48,9 @@ impl Described {
         let first = if is_cut(data_type) { 0 } else { array.offset() };
         let validity = array.validity();
         let bit = validity.as_ref().map_or(first, |bits| bits.bit_offset());
-        let nulls = array.null_count().map_or(-1, rows);
-        self.parts.nodes.push([rows(len), nulls]);
-        self.parts.starts.push([first as u64, bit as u64]);
+        let nulls = array.null_count().map_or(-1, |nulls| nulls as i64);
+        self.parts.nodes.push_back([len as i64, nulls]);
+        self.parts.starts.push_back([first as u64, bit as u64]);
         let has_bitmap = usize::from(layout.can_contain_null_mask);
         if has_bitmap > 0 {
             self.buffer(validity.as_ref().map(|bits| bits.buffer()))?;
@@ -74,12 +65,13 @@ impl Described {
             self.buffer(buffer.as_ref())?;
         }
         if layout.variadic {
-            self.parts.variadic.push(array.num_buffers() as i64 - 2);
+            let views = array.num_buffers() as i64 - 2;
+            self.parts.variadic.push_back(views);
         }
         if let DataType::Dictionary(_, _) = data_type {
             let values = array.child(0)?;
             let mut described = Self::default();
-            described.parts.rows = rows(values.len());
+            described.parts.rows = values.len() as i64;
             described.add(&values, dictionaries)?;
             dictionaries.push((described, values));
             return Some(());
@@ -89,7 +81,7 @@ impl Described {
 
     fn buffer(&mut self, buffer: Option<&DeviceBuffer>) -> Option<()> {
         let Some(buffer) = buffer.filter(|buffer| !buffer.is_empty()) else {
-            self.parts.buffers.push([0, 0]);
+            self.parts.buffers.push_back([0, 0]);
             return Some(());
         };
         let (region, start) = region_of(buffer)?;
@@ -97,7 +89,8 @@ impl Described {
         if !Arc::ptr_eq(of_all, &region) {
             return None;
         }
-        self.parts.buffers.push([start as i64, buffer.len() as i64]);
+        let place = [start as i64, buffer.len() as i64];
+        self.parts.buffers.push_back(place);
         Some(())
     }
 }

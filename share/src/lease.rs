@@ -22,7 +22,7 @@ use crate::device::origin;
 use crate::error::{Error, Result, check_process, lock};
 use crate::manifest::Manifest;
 use crate::region::Mapping;
-use crate::wire::{self, Kind, Outgoing, Sent};
+use crate::wire::{self, Kind, Outgoing};
 
 /// A connection to a publisher. It stays open until the subscriber is gone and all leases are returned.
 #[derive(Debug)]
@@ -54,16 +54,29 @@ impl Link {
         }
     }
 
+    /// Says that nothing more is taken, which ends [`wait`](Self::wait) on other threads, too. Leases go back as before.
+    pub(crate) fn leave(&self, last_lease: u64) {
+        self.post(Outgoing::short(Kind::GONE, last_lease, &[]));
+        if check_process(self.process).is_ok() {
+            self.stop();
+        }
+    }
+
+    /// Reads nothing more. Our end stays open: to close it would return leases whose memory is in use.
+    fn stop(&self) {
+        let _ = rustix::net::shutdown(self.socket(), Shutdown::Read);
+    }
+
     /// Sends what there is room for, and returns what to wait for: the publisher, and room for the rest.
     pub(crate) fn flush(&self, last: Option<Outgoing>) -> PollFlags {
         let mut outbox = lock(&self.outbox);
         outbox.extend(last);
         match wire::flush(&mut outbox, self.socket()) {
-            Ok(Sent::NoRoom | Sent::Crowded) => return PollFlags::IN | PollFlags::OUT,
+            Ok(()) if !outbox.is_empty() => return PollFlags::IN | PollFlags::OUT,
             // The publisher is not there any more.
-            Ok(Sent::All) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            // Leases are lost, which end with the connection. Ours stays open: to close it would return those whose memory is in use.
-            Err(_) => _ = rustix::net::shutdown(self.socket(), Shutdown::Read),
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            // Leases are lost, which end with the connection.
+            Err(_) => self.stop(),
         }
         PollFlags::IN
     }
@@ -86,19 +99,14 @@ impl Link {
 /// Memory of a lease. Its drop returns the lease.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    link: Arc<Link>,
-    number: u64,
-}
-
-impl Lease {
-    pub(crate) fn new(link: Arc<Link>, number: u64) -> Self {
-        Self { link, number }
-    }
+    pub(crate) link: Arc<Link>,
+    pub(crate) number: u64,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.link.post(Outgoing::empty(Kind::Done, self.number));
+        self.link
+            .post(Outgoing::short(Kind::DONE, self.number, &[]));
     }
 }
 
@@ -143,47 +151,44 @@ impl Places {
         if (manifest.size > 0) != file.is_some() {
             return Error::broken("memory and its description do not come together");
         }
-        let Some(file) = file else {
-            // SAFETY: there are no bytes.
-            return Ok(unsafe {
-                DeviceBuffer::from_raw(&device, DevicePtr::NULL, 0, Box::new(lease), None)
-            });
-        };
         let bytes = usize::try_from(manifest.size);
         let bytes = bytes.map_err(|_| Error::protocol("more memory than there can be"))?;
-        #[cfg(feature = "cuda")]
-        if manifest.device_type == ArrowDeviceType::CUDA {
-            let mapped = crate::cuda::Mapped::of_peer(&device, file, bytes)?;
-            // Without the event, the publisher says when the memory is ready, unless it has died.
-            let event = manifest.event.filter(|_| !manifest.ready);
-            let event = event.map(|event| crate::cuda::arrival(&device, event, &self.waiting));
-            let event = event.transpose().unwrap_or_default().flatten();
-            manifest.ready |= event.is_some();
-            let (base, owner) = (mapped.base(), Box::new((mapped, lease)));
-            // SAFETY: so many bytes are mapped there. The publisher, which the program trusts, fills them until the event, or until it says
-            // that they are ready, before which nobody gets the batch.
-            return Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, event) });
-        }
-        let of_cpu = device.id() == DeviceId::CPU;
-        let mapping = Mapping::of_peer(file.as_fd(), bytes, of_cpu)?;
-        let start = mapping.start;
-        // The fields are dropped in order: the lease is returned once nothing is mapped.
-        let (base, owner): (_, Box<dyn Any + Send + Sync>) = if of_cpu {
-            let base = DevicePtr::new(start.as_ptr().cast());
-            (base, Box::new((mapping, lease)))
-        } else {
-            let sim = device.backend().downcast_ref::<SimDevice>();
-            let sim = sim.ok_or_else(|| Error::protocol("a device that maps no memory"))?;
-            // SAFETY: the mapping has so many bytes and lives as long as the device uses it; the publisher, which the program trusts,
-            // fills it only until it says that it is ready. Nothing on this device writes to a `DeviceBuffer`.
-            let backing = unsafe { SimBacking::new(start, bytes, Arc::new(mapping)) };
-            let base = sim.adopt(backing)?;
-            let adopted = Adopted(device.clone(), base, bytes);
-            (base, Box::new((adopted, lease)))
+        let (base, mapped, event): (_, Box<dyn Any + Send + Sync>, _) = match file {
+            None => (DevicePtr::NULL, Box::new(()), None),
+            #[cfg(feature = "cuda")]
+            Some(file) if manifest.device_type == ArrowDeviceType::CUDA => {
+                let mapped = crate::cuda::Mapped::of_peer(&device, file, bytes)?;
+                // Without the event, the publisher says when the memory is ready, unless it has died.
+                let event = manifest.event.filter(|_| !manifest.ready);
+                let event = event.map(|event| crate::cuda::arrival(&device, event, &self.waiting));
+                let event = event.transpose().unwrap_or_default().flatten();
+                manifest.ready |= event.is_some();
+                (mapped.base(), Box::new(mapped), event)
+            }
+            Some(file) => {
+                let of_cpu = device.id() == DeviceId::CPU;
+                let mapping = Mapping::of_peer(file.as_fd(), bytes, of_cpu)?;
+                let start = mapping.start;
+                let base = DevicePtr::new(start.as_ptr().cast());
+                match device.backend().downcast_ref::<SimDevice>() {
+                    _ if of_cpu => (base, Box::new(mapping), None),
+                    Some(sim) => {
+                        // SAFETY: the mapping has so many bytes and lives as long as the device uses it; the publisher, which the program
+                        // trusts, fills it only until it says that it is ready. Nothing on this device writes to a `DeviceBuffer`.
+                        let backing = unsafe { SimBacking::new(start, bytes, Arc::new(mapping)) };
+                        let base = sim.adopt(backing)?;
+                        (base, Box::new(Adopted(device.clone(), base, bytes)), None)
+                    }
+                    None => return Error::broken("a device that maps no memory"),
+                }
+            }
         };
-        // SAFETY: the mapping, or the simulated device, has so many bytes there, until `owner` is dropped. Those of the CPU are in a file that
-        // cannot shrink, and to which nobody can write: `of_peer` has checked both.
-        Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, None) })
+        // The fields are dropped in order: the lease is returned once nothing is mapped.
+        let owner = Box::new((mapped, lease));
+        // SAFETY: so many bytes are there, of the device, until `owner` is dropped. Those of the CPU are in a file that cannot shrink, and to
+        // which nobody can write. Those of other devices are filled by the publisher, which the program trusts, until the event, or until
+        // it says that they are ready, before which nobody gets the batch.
+        Ok(unsafe { DeviceBuffer::from_raw(&device, base, bytes, owner, event) })
     }
 
     fn device_of(&self, device_type: ArrowDeviceType) -> Result<Device> {

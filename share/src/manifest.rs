@@ -1,5 +1,6 @@
 //! [`Manifest`]: the description of an array or batch in one allocation, in plain bytes.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use arrow_device::ArrowDeviceType;
@@ -31,14 +32,14 @@ pub(crate) struct Manifest {
 pub(crate) struct Parts {
     pub(crate) rows: i64,
     /// The rows and nulls of each array, parents before children, without those of dictionaries; -1 if the nulls are not known.
-    pub(crate) nodes: Vec<[i64; 2]>,
+    pub(crate) nodes: VecDeque<[i64; 2]>,
     /// The start and length in bytes of each buffer.
-    pub(crate) buffers: Vec<[i64; 2]>,
+    pub(crate) buffers: VecDeque<[i64; 2]>,
     /// The number of data buffers of each array of views.
-    pub(crate) variadic: Vec<i64>,
+    pub(crate) variadic: VecDeque<i64>,
     /// The first row of each array in its buffers, and the first bit in its validity bitmap: all 0 for what is not a slice, which is
     /// then as IPC has it.
-    pub(crate) starts: Vec<[u64; 2]>,
+    pub(crate) starts: VecDeque<[u64; 2]>,
 }
 
 const FIXED: usize = 48;
@@ -70,7 +71,8 @@ impl Manifest {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let short = || Error::protocol("a manifest is cut short");
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(short)?;
-        let number = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().unwrap_or([0; 8]));
+        let read = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or([0; 8]));
+        let number = |at: usize| read(&fixed[at..at + 8]);
         let flags = (number(0) >> 32) as u32;
         if flags & !(READY | EVENT) != 0 {
             return Error::broken("a manifest has unknown flags");
@@ -83,8 +85,7 @@ impl Manifest {
         if event.len() != (flags & EVENT) as usize {
             return Error::broken("a manifest has another length than it says");
         }
-        let start = |start: &[u8]| u64::from_le_bytes(start.try_into().unwrap_or([0; 8]));
-        let both = |both: &[u8]| [start(&both[..8]), start(&both[8..])];
+        let both = |both: &[u8]| [read(&both[..8]), read(&both[8..])];
         parts.starts = starts.chunks_exact(16).map(both).collect();
         Ok(Self {
             device_type: ArrowDeviceType::new(number(0) as i32),
@@ -101,13 +102,11 @@ impl Manifest {
 impl Parts {
     fn to_message(&self) -> Vec<u8> {
         let mut builder = FlatBufferBuilder::new();
-        let nodes = self.nodes.iter();
-        let nodes = nodes.map(|[rows, nulls]| FieldNode::new(*rows, *nulls));
-        let nodes = builder.create_vector(&nodes.collect::<Vec<_>>());
-        let buffers = self.buffers.iter();
-        let buffers = buffers.map(|[start, bytes]| arrow_ipc::Buffer::new(*start, *bytes));
-        let buffers = builder.create_vector(&buffers.collect::<Vec<_>>());
-        let variadic = builder.create_vector(&self.variadic);
+        let node = |[rows, nulls]: &[i64; 2]| FieldNode::new(*rows, *nulls);
+        let nodes = builder.create_vector_from_iter(self.nodes.iter().map(node));
+        let buffer = |[start, bytes]: &[i64; 2]| arrow_ipc::Buffer::new(*start, *bytes);
+        let buffers = builder.create_vector_from_iter(self.buffers.iter().map(buffer));
+        let variadic = builder.create_vector_from_iter(self.variadic.iter());
         let mut batch = RecordBatchBuilder::new(&mut builder);
         batch.add_length(self.rows);
         batch.add_nodes(nodes);
@@ -125,16 +124,15 @@ impl Parts {
         if batch.compression().is_some() {
             return Error::broken("a manifest describes compressed buffers");
         }
+        let node = |node: &FieldNode| [node.length(), node.null_count()];
         let nodes = batch.nodes().into_iter().flatten();
         let buffers = batch.buffers().into_iter().flatten();
         Ok(Self {
             rows: batch.length(),
-            nodes: nodes
-                .map(|node| [node.length(), node.null_count()])
-                .collect(),
+            nodes: nodes.map(node).collect(),
             buffers: buffers.map(|of| [of.offset(), of.length()]).collect(),
             variadic: batch.variadicBufferCounts().into_iter().flatten().collect(),
-            starts: Vec::new(),
+            starts: VecDeque::new(),
         })
     }
 }
@@ -222,10 +220,10 @@ mod tests {
     fn bytes_and_back() {
         let parts = Parts {
             rows: 3,
-            nodes: vec![[3, -1], [2, 1]],
-            buffers: vec![[0, 64], [64, 12], [128, 0]],
-            variadic: vec![2],
-            starts: vec![[0, 0], [5, 13]],
+            nodes: [[3, -1], [2, 1]].into(),
+            buffers: [[0, 64], [64, 12], [128, 0]].into(),
+            variadic: [2].into(),
+            starts: [[0, 0], [5, 13]].into(),
         };
         let manifest = Manifest {
             device_type: ArrowDeviceType::EXT_DEV,

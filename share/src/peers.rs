@@ -3,19 +3,21 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::error::{Error, Result, lock};
 use crate::options::PublisherStats;
-use crate::wire::{Kind, Outgoing, Packet, Received, Sent, VERSION, check_user, flush, receive};
+use crate::wire::{Kind, Outgoing, Packet, Received, VERSION, check_user, flush, receive};
 
 /// How many connections there may be at a time.
 const MOST: usize = 256;
+/// How long the thread lets pass what it cannot wait for.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a lease keeps: a batch, or the values of a dictionary.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
@@ -62,8 +64,6 @@ pub(crate) struct Peer {
     gone: bool,
     /// What could not be sent yet.
     outbox: VecDeque<Outgoing>,
-    /// The system had no room for it, rather than the socket.
-    is_crowded: bool,
     /// Nothing more is sent, but its process may still read what it has.
     is_broken: bool,
     /// It broke the protocol, or cannot be sent what comes next: it counts as dead.
@@ -103,36 +103,33 @@ impl Peers {
         what: &'static str,
         mut look: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T> {
-        let start = Instant::now();
-        let mut state = self.lock();
-        loop {
-            if let Some(found) = look(&mut state) {
-                return Ok(found);
-            }
-            let left = at_most.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::TimedOut(what));
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let mut found = None;
+        let is_waited_for = |state: &mut State| {
+            found = look(state);
+            found.is_none()
+        };
+        // A lock that was poisoned by a panic ends the wait early.
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), at_most, is_waited_for);
+        drop(waited);
+        found.ok_or(Error::TimedOut(what))
     }
 
     /// Adds a connection, whose other end has not said anything yet; is it the only one there will ever be?
     pub(crate) fn add(&self, socket: OwnedFd, is_only: bool) -> Result<()> {
-        let allowed = check_user(socket.as_fd(), &self.users);
+        let mut allowed = check_user(socket.as_fd(), &self.users);
         let mut state = self.lock();
         if state.over {
             return Ok(());
         }
-        let is_full = state.peers.len() >= MOST;
-        let refusal = match &allowed {
-            Err(e) => Some(e.to_string()),
-            Ok(()) => is_full.then(|| "the publisher has as many subscribers as it can".into()),
-        };
-        if let Some(why) = refusal {
+        if state.peers.len() >= MOST {
+            allowed = Error::refused("the publisher has as many subscribers as it can");
+        }
+        if let Err(e) = &allowed {
             // If there is no room even for this, closing says enough.
-            let _ = Outgoing::text(Kind::Refused, &why).send(socket.as_fd());
+            let why = e.to_string();
+            let _ = Outgoing::short(Kind::REFUSED, 0, why.as_bytes()).send(socket.as_fd());
             return allowed;
         }
         let id = state.next_peer;
@@ -147,7 +144,6 @@ impl Peers {
             leases: BTreeMap::new(),
             gone: false,
             outbox: VecDeque::new(),
-            is_crowded: false,
             is_broken: false,
             is_lost: false,
         });
@@ -189,63 +185,42 @@ impl Peers {
     /// Listens to all connections, and to `listener` for new ones, until the [end](Self::end), and then to those that still have something: a
     /// device's memory would be used again while they read it.
     pub(crate) fn run(&self, mut listener: Option<OwnedFd>) {
-        // Without a descriptor for the next connection there is no use in asking again at once.
-        let mut is_crowded = false;
         loop {
-            let mut freed = Vec::new();
-            let (sockets, is_later) = {
-                let state = self.lock();
-                if state.over {
-                    listener = None;
-                    if state.peers.is_empty() {
-                        return;
-                    }
+            let state = self.lock();
+            if state.over {
+                listener = None;
+                if state.peers.is_empty() {
+                    return;
                 }
-                let waiting = state.peers.iter().map(|peer| {
-                    let flags = match peer.outbox.is_empty() || peer.is_crowded {
-                        true => PollFlags::IN,
-                        false => PollFlags::IN | PollFlags::OUT,
-                    };
-                    (peer.id, peer.socket.clone(), flags)
-                });
-                let is_later = is_crowded || state.peers.iter().any(|peer| peer.is_crowded);
-                (waiting.collect::<Vec<_>>(), is_later)
-            };
-            let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
-            let waits = sockets
-                .iter()
-                .map(|(_, socket, flags)| PollFd::new(socket, *flags));
-            polled.extend(waits);
-            if let Some(listener) = listener.as_ref().filter(|_| !is_crowded) {
-                polled.push(PollFd::new(listener, PollFlags::IN));
             }
-            let pause = Timespec {
-                tv_sec: 0,
-                tv_nsec: 50_000_000,
-            };
-            let timeout = is_later.then_some(&pause);
-            is_crowded = match rustix::event::poll(&mut polled, timeout) {
-                Err(Errno::INTR) => continue,
-                // There was no memory to wait with.
-                Err(_) => {
-                    std::thread::sleep(Duration::from_millis(50));
-                    continue;
-                }
+            let waits_for = |peer: &Peer| (peer.socket.clone(), peer.waits_for());
+            let sockets: Vec<_> = state.peers.iter().map(waits_for).collect();
+            drop(state);
+            let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+            polled.extend(sockets.iter().map(|(of, flags)| PollFd::new(of, *flags)));
+            polled.extend(listener.iter().map(|of| PollFd::new(of, PollFlags::IN)));
+            // Without memory to wait with, for example, there is no use in trying again at once.
+            let mut is_crowded = match rustix::event::poll(&mut polled, None) {
                 Ok(_) => false,
+                Err(e) => e != Errno::INTR,
             };
-            let happened: Vec<_> = polled.iter().map(|of| !of.revents().is_empty()).collect();
-            drop(polled);
-            if happened[0] {
+            let happened: Vec<_> = polled.iter().map(PollFd::revents).collect();
+            let is_woken = !happened[0].is_empty();
+            if is_woken {
                 let _ = rustix::io::read(&self.wake, &mut [0; 8]);
             }
-            let mut changed = false;
-            let over = self.lock().over;
-            for ((id, _, _), did) in sockets.iter().zip(&happened[1..]) {
-                if *did || is_later || over {
-                    changed |= self.lock().hear(*id, &mut freed);
+            let mut freed = Vec::new();
+            // Nobody else removes any: those before one that is removed stay where they are.
+            for at in (0..sockets.len()).rev() {
+                if is_woken || !happened[1 + at].is_empty() {
+                    let is_full = self.lock().hear(at, &mut freed);
+                    // The system has no room, rather than the socket. That passes, but nobody says when.
+                    is_crowded |= is_full && happened[1 + at].contains(PollFlags::OUT);
                 }
             }
-            if let (Some(listener), Some(true)) = (&listener, happened.get(1 + sockets.len())) {
+            let called = happened.get(1 + sockets.len());
+            let has_come = called.is_some_and(|events| !events.is_empty());
+            if let Some(listener) = listener.as_ref().filter(|_| has_come) {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
                     // One that is refused has been told, as far as possible.
@@ -254,21 +229,20 @@ impl Peers {
                     Err(_) => {}
                 }
             }
-            if changed {
-                self.changed.notify_all();
-            }
+            self.changed.notify_all();
             // Without the lock: this frees memory.
             drop(freed);
+            if is_crowded {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }
 
 impl State {
     pub(crate) fn subscribers(&self) -> usize {
-        self.peers
-            .iter()
-            .filter(|peer| peer.takes_batches())
-            .count()
+        let takes_batches = |peer: &&Peer| peer.takes_batches();
+        self.peers.iter().filter(takes_batches).count()
     }
 
     pub(crate) fn leases(&self) -> usize {
@@ -280,20 +254,18 @@ impl State {
         self.done.died + lost.filter(|peer| peer.has_died()).count() as u64
     }
 
-    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether something has changed.
-    fn hear(&mut self, id: u64, freed: &mut Vec<Kept>) -> bool {
-        let Some(at) = self.peers.iter().position(|peer| peer.id == id) else {
-            return false;
-        };
+    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether there is more to send.
+    fn hear(&mut self, at: usize, freed: &mut Vec<Kept>) -> bool {
         let peer = &mut self.peers[at];
-        let (changed, is_over) = peer.hear(freed);
+        let is_over = peer.hear(freed);
+        let is_full = !peer.outbox.is_empty();
         if is_over {
             let peer = self.peers.remove(at);
             self.done.left += u64::from(peer.gone);
             self.done.died += u64::from(peer.has_died());
             freed.push(Arc::new(peer));
         }
-        changed || is_over
+        is_full && !is_over
     }
 }
 
@@ -312,9 +284,12 @@ impl Peer {
         (self.is_subscriber || self.is_only) && !self.gone
     }
 
-    /// Whether nothing more is sent, and it has nothing any more.
-    fn is_over(&self) -> bool {
-        self.is_broken && self.leases.is_empty()
+    /// What the thread waits for.
+    fn waits_for(&self) -> PollFlags {
+        match self.outbox.is_empty() {
+            true => PollFlags::IN,
+            false => PollFlags::IN | PollFlags::OUT,
+        }
     }
 
     /// Whether it has so many batches, or more dictionaries than go with them.
@@ -347,10 +322,8 @@ impl Peer {
     }
 
     fn flush(&mut self) {
-        let sent = flush(&mut self.outbox, self.socket.as_fd());
-        self.is_crowded = sent == Ok(Sent::Crowded);
-        match sent {
-            Ok(_) => {}
+        match flush(&mut self.outbox, self.socket.as_fd()) {
+            Ok(()) => {}
             // It has closed its end, in order or not: what it has said before is still to be heard.
             Err(Errno::PIPE | Errno::CONNRESET) => self.break_off(),
             // The subscriber must not take what follows for all there is.
@@ -370,50 +343,46 @@ impl Peer {
         let _ = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Write);
     }
 
-    /// Whether everything was sent, or it is known why not: the end of a connection that was closed meanwhile is still to be heard.
+    /// Whether everything was sent, or it is known why not. What one that reads nothing more has said before is still to be heard.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty() && (!self.is_broken || self.is_lost)
+        self.outbox.is_empty() && (!self.is_broken || self.is_lost || self.gone)
     }
 
-    /// Reads what has come. Returns whether something has changed, and whether the connection is over.
-    fn hear(&mut self, freed: &mut Vec<Kept>) -> (bool, bool) {
+    /// Reads what has come. Returns whether the connection is over.
+    fn hear(&mut self, freed: &mut Vec<Kept>) -> bool {
         self.flush();
-        let mut changed = self.outbox.is_empty();
         // The rest waits for the next turn, so that nobody keeps the others waiting.
         for _ in 0..64 {
             match receive(self.socket.as_fd(), false) {
-                Ok(Received::Packet(packet)) => match self.take(&packet, freed) {
-                    Ok(()) => changed = true,
-                    Err(_) => self.lose(),
-                },
+                Ok(Received::Packet(packet)) if self.take(&packet, freed).is_ok() => {}
                 Ok(Received::Nothing) => break,
-                Ok(Received::Closed) => return (true, true),
-                // What was received is no packet.
-                Err(_) => self.lose(),
+                Ok(Received::Closed) => return true,
+                // One out of order, or no packet at all.
+                Ok(Received::Packet(_)) | Err(_) => self.lose(),
             }
         }
-        (changed || self.is_broken, self.is_over())
+        self.is_broken && self.leases.is_empty()
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {
         match packet.kind {
-            Kind::Hello if !self.is_subscriber => {
+            Kind::HELLO if !self.is_subscriber => {
                 if packet.body != VERSION {
-                    let why = "the publisher has another version of the protocol: 1";
-                    let _ = Outgoing::text(Kind::Refused, why).send(self.socket.as_fd());
+                    let why = b"the publisher has another version of the protocol: 1";
+                    let _ = Outgoing::short(Kind::REFUSED, 0, why).send(self.socket.as_fd());
                     return Error::broken("another version");
                 }
                 self.is_subscriber = true;
-                self.post(Outgoing::new(Kind::Welcome, &VERSION)?);
+                self.post(Outgoing::short(Kind::WELCOME, 0, &VERSION));
                 Ok(())
             }
-            Kind::Done if self.is_subscriber => {
+            Kind::DONE if self.is_subscriber => {
                 let lease = self.leases.remove(&packet.number);
                 let lease = lease.ok_or_else(|| Error::protocol("a lease that is not out"))?;
                 freed.push(lease.kept);
                 Ok(())
             }
-            Kind::Gone if self.is_subscriber && !self.gone => {
+            Kind::GONE if self.is_subscriber && !self.gone => {
                 self.gone = !self.is_lost;
                 // It will never see these.
                 let unseen = self.leases.split_off(&packet.number.saturating_add(1));

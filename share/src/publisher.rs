@@ -16,7 +16,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 use crate::error::{Error, Result, check_process, lock};
 use crate::options::{DeadPeers, PublisherOptions, PublisherStats};
 use crate::peers::{Peer, Peers, State};
-use crate::sending::{Prepared, Sending, tell_when_ready};
+use crate::sending::{Prepared, Sending};
 use crate::wire::{Kind, Outgoing, check_kind, seqpacket};
 
 /// Hands batches to subscribers in other processes, each batch to all of them, without a copy.
@@ -195,30 +195,21 @@ impl Publisher {
         check_process(self.process)?;
         let mut sending = lock(&self.sending);
         let prepared = Sending::prepare_with(&mut sending, batch)?;
-        let sent = self.each(&prepared)?;
+        let ids = Vec::from_iter(self.peers.lock().peers.iter().map(|peer| peer.id));
+        let mut sent = 0;
+        for id in ids {
+            if let Some(lease) = self.one(&prepared, id)? {
+                sent += 1;
+                // Not under the lock, which this may take. It need not wait for the others.
+                prepared.tell_when_ready(&self.peers, (id, lease));
+            }
+        }
         let mut state = self.peers.lock();
         state.done.batches += 1;
         state.done.copied_batches += u64::from(prepared.copied.is_some());
         state.done.copied_bytes += prepared.copied.unwrap_or(0);
         drop(state);
         self.report()?;
-        Ok(sent)
-    }
-
-    /// Sends a batch to each subscriber, once it may have another one. Returns their number.
-    fn each(&self, prepared: &Prepared) -> Result<usize> {
-        let ids = Vec::from_iter(self.peers.lock().peers.iter().map(|peer| peer.id));
-        let mut sent = 0;
-        for id in ids {
-            let Some(lease) = self.one(prepared, id)? else {
-                continue;
-            };
-            sent += 1;
-            // Not under the lock, which this may take. It need not wait for the others.
-            if let Some(event) = &prepared.event {
-                tell_when_ready(&self.peers, event, (id, lease));
-            }
-        }
         Ok(sent)
     }
 
@@ -261,7 +252,7 @@ impl Publisher {
     /// # Errors
     /// Returns [`Error::TimedOut`] if a subscriber reads nothing for long, and [`Error::SubscriberDied`] as the [`DeadPeers`] say.
     pub fn finish(self) -> Result<()> {
-        self.end(&Outgoing::empty(Kind::End, 0))
+        self.end(&Outgoing::short(Kind::END, 0, &[]))
     }
 
     /// Ends the stream with an error: subscribers read what was sent, and then [`Error::Failed`] with this text.
@@ -269,7 +260,7 @@ impl Publisher {
     /// # Errors
     /// As [`finish`](Self::finish).
     pub fn fail(self, why: &str) -> Result<()> {
-        self.end(&Outgoing::text(Kind::Fail, why))
+        self.end(&Outgoing::short(Kind::FAIL, 0, why.as_bytes()))
     }
 
     fn end(&self, last: &Outgoing) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::panic::catch_unwind;
 
 use arrow_ipc::{Endianness, Field, Int, MessageHeader, TimeUnit, Type};
-use arrow_schema::Schema;
+use arrow_schema::{DataType, Schema, UnionFields};
 use flatbuffers::FlatBufferBuilder;
 
 use crate::error::{Error, Result};
@@ -29,77 +29,62 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Schema> {
     let schema = schema.ok_or_else(|| Error::protocol("a message that is no schema"))?;
     let mut fields = schema.fields().into_iter().flatten();
     let is_ours = schema.fields().is_some() && schema.endianness() == Endianness::Little;
-    if !is_ours || !fields.all(is_possible) {
+    if !is_ours || !fields.all(|field| is_possible(field) == Some(true)) {
         return Error::broken("a schema without fields, or that Arrow does not have");
     }
     // `is_possible` refuses what arrow-ipc is known to panic on; this catches what it does not know.
-    let read = catch_unwind(|| arrow_ipc::convert::try_schema_from_flatbuffer_bytes(bytes));
-    match read {
-        Ok(Ok(schema)) => Ok(schema),
-        Ok(Err(e)) => Error::broken(format!("a schema: {e}")),
-        Err(_) => Error::broken("a schema that arrow-ipc cannot read"),
-    }
+    let read = catch_unwind(|| arrow_ipc::convert::fb_to_schema(schema));
+    read.map_err(|_| Error::protocol("a schema that arrow-ipc cannot read"))
 }
 
-/// Whether arrow-ipc reads the field without a panic. The depth is bound: the message was verified.
-fn is_possible(field: Field<'_>) -> bool {
+/// Whether arrow-ipc reads the field without a panic; `None` if it lacks a part. The message was verified: its depth is bound, and each
+/// known type has its table.
+fn is_possible(field: Field<'_>) -> Option<bool> {
     let is_int = |int: Int<'_>| matches!(int.bitWidth(), 8 | 16 | 32 | 64);
     let children = field.children();
     let number = children.map_or(0, |children| children.len());
-    let keys = field
-        .dictionary()
-        .map(|of| of.indexType().is_some_and(is_int));
     let is_type = match field.type_type() {
         Type::Null | Type::Bool | Type::Binary | Type::BinaryView | Type::LargeBinary => true,
-        Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::Struct_ => true,
-        Type::Int => field.type_as_int().is_some_and(is_int),
-        Type::FixedSizeBinary => field.type_as_fixed_size_binary().is_some(),
-        Type::FloatingPoint => field
-            .type_as_floating_point()
-            .is_some_and(|of| of.precision().variant_name().is_some()),
-        Type::Date => field
-            .type_as_date()
-            .is_some_and(|of| of.unit().variant_name().is_some()),
-        Type::Time => field.type_as_time().is_some_and(|of| match of.bitWidth() {
-            32 => [TimeUnit::SECOND, TimeUnit::MILLISECOND].contains(&of.unit()),
-            64 => [TimeUnit::MICROSECOND, TimeUnit::NANOSECOND].contains(&of.unit()),
-            _ => false,
-        }),
-        Type::Timestamp => field
-            .type_as_timestamp()
-            .is_some_and(|of| of.unit().variant_name().is_some()),
-        Type::Duration => field
-            .type_as_duration()
-            .is_some_and(|of| of.unit().variant_name().is_some()),
-        Type::Interval => field
-            .type_as_interval()
-            .is_some_and(|of| of.unit().variant_name().is_some()),
+        Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::FixedSizeBinary => true,
+        Type::Struct_ => true,
+        Type::Int => is_int(field.type_as_int()?),
+        Type::FloatingPoint => {
+            let precision = field.type_as_floating_point()?.precision();
+            precision.variant_name().is_some()
+        }
+        Type::Date => field.type_as_date()?.unit().variant_name().is_some(),
+        Type::Timestamp => field.type_as_timestamp()?.unit().variant_name().is_some(),
+        Type::Duration => field.type_as_duration()?.unit().variant_name().is_some(),
+        Type::Interval => field.type_as_interval()?.unit().variant_name().is_some(),
+        Type::Time => {
+            let of = field.type_as_time()?;
+            match of.bitWidth() {
+                32 => [TimeUnit::SECOND, TimeUnit::MILLISECOND].contains(&of.unit()),
+                64 => [TimeUnit::MICROSECOND, TimeUnit::NANOSECOND].contains(&of.unit()),
+                _ => false,
+            }
+        }
         Type::List | Type::LargeList | Type::ListView | Type::LargeListView => number == 1,
-        Type::FixedSizeList => number == 1 && field.type_as_fixed_size_list().is_some(),
-        Type::Map => number == 1 && field.type_as_map().is_some(),
+        Type::FixedSizeList | Type::Map => number == 1,
         Type::RunEndEncoded => number == 2,
-        Type::Decimal => field.type_as_decimal().is_some_and(|of| {
-            matches!(of.bitWidth(), 32 | 64 | 128 | 256)
-                && u8::try_from(of.precision()).is_ok()
-                && i8::try_from(of.scale()).is_ok()
-        }),
-        Type::Union => field.type_as_union().is_some_and(|of| {
-            of.mode().variant_name().is_some()
-                && of
-                    .typeIds()
-                    .map_or(number < 128, |ids| are_ids(ids.iter(), number))
-        }),
+        Type::Decimal => {
+            let of = field.type_as_decimal()?;
+            let is_width = matches!(of.bitWidth(), 32 | 64 | 128 | 256);
+            is_width && u8::try_from(of.precision()).is_ok() && i8::try_from(of.scale()).is_ok()
+        }
+        Type::Union => {
+            let of = field.type_as_union()?;
+            let ids: Vec<_> = match of.typeIds() {
+                Some(ids) => ids.iter().map(|id| id as i8).collect(),
+                None => (0..=i8::MAX).take(number).collect(),
+            };
+            let fields = vec![arrow_schema::Field::new("", DataType::Null, true); number];
+            of.mode().variant_name().is_some() && UnionFields::try_new(ids, fields).is_ok()
+        }
         _ => false,
     };
-    is_type && keys.unwrap_or(true) && children.into_iter().flatten().all(is_possible)
-}
-
-/// Whether these can be the ids of so many types.
-fn are_ids(ids: impl Iterator<Item = i32>, number: usize) -> bool {
-    let ids: Vec<_> = ids.collect();
-    let mut distinct = ids.clone();
-    distinct.sort_unstable();
-    distinct.dedup();
-    let is_id = |id: &i32| (0..128).contains(id);
-    ids.len() == number && distinct.len() == number && ids.iter().all(is_id)
+    let keys = field.dictionary().map(|of| of.indexType());
+    let are_keys = keys.is_none_or(|of| of.is_some_and(is_int));
+    let are_possible = |child| is_possible(child).unwrap_or(false);
+    Some(is_type && are_keys && children.into_iter().flatten().all(are_possible))
 }

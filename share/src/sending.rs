@@ -1,7 +1,7 @@
 //! From a batch to the packets that describe it.
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Wake, Waker};
+use std::task::Wake;
 
 use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{DataType, SchemaRef};
@@ -39,7 +39,7 @@ pub(crate) struct Prepared {
     /// The bytes that had to be copied first, if any had to be.
     pub(crate) copied: Option<u64>,
     /// When the memory may be read; `None` if it may be read now.
-    pub(crate) event: Option<SyncEvent>,
+    event: Option<SyncEvent>,
 }
 
 /// The values of a dictionary.
@@ -100,15 +100,13 @@ impl Sending {
             }
         };
         let bytes = manifest(&described.batch).to_bytes();
-        let offer = Outgoing::new(Kind::Offer, &bytes)?;
-        let offer = offer.with_memory(described.batch.region);
+        let offer = Outgoing::new(Kind::OFFER, &bytes, described.batch.region)?;
         let dictionaries = described.dictionaries.into_iter().enumerate();
         let values = dictionaries.map(|(slot, (described, array))| {
             let manifest = manifest(&described);
             let mut bytes = (slot as u32).to_le_bytes().to_vec();
             bytes.extend(manifest.to_bytes());
-            let packet = Outgoing::new(Kind::Dictionary, &bytes)?;
-            let packet = packet.with_memory(described.region);
+            let packet = Outgoing::new(Kind::DICTIONARY, &bytes, described.region)?;
             let number = self.number(slot, manifest);
             Ok(Values {
                 kept: Arc::new(array),
@@ -148,7 +146,7 @@ impl Sending {
             return Err(arrow_device::Error::InvalidArgument(what.into()).into());
         }
         Ok(Self {
-            packet: Outgoing::new(Kind::Schema, &bytes)?,
+            packet: Outgoing::new(Kind::SCHEMA, &bytes, None)?,
             schema,
             values: vec![None; found.len()],
             slots: found,
@@ -182,7 +180,9 @@ impl Prepared {
         let mut lend = |peer: &mut Peer, packet: &Outgoing, is_batch, kept: &Kept| {
             *next_lease += 1;
             peer.lend(*next_lease, is_batch, kept.clone(), self.event.is_some());
-            peer.post(packet.numbered(*next_lease));
+            let mut packet = packet.clone();
+            packet.number = *next_lease;
+            peer.post(packet);
             *next_lease
         };
         if !peer.has_schema {
@@ -191,12 +191,29 @@ impl Prepared {
             peer.dictionaries.resize(self.values.len(), None);
         }
         for (slot, values) in self.values.iter().enumerate() {
-            if peer.dictionaries[slot] != Some(values.number) {
-                peer.dictionaries[slot] = Some(values.number);
+            let last = peer.dictionaries[slot].replace(values.number);
+            if last != Some(values.number) {
                 lend(peer, &values.packet, false, &values.kept);
             }
         }
         lend(peer, &self.offer, true, &self.kept)
+    }
+
+    /// Tells a subscriber once the memory of a lease may be read, if that was not said with it.
+    pub(crate) fn tell_when_ready(&self, peers: &Arc<Peers>, lease: (u64, u64)) {
+        let Some(event) = self.event.clone() else {
+            return;
+        };
+        let peers = Arc::downgrade(peers);
+        let readiness = Arc::new(Readiness {
+            peers,
+            event,
+            lease,
+        });
+        match readiness.event.notify(&readiness.clone().into()) {
+            Ok(false) => {}
+            Ok(true) | Err(_) => readiness.wake(),
+        }
     }
 }
 
@@ -211,19 +228,6 @@ fn place(batch: &DeviceRecordBatch) -> Result<(DeviceRecordBatch, Description, O
     Ok((copy, described, Some(bytes)))
 }
 
-/// Tells a subscriber once the memory of a lease may be read.
-pub(crate) fn tell_when_ready(peers: &Arc<Peers>, event: &SyncEvent, lease: (u64, u64)) {
-    let readiness = Arc::new(Readiness {
-        peers: Arc::downgrade(peers),
-        event: event.clone(),
-        lease,
-    });
-    match event.notify(&Waker::from(readiness.clone())) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => readiness.wake(),
-    }
-}
-
 struct Readiness {
     peers: Weak<Peers>,
     event: SyncEvent,
@@ -235,8 +239,9 @@ impl Wake for Readiness {
     fn wake(self: Arc<Self>) {
         if let Some(peers) = self.peers.upgrade() {
             let why = self.event.is_complete().err().map(|e| e.to_string());
-            let packet = Outgoing::text(Kind::Ready, &why.unwrap_or_default());
-            peers.ready(self.lease, packet.numbered(self.lease.1));
+            let why = why.unwrap_or_default();
+            let packet = Outgoing::short(Kind::READY, self.lease.1, why.as_bytes());
+            peers.ready(self.lease, packet);
         }
     }
 }

@@ -13,7 +13,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 use crate::build::Building;
 use crate::error::{Error, Result, check_process};
 use crate::lease::{Lease, Link, Places};
-use crate::manifest::{Manifest, Slot, slots};
+use crate::manifest::{Manifest, Parts, Slot, slots};
 use crate::schema;
 use crate::wire::{
     self, Kind, Outgoing, Packet, Received, VERSION, check_kind, check_user, seqpacket,
@@ -73,12 +73,12 @@ impl SubscriberOptions {
 /// [`Error::PublisherDied`].
 #[derive(Debug)]
 pub struct Subscriber {
-    link: Arc<Link>,
+    pub(crate) link: Arc<Link>,
     places: Places,
     welcome: bool,
-    schema: Option<(SchemaRef, Vec<Slot>)>,
-    /// The values of the schema's dictionaries that came last.
-    dictionaries: Vec<Option<DeviceArray>>,
+    schema: Option<SchemaRef>,
+    /// The schema's dictionaries, with the values that came last.
+    dictionaries: Vec<(Slot, Option<DeviceArray>)>,
     /// Batches that were not returned yet. Those that are not ready wait for the publisher's word.
     batches: VecDeque<Next>,
     /// Whether the next batch needs the publisher's word, whatever its own memory does: a dictionary does.
@@ -134,7 +134,7 @@ impl Subscriber {
         check_kind(socket.as_fd())?;
         check_user(socket.as_fd(), &options.users)?;
         let link = Arc::new(Link::new(socket));
-        link.post(Outgoing::new(Kind::Hello, &VERSION)?);
+        link.post(Outgoing::short(Kind::HELLO, 0, &VERSION));
         Ok(Self {
             link,
             places: options.places,
@@ -158,7 +158,7 @@ impl Subscriber {
                 self.link.wait(None)?;
             }
         }
-        Ok(self.schema.as_ref().map(|(schema, _)| schema.clone()))
+        Ok(self.schema.clone())
     }
 
     /// Returns the next item as `next` does, if it comes in time.
@@ -183,10 +183,6 @@ impl Subscriber {
                 return Some(Err(e));
             }
         }
-    }
-
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
     }
 
     /// Returns the next item if it has come: `Some(None)` at the end.
@@ -239,8 +235,8 @@ impl Subscriber {
     fn take(&mut self, packet: Packet) -> Result<()> {
         let text = |body: &[u8]| String::from_utf8_lossy(body).into_owned();
         match packet.kind {
-            Kind::Refused if !self.welcome => Error::refused(text(&packet.body)),
-            Kind::Welcome if !self.welcome => {
+            Kind::REFUSED if !self.welcome => Error::refused(text(&packet.body)),
+            Kind::WELCOME if !self.welcome => {
                 if packet.body != VERSION {
                     return Error::refused("the publisher has another version");
                 }
@@ -248,37 +244,37 @@ impl Subscriber {
                 Ok(())
             }
             _ if !self.welcome => Error::broken("a packet before the welcome"),
-            Kind::Schema if self.schema.is_none() => {
+            Kind::SCHEMA if self.schema.is_none() => {
                 let schema = Arc::new(schema::from_bytes(&packet.body)?);
                 let root = DataType::Struct(schema.fields().clone());
                 let mut found = Vec::new();
                 slots(&root, &mut found);
-                self.dictionaries.resize(found.len(), None);
-                self.schema = Some((schema, found));
+                self.dictionaries = found.into_iter().map(|slot| (slot, None)).collect();
+                self.schema = Some(schema);
                 Ok(())
             }
-            Kind::Dictionary => self.take_dictionary(packet),
-            Kind::Offer => self.take_batch(packet),
-            Kind::Ready if packet.number > self.last_lease => {
+            Kind::DICTIONARY => self.take_dictionary(packet),
+            Kind::OFFER => self.take_batch(packet),
+            Kind::READY if packet.number > self.last_lease => {
                 Error::broken("a batch that does not wait")
             }
-            Kind::Ready if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
-            Kind::Ready => {
+            Kind::READY if !packet.body.is_empty() => Err(Error::Failed(text(&packet.body))),
+            Kind::READY => {
                 // The program may have a batch for which its device waits.
                 let mut waiting = self.batches.iter_mut();
                 let found = waiting.find(|next| next.lease == packet.number);
                 found.into_iter().for_each(|next| next.ready = true);
                 Ok(())
             }
-            Kind::End | Kind::Fail if self.batches.iter().any(|next| !next.ready) => Err(
+            Kind::END | Kind::FAIL if self.batches.iter().any(|next| !next.ready) => Err(
                 Error::protocol("an end before the memory of a batch was ready"),
             ),
-            Kind::End => {
+            Kind::END => {
                 self.leave();
                 Ok(())
             }
-            Kind::Fail => Err(Error::Failed(text(&packet.body))),
-            _ => Error::broken("a packet out of order"),
+            Kind::FAIL => Err(Error::Failed(text(&packet.body))),
+            _ => Error::broken("an unknown packet, or a packet out of order"),
         }
     }
 
@@ -287,21 +283,22 @@ impl Subscriber {
         let (slot, body) = packet.body.split_first_chunk().ok_or_else(cut)?;
         let slot = u32::from_le_bytes(*slot) as usize;
         let (manifest, memory) = self.map(body, packet.number, packet.memory)?;
-        let of = self.known()?.1.get(slot).cloned();
+        let of = self.dictionaries.get(slot).map(|(of, _)| of);
         let of = of.ok_or_else(|| Error::protocol("a dictionary that the schema does not have"))?;
-        self.is_late |= !manifest.ready;
-        let building = self.building(&memory);
+        let building = self.building(&memory, manifest.parts, of.first);
         // SAFETY: the values are validated with each batch that has them, or the program vouches for the publisher.
-        let values = unsafe { building.values(&manifest.parts, &of.values, of.first) }?;
-        self.dictionaries[slot] = Some(values);
+        let values = unsafe { building.values(&of.values) }?;
+        self.dictionaries[slot].1 = Some(values);
+        self.is_late |= !manifest.ready;
         Ok(())
     }
 
     fn take_batch(&mut self, packet: Packet) -> Result<()> {
         let (manifest, memory) = self.map(&packet.body, packet.number, packet.memory)?;
-        let schema = self.known()?.0.clone();
+        let schema = self.known()?;
+        let building = self.building(&memory, manifest.parts, 0);
         // SAFETY: `checked` validates the batch before anybody gets it, or the program vouches for the publisher.
-        let batch = unsafe { self.building(&memory).batch(&manifest.parts, &schema) }?;
+        let batch = unsafe { building.batch(&schema) }?;
         let is_late = std::mem::take(&mut self.is_late);
         let ready = manifest.ready && !is_late;
         self.batches.push_back(Next {
@@ -321,23 +318,30 @@ impl Subscriber {
         memory: Option<OwnedFd>,
     ) -> Result<(Manifest, DeviceBuffer)> {
         self.last_lease = number;
-        let lease = Lease::new(self.link.clone(), number);
+        let link = self.link.clone();
+        let lease = Lease { link, number };
         self.known()?;
         let mut manifest = Manifest::from_bytes(manifest)?;
         let memory = self.places.map(&mut manifest, memory, lease)?;
         Ok((manifest, memory))
     }
 
-    fn known(&self) -> Result<&(SchemaRef, Vec<Slot>)> {
-        let schema = self.schema.as_ref();
+    fn known(&self) -> Result<SchemaRef> {
+        let schema = self.schema.clone();
         schema.ok_or_else(|| Error::protocol("memory before the schema"))
     }
 
-    fn building<'a>(&'a self, memory: &'a DeviceBuffer) -> Building<'a> {
+    fn building<'a>(
+        &'a self,
+        memory: &'a DeviceBuffer,
+        parts: Parts,
+        dictionary: usize,
+    ) -> Building<'a> {
         Building {
-            device: memory.device(),
             memory,
+            parts,
             dictionaries: &self.dictionaries,
+            dictionary,
             trusted: self.places.trusting,
         }
     }
@@ -347,7 +351,7 @@ impl Subscriber {
         if !std::mem::replace(&mut self.over, true) {
             self.batches.clear();
             self.dictionaries.clear();
-            self.link.post(Outgoing::empty(Kind::Gone, self.last_lease));
+            self.link.leave(self.last_lease);
         }
     }
 }

@@ -18,7 +18,7 @@ use rustix::net::{
 use crate::error::{Error, Result};
 use crate::region::{Mapping, Region};
 
-/// The bytes of each [`HELLO`](Kind::Hello) and [`WELCOME`](Kind::Welcome): what this is, and which version.
+/// The bytes of each [`HELLO`](Kind::HELLO) and [`WELCOME`](Kind::WELCOME): what this is, and which version.
 pub(crate) const VERSION: [u8; 8] = *b"ADSHARE\x01";
 const HEADER: usize = 16;
 /// The most bytes of a body that travel in the packet.
@@ -28,120 +28,84 @@ const MOST: usize = 64 << 20;
 /// Flag: the body is in a memory file.
 const APART: u8 = 1;
 
-/// What a packet says.
+/// What a packet says: one of these, or what the peer made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    /// Subscriber: its version.
-    Hello = 1,
-    /// Publisher: its version, in answer.
-    Welcome = 2,
-    /// Publisher: why the subscriber is not accepted. Nothing follows.
-    Refused = 3,
-    /// Publisher: the schema, before the first batch.
-    Schema = 4,
-    /// Publisher: the values of a dictionary, which replace those of the same slot, in the memory that comes along. The number is the
-    /// lease; the first 4 bytes of the body are the slot.
-    Dictionary = 5,
-    /// Publisher: a batch in the memory that comes along. The number is the lease.
-    Offer = 6,
-    /// Publisher: the memory of a lease may be read; with a body, why it never can.
-    Ready = 7,
-    /// Publisher: the stream is complete.
-    End = 8,
-    /// Publisher: the stream ends with an error.
-    Fail = 9,
-    /// Subscriber: nothing uses the memory of this lease any more.
-    Done = 10,
-    /// Subscriber: it takes nothing more. The number is the last lease that it has seen.
-    Gone = 11,
-}
+pub(crate) struct Kind(u8);
 
 impl Kind {
-    const ALL: [Self; 11] = {
-        use Kind::*;
-        [
-            Hello, Welcome, Refused, Schema, Dictionary, Offer, Ready, End, Fail, Done, Gone,
-        ]
-    };
-
-    fn from_byte(byte: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| *kind as u8 == byte)
-    }
+    /// Subscriber: its version.
+    pub(crate) const HELLO: Self = Self(1);
+    /// Publisher: its version, in answer.
+    pub(crate) const WELCOME: Self = Self(2);
+    /// Publisher: why the subscriber is not accepted. Nothing follows.
+    pub(crate) const REFUSED: Self = Self(3);
+    /// Publisher: the schema, before the first batch.
+    pub(crate) const SCHEMA: Self = Self(4);
+    /// Publisher: the values of a dictionary, which replace those of the same slot, in the memory that comes along. The number is the
+    /// lease; the first 4 bytes of the body are the slot.
+    pub(crate) const DICTIONARY: Self = Self(5);
+    /// Publisher: a batch in the memory that comes along. The number is the lease.
+    pub(crate) const OFFER: Self = Self(6);
+    /// Publisher: the memory of a lease may be read; with a body, why it never can.
+    pub(crate) const READY: Self = Self(7);
+    /// Publisher: the stream is complete.
+    pub(crate) const END: Self = Self(8);
+    /// Publisher: the stream ends with an error.
+    pub(crate) const FAIL: Self = Self(9);
+    /// Subscriber: nothing uses the memory of this lease any more.
+    pub(crate) const DONE: Self = Self(10);
+    /// Subscriber: it takes nothing more. The number is the last lease that it has seen.
+    pub(crate) const GONE: Self = Self(11);
 }
 
 /// A packet to send, any number of times.
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
     kind: Kind,
-    number: u64,
+    pub(crate) number: u64,
     body: Arc<[u8]>,
     apart: Option<Arc<Region>>,
     memory: Option<Arc<Region>>,
 }
 
 impl Outgoing {
-    pub(crate) fn new(kind: Kind, body: &[u8]) -> Result<Self> {
+    /// With a body of any length, and memory of a lease.
+    pub(crate) fn new(kind: Kind, body: &[u8], memory: Option<Arc<Region>>) -> Result<Self> {
         let apart = (body.len() > INLINE).then(|| Region::of(body));
         let apart = apart.transpose()?.map(Arc::new);
-        let body = apart.as_ref().map_or(body, |_| &[]).into();
+        let body = apart.as_ref().map_or(body, |_| &[]);
         Ok(Self {
-            body,
             apart,
-            ..Self::empty(kind, 0)
+            memory,
+            ..Self::short(kind, 0, body)
         })
     }
 
-    /// With a text, of which a very long one loses its end.
-    pub(crate) fn text(kind: Kind, text: &str) -> Self {
-        let body = &text.as_bytes()[..text.len().min(INLINE)];
-        Self {
-            body: body.into(),
-            ..Self::empty(kind, 0)
-        }
-    }
-
-    /// Without a body.
-    pub(crate) fn empty(kind: Kind, number: u64) -> Self {
+    /// With a short body, if any. A very long one loses its end.
+    pub(crate) fn short(kind: Kind, number: u64, body: &[u8]) -> Self {
         Self {
             kind,
             number,
-            body: Arc::default(),
+            body: body[..body.len().min(INLINE)].into(),
             apart: None,
             memory: None,
         }
     }
 
-    pub(crate) fn with_memory(self, memory: Option<Arc<Region>>) -> Self {
-        Self { memory, ..self }
-    }
-
-    /// Returns the same packet with another number.
-    pub(crate) fn numbered(&self, number: u64) -> Self {
-        Self {
-            number,
-            ..self.clone()
-        }
-    }
-
-    /// Sends the packet, whole or not at all, without waiting.
+    /// Sends the packet, whole or not at all, without waiting. Returns whether there was room for it.
     ///
     /// # Errors
     /// Returns the system's error, such as [`Errno::PIPE`] once the peer has closed its end.
-    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<Sent> {
+    pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<bool> {
         let apart = self.apart.as_ref();
         let length = apart.map_or(self.body.len(), |region| region.bytes) as u32;
         let mut header = [0; HEADER];
-        header[0] = self.kind as u8;
+        header[0] = self.kind.0;
         header[1] = if apart.is_some() { APART } else { 0 };
         header[4..8].copy_from_slice(&length.to_le_bytes());
         header[8..].copy_from_slice(&self.number.to_le_bytes());
-        let files = self
-            .memory
-            .iter()
-            .chain(apart)
-            .map(|region| region.file.as_fd());
-        let files: Vec<BorrowedFd<'_>> = files.collect();
+        let regions = self.memory.iter().chain(apart);
+        let files: Vec<_> = regions.map(|region| region.file.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
@@ -151,10 +115,10 @@ impl Outgoing {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             match rustix::net::sendmsg(socket, &parts, &mut control, flags) {
-                Ok(_) => return Ok(Sent::All),
+                Ok(_) => return Ok(true),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Sent::NoRoom),
-                Err(Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(Sent::Crowded),
+                // In the socket, or in the system, where too much is on its way.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => return Ok(false),
                 Err(e) => return Err(e),
             }
         }
@@ -168,24 +132,14 @@ impl Outgoing {
 pub(crate) fn flush(
     packets: &mut VecDeque<Outgoing>,
     socket: BorrowedFd<'_>,
-) -> rustix::io::Result<Sent> {
+) -> rustix::io::Result<()> {
     while let Some(packet) = packets.front() {
-        match packet.send(socket).inspect_err(|_| packets.clear())? {
-            Sent::All => _ = packets.pop_front(),
-            not => return Ok(not),
+        if !packet.send(socket).inspect_err(|_| packets.clear())? {
+            break;
         }
+        packets.pop_front();
     }
-    Ok(Sent::All)
-}
-
-/// What became of a packet that was to be sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Sent {
-    All,
-    /// The socket is full: it says when it is not.
-    NoRoom,
-    /// Too much is on its way in the system. It passes, but nobody says when.
-    Crowded,
+    Ok(())
 }
 
 /// A packet that has come.
@@ -246,20 +200,16 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         let why = std::io::Error::other("this process may not open as many descriptors");
         return Err(Error::of("receive a descriptor")(why));
     }
-    if message.bytes < HEADER || message.flags.contains(ReturnFlags::TRUNC) {
-        return Error::broken("a packet of a wrong length");
+    let packet = bytes[..message.bytes].split_first_chunk::<HEADER>();
+    let Some((&[kind, flags @ (0 | APART), 0, 0, a, b, c, d, number @ ..], body)) = packet else {
+        return Error::broken("a packet of a wrong length, or with an unknown flag");
+    };
+    let mut body = body.to_vec();
+    let length = u32::from_le_bytes([a, b, c, d]) as usize;
+    if length > MOST || message.flags.contains(ReturnFlags::TRUNC) {
+        return Error::broken("a packet that is too long");
     }
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[8..HEADER]);
-    let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
-    let kind = Kind::from_byte(bytes[0]).ok_or_else(|| Error::protocol("an unknown packet"))?;
-    let is_apart = bytes[1] == APART;
-    if bytes[1] & !APART != 0 || bytes[2..4] != [0, 0] || length > MOST {
-        return Error::broken("a packet with an unknown flag");
-    }
-    bytes.truncate(message.bytes);
-    let mut body = bytes.split_off(HEADER);
-    if is_apart {
+    if flags == APART {
         let file = files.pop();
         let file = file.ok_or_else(|| Error::protocol("a body apart does not come along"))?;
         body = Mapping::of_peer(file.as_fd(), length, true)?.to_vec();
@@ -269,7 +219,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, takes_files: bool) -> Result<Recei
         return Error::broken("a packet of another length than it says");
     }
     Ok(Received::Packet(Packet {
-        kind,
+        kind: Kind(kind),
         number: u64::from_le_bytes(number),
         body,
         memory,

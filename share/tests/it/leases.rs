@@ -158,6 +158,25 @@ fn a_subscriber_leaves_while_batches_come() {
     }
 }
 
+/// The end of the stream does not wait for what a subscriber still has that has left, also if it left while batches were sent to it.
+#[test]
+fn a_subscriber_leaves_with_a_batch_while_others_come() {
+    let batch = shared(0);
+    for round in 0..300 {
+        let (publisher, mut subscriber) = pair(PublisherOptions {
+            patience: Duration::from_secs(5),
+            ..Default::default()
+        });
+        let leaves = std::thread::spawn(move || subscriber.next().unwrap().unwrap());
+        while publisher.send(&batch).unwrap() > 0 {}
+        let kept = leaves.join().unwrap();
+        let stats = publisher.stats();
+        publisher.finish().unwrap();
+        assert_eq!((stats.died, stats.left), (0, 0), "round {round}");
+        drop(kept);
+    }
+}
+
 #[test]
 fn ends_are_distinct() {
     for (end, expected) in [
