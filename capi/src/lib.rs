@@ -10,11 +10,15 @@
 //! ```
 //!
 //! ```text
-//! cargo build --release -p arrow-device-capi   # target/release/libarrow_device_capi.so; --features cuda, rocm
+//! cargo build --release -p arrow-device-capi   # target/release/libarrow_device_capi.so; --features cuda, rocm, integration
 //! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+#[cfg(feature = "integration")]
+mod integration;
+#[cfg(feature = "integration")]
+mod live;
 mod outcome;
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -34,6 +38,10 @@ use arrow_schema::DataType;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use roundtrip::input;
 
+#[cfg(feature = "integration")]
+pub use integration::*;
+#[cfg(feature = "integration")]
+pub use live::{counted, live_buffers, live_bytes};
 pub use outcome::arrow_device_last_error;
 use outcome::{Failure, answer};
 

@@ -2,71 +2,37 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::{c_char, c_int};
-use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
-use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
-use arrow_data::ArrayData;
 use arrow_device::device::sim::SimDevice;
+pub(crate) use arrow_device_capi::counted;
 
 use crate::answer::{answer, device, text};
 
-/// Buffers of cases that a peer, or work of a device, still holds.
-static BUFFERS: AtomicI64 = AtomicI64::new(0);
 /// Readers in streams that were given out, async ones too, and readers of foreign async streams.
 static READERS: AtomicI64 = AtomicI64::new(0);
 static HEAP: AtomicI64 = AtomicI64::new(0);
 
-/// Counts one thing as long as it lives.
-pub(crate) struct Counted(&'static AtomicI64);
+/// Counts a reader as long as it lives.
+pub(crate) struct Counted;
 
 impl Counted {
-    fn new(counter: &'static AtomicI64) -> Self {
-        counter.fetch_add(1, SeqCst);
-        Self(counter)
-    }
-
     pub(crate) fn reader() -> Self {
-        Self::new(&READERS)
+        READERS.fetch_add(1, SeqCst);
+        Self
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        READERS.fetch_sub(1, SeqCst);
     }
 }
 
-fn counted_buffer(buffer: &Buffer) -> Buffer {
-    let Some(address) = NonNull::new(buffer.as_ptr().cast_mut()) else {
-        return buffer.clone();
-    };
-    let owner = Arc::new((buffer.clone(), Counted::new(&BUFFERS)));
-    // SAFETY: the owner holds the buffer, and so the memory.
-    unsafe { Buffer::from_custom_allocation(address, buffer.len(), owner) }
-}
-
-/// The same data, whose buffers are counted until the last user of each has let go. Nothing is copied.
-pub(crate) fn counted(data: &ArrayData) -> ArrayData {
-    let nulls = data.nulls().map(|nulls| {
-        let bits = nulls.inner();
-        let buffer = counted_buffer(bits.inner());
-        NullBuffer::new(BooleanBuffer::new(buffer, bits.offset(), bits.len()))
-    });
-    let builder = ArrayData::builder(data.data_type().clone())
-        .len(data.len())
-        .offset(data.offset())
-        .nulls(nulls)
-        .buffers(data.buffers().iter().map(counted_buffer).collect())
-        .child_data(data.child_data().iter().map(counted).collect());
-    // SAFETY: the data is that of `data`, which is valid, in buffers with other owners.
-    unsafe { builder.build_unchecked() }
-}
-
+/// Buffers of cases that a peer, or work of a device, still holds.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn peers_live_buffers() -> i64 {
-    BUFFERS.load(SeqCst)
+    arrow_device_capi::live_buffers()
 }
 
 #[unsafe(no_mangle)]
