@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -108,6 +108,24 @@ impl<T> Download<T> {
         }
         self.drive(|event, _| event.wait().map(|()| true))?;
         self.take()
+    }
+
+    /// As the future, which then returns the data at once, as [`wait`](Self::wait) does.
+    pub(crate) fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let arrived = self.drive(|event, _| match event.poll(cx) {
+            Poll::Ready(done) => done.map(|()| true),
+            Poll::Pending => Ok(false),
+        });
+        match arrived {
+            Ok(false) => Poll::Pending,
+            arrived => Poll::Ready(arrived.map(drop)),
+        }
+    }
+
+    /// Whether a poll has found that the data has arrived.
+    #[cfg(feature = "async")]
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.wait.is_none() && matches!(self.state, State::Copies(..) | State::InPlace)
     }
 
     /// Whether nothing is gained by an early start: the host reads the memory in place.
@@ -266,16 +284,8 @@ impl<T> Future for Download<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        let this = &mut *self;
-        let arrived = this.drive(|event, _| match event.poll(cx) {
-            Poll::Ready(done) => done.map(|()| true),
-            Poll::Pending => Ok(false),
-        });
-        match arrived {
-            Ok(true) => Poll::Ready(this.take()),
-            Ok(false) => Poll::Pending,
-            Err(e) => Poll::Ready(Err(e)),
-        }
+        ready!(self.poll_arrived(cx))?;
+        Poll::Ready(self.take())
     }
 }
 
