@@ -279,12 +279,7 @@ impl Numbers {
         let copy = |piece: &Piece| {
             let dst = next;
             next = next.offset(room(piece).unwrap_or(0));
-            CopyOp {
-                src: piece.at,
-                dst,
-                bytes: piece.bytes,
-                kind: CopyKind::DeviceToHost,
-            }
+            CopyOp::new(CopyKind::DeviceToHost, piece.at, dst, piece.bytes)
         };
         let copies: Vec<_> = lacks.iter().map(copy).collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);

@@ -214,11 +214,9 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
     let buffer = array.device().host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     let copied = plan.regions.iter().filter(|region| region.source() > 0);
-    let copies = copied.map(|region| CopyOp {
-        src: region.src,
-        dst: base.offset(region.dst),
-        bytes: region.source(),
-        kind: CopyKind::DeviceToHost,
+    let copies = copied.map(|region| {
+        let (dst, bytes) = (base.offset(region.dst), region.source());
+        CopyOp::new(CopyKind::DeviceToHost, region.src, dst, bytes)
     });
     let copies: Vec<_> = copies.collect();
     // SAFETY: the plan's sources lie in the array's buffers, in memory of its owners; its destinations lie in the buffer, which has
