@@ -193,11 +193,7 @@ impl SimDevice {
         let mut state = self.core.alive()?;
         self.core.count(FaultOp::Allocate, "adopt", bytes)?;
         let address = state.memory.allocate(bytes, || backing.first(bytes));
-        let address = address.ok_or(Error::OutOfMemory {
-            device: self.core.id,
-            operation: "adopt",
-            bytes,
-        })?;
+        let address = address.ok_or_else(|| out_of_memory(self.core.id, "adopt", bytes))?;
         Ok(DevicePtr::new(std::ptr::without_provenance_mut(address)))
     }
 
