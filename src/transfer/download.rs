@@ -103,7 +103,7 @@ impl<T> Download<T> {
     /// As [`DeviceArray::to_host`].
     pub fn wait(mut self) -> Result<T> {
         if self.is_in_place() && matches!(self.state, State::Planning(_)) {
-            self.array.wait()?;
+            // Who reads the array waits for it.
             self.state = State::InPlace;
         }
         self.drive(|event, _| event.wait().map(|()| true))?;

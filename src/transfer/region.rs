@@ -3,7 +3,7 @@
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::node::NodeBuffer;
-use crate::device::{ALIGNMENT, CopyKind, CopyOp, DevicePtr};
+use crate::device::{CopyKind, CopyOp, DevicePtr};
 use crate::memory::HostBuffer;
 use crate::transfer::staging;
 
@@ -240,6 +240,7 @@ unsafe fn copy_past_cache(src: *const u8, out: *mut u8, len: usize) {
     // SAFETY: the caller guarantees `len` bytes at each, and blocks are written where they are aligned. Every processor of this
     // architecture has the instructions; the fence comes before anybody else may use the memory.
     unsafe {
+        use crate::device::ALIGNMENT;
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
         let is_aligned = out.cast::<__m128i>().is_aligned();
         while is_aligned && done + ALIGNMENT <= len {
