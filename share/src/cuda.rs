@@ -204,7 +204,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if let Some(_inside) = self.health.enter_to_drop() {
+        if let Ok(_inside) = self.health.enter_even_if_failed() {
             // SAFETY: the memory was mapped there, and whoever uses it holds this.
             unsafe {
                 let _ = sys::cuMemUnmap(self.start, self.bytes);
@@ -305,8 +305,8 @@ impl Crossing {
 
 impl Drop for Crossing {
     fn drop(&mut self) {
-        let inside = self.health.enter_to_drop();
-        if let Some(Ok(_current)) = inside.map(|_inside| Current::of(&self.device)) {
+        let inside = self.health.enter_even_if_failed();
+        if let Ok(Ok(_current)) = inside.map(|_inside| Current::of(&self.device)) {
             // SAFETY: this alone has the event. Work that was recorded before stays.
             let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
         }

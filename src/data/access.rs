@@ -189,7 +189,8 @@ impl DeviceArray {
         let (slot, first, len) = match self.node().layout.buffers() {
             [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
                 check_queue(queue, self.device())?;
-                (2, 0, self.data_bytes_on(queue)?)
+                self.resolve_sizes_on(Some(queue))?;
+                (2, 0, self.node().buffers[2].bytes().unwrap_or(0))
             }
             [_, BufferKind::Fixed { width, .. }]
                 if matches!(self.data_type(), DataType::FixedSizeBinary(_)) =>

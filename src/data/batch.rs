@@ -6,7 +6,6 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
-use crate::data::layout::check_type;
 use crate::data::node::Node;
 use crate::device::Device;
 use crate::error::{Error, Result, bail};
@@ -83,7 +82,6 @@ impl DeviceRecordBatch {
     ) -> Result<Self> {
         let operation = "DeviceRecordBatch";
         let root = DataType::Struct(schema.fields().clone());
-        check_type(&root)?;
         // SAFETY: a struct has no values of its own, and those of its children are valid already.
         let array = unsafe {
             DeviceArray::assemble(operation, Some(device), root, rows, None, &[], columns)

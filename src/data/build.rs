@@ -44,7 +44,6 @@ impl DeviceArray {
         values: DeviceBuffer,
         validity: Option<Validity>,
     ) -> Result<Self> {
-        check_type(&data_type)?;
         let layout = Layout::of(&data_type);
         let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
         if !plain || layout.buffers().len() != 2 {
@@ -96,7 +95,6 @@ impl DeviceArray {
         validity: Option<Validity>,
     ) -> Result<Self> {
         let operation = "DeviceArray::from_children";
-        check_type(&data_type)?;
         if Layout::of(&data_type).buffers() != [BufferKind::Validity] {
             bail!("{operation}: {data_type} has values of its own; use DeviceArray::from_parts");
         }
@@ -137,13 +135,12 @@ impl DeviceArray {
         others: &[Option<DeviceBuffer>],
         children: &[DeviceArray],
     ) -> Result<Self> {
-        check_type(&data_type)?;
         let (operation, on) = ("DeviceArray::from_parts", Some(device));
         // SAFETY: the caller guarantees the values (see `# Safety`), and who made the validity the null count.
         unsafe { Self::assemble(operation, on, data_type, length, validity, others, children) }
     }
 
-    /// Makes an array at offset 0 of a type that [`check_type`] accepts, on `device`, or where its parts are. `others` are the buffers
+    /// Makes an array at offset 0, on `device`, or where its parts are. `others` are the buffers
     /// without the validity bitmap.
     ///
     /// # Safety
@@ -159,6 +156,7 @@ impl DeviceArray {
         children: &[DeviceArray],
     ) -> Result<Self> {
         check_rows(rows)?;
+        check_type(&data_type)?;
         let (layout, validity) = (Layout::of(&data_type), validity.as_ref());
         let bitmap = validity.map(|validity| &validity.buffer);
         let buffers = others.iter().flatten().chain(bitmap);

@@ -99,7 +99,9 @@ impl Layout {
             }
         };
         let mut buffers = [Bits; 3];
-        buffers[..kinds.len()].copy_from_slice(kinds);
+        for (buffer, kind) in buffers.iter_mut().zip(kinds) {
+            *buffer = *kind;
+        }
         Self {
             buffers,
             n_buffers: kinds.len() as u8,
@@ -214,8 +216,8 @@ pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
         }
         // First: the layout of a dictionary is that of its keys, which may be a dictionary themselves.
         fault(data_type).or_else(|| {
-            let mut children = 0..Layout::of(data_type).n_children();
-            children.find_map(|i| check(child_type(data_type, i)?, depth + 1, nodes))
+            let mut children = (0..).map_while(|i| child_type(data_type, i));
+            children.find_map(|child| check(child, depth + 1, nodes))
         })
     }
     let fault = check(data_type, 0, &mut 0);

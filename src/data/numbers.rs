@@ -42,17 +42,14 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
-        let walk = |numbers: &Numbers| numbers.all_sizes(self);
-        now(resolve(&mut Numbers::default(), &[self], None, false, walk))
+        self.resolve_sizes_on(None)
     }
 
-    /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
-    /// `queue` with one host wait, and kept.
-    pub(super) fn data_bytes_on(&self, queue: &Queue) -> Result<usize> {
-        let (mut numbers, on) = (Numbers::default(), Some(queue));
-        let walk = |numbers: &Numbers| numbers.sizes(&[self], self.node());
-        now(resolve(&mut numbers, &[self], on, false, walk))?;
-        Ok(self.node().buffers[2].bytes().unwrap_or(0))
+    /// As [`resolve_sizes`](Self::resolve_sizes), on `queue`.
+    pub(super) fn resolve_sizes_on(&self, queue: Option<&Queue>) -> Result<()> {
+        let walk = |numbers: &Numbers| numbers.all_sizes(self);
+        let numbers = &mut Numbers::default();
+        now(resolve(numbers, &[self], queue, false, walk))
     }
 }
 
@@ -277,12 +274,7 @@ impl Numbers {
         let copy = |piece: &Piece| {
             let dst = next;
             next = next.offset(room(piece).unwrap_or(0));
-            CopyOp {
-                src: piece.at,
-                dst,
-                bytes: piece.bytes,
-                kind: CopyKind::DeviceToHost,
-            }
+            CopyOp::new(CopyKind::DeviceToHost, piece.at, dst, piece.bytes)
         };
         let copies: Vec<_> = lacks.iter().map(copy).collect();
         let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);

@@ -123,6 +123,17 @@ pub struct CopyOp {
     pub kind: CopyKind,
 }
 
+impl CopyOp {
+    pub(crate) fn new(kind: CopyKind, src: DevicePtr, dst: DevicePtr, bytes: usize) -> Self {
+        Self {
+            src,
+            dst,
+            bytes,
+            kind,
+        }
+    }
+}
+
 /// Whose memory an address lies in.
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -192,7 +192,7 @@ impl Device {
             }
             true
         };
-        self.release_thread().watch(are_complete, action);
+        self.0.releases.watch(are_complete, action);
     }
 }
 

@@ -32,15 +32,15 @@ pub(crate) const RELEASES: &str = "arrow-device release";
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Device(Arc<Inner>);
+pub struct Device(pub(super) Arc<Inner>);
 
-struct Inner {
+pub(super) struct Inner {
     capabilities: Capabilities,
-    default_queue: Arc<dyn RawQueue>,
+    pub(super) default_queue: Arc<dyn RawQueue>,
     counters: Counters,
     process: Process,
     /// Runs what comes after events.
-    releases: Worker,
+    pub(super) releases: Worker,
     host_pool: HostPool,
     drop_error: Mutex<Option<Error>>,
     /// What runs once the device has settled.
@@ -138,10 +138,6 @@ impl Device {
             ExportSync::Refused(reason) => Err(not_supported(self.id(), "export", reason)),
             _ => Ok(()),
         }
-    }
-
-    pub(super) fn raw_default_queue(&self) -> Arc<dyn RawQueue> {
-        self.0.default_queue.clone()
     }
 
     /// Whether this process is a child of the one that made the device.
@@ -264,10 +260,6 @@ impl Device {
         if let Err(e) = guard::call_foreign(operation, f) {
             self.park_drop_error(e);
         }
-    }
-
-    pub(super) fn release_thread(&self) -> &Worker {
-        &self.0.releases
     }
 
     pub(crate) fn host_pool(&self) -> Option<&HostPool> {

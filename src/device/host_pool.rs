@@ -3,11 +3,10 @@
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
-use crate::abi::DeviceId;
-use crate::device::backend::{self, Backend, DevicePtr};
+use crate::device::backend::{Backend, DevicePtr, out_of_memory};
 use crate::device::cpu::ALIGNMENT;
 use crate::device::engine::pool::{Block as Idle, Pool};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The default limit, in bytes, of the idle blocks of a pool.
 pub(crate) const IDLE_LIMIT: usize = 1 << 30;
@@ -15,7 +14,7 @@ pub(crate) const IDLE_LIMIT: usize = 1 << 30;
 const NO_QUEUE: u64 = 0;
 
 /// Initialised host memory, aligned to 64 bytes. It has no drop: its holder frees it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) ptr: NonNull<u8>,
     /// Bytes.
@@ -34,63 +33,51 @@ fn layout(capacity: usize) -> Option<Layout> {
 }
 
 impl Block {
-    /// Allocates ordinary memory, all zero, of at least `capacity` bytes, which come from [`round`]. Returns
-    /// `None` if there is not enough memory, and for 0 bytes.
-    pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
-        let layout = layout(capacity).filter(|layout| layout.size() > 0)?;
-        // SAFETY: the size is not 0, as was just checked.
-        let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
-        Some(Self {
-            ptr,
-            capacity,
-            is_locked: false,
-        })
-    }
-
-    /// Allocates memory from which `backend` copies fastest; `None` if it has no such memory.
-    pub(crate) fn locked(backend: &dyn Backend, capacity: usize) -> Result<Option<Self>> {
-        let Some(ptr) = backend.allocate_host(capacity)? else {
-            return Ok(None);
+    /// Allocates `capacity` bytes, which come from [`Pool::rounded`]: of the memory from which `backend` copies fastest if it has such
+    /// memory, and else of ordinary memory.
+    pub(crate) fn new(backend: &dyn Backend, capacity: usize) -> Result<Self> {
+        let locked = backend.allocate_host(capacity)?;
+        let ptr = match (locked, layout(capacity)) {
+            (Some(ptr), _) => ptr.as_ptr().cast(),
+            // SAFETY: the size is not 0, as is checked here.
+            (None, Some(layout)) if capacity > 0 => unsafe { alloc::alloc_zeroed(layout) },
+            _ => std::ptr::null_mut(),
         };
-        let ptr = NonNull::new(ptr.as_ptr().cast::<u8>()).ok_or_else(|| {
-            let device = backend.capabilities().id;
-            out_of_memory(device, capacity)
-        })?;
-        // Initialised once, so that safe code may view it as bytes.
-        // SAFETY: `Backend::allocate_host` returns writable memory of this size.
-        unsafe { ptr.as_ptr().write_bytes(0, capacity) };
-        Ok(Some(Self {
+        let Some(ptr) = NonNull::new(ptr) else {
+            return Err(out_of_memory(
+                backend.capabilities().id,
+                "host buffer",
+                capacity,
+            ));
+        };
+        if locked.is_some() {
+            // Initialised once, so that safe code may view it as bytes.
+            // SAFETY: `Backend::allocate_host` returns writable memory of this size.
+            unsafe { ptr.as_ptr().write_bytes(0, capacity) };
+        }
+        Ok(Self {
             ptr,
             capacity,
-            is_locked: true,
-        }))
-    }
-
-    /// Returns a copy of the block, for a holder that is being dropped.
-    pub(crate) fn take(&mut self) -> Self {
-        Self { ..*self }
+            is_locked: locked.is_some(),
+        })
     }
 
     /// Frees the block. `backend` is the one that allocated it, if one did.
     pub(crate) fn free(self, backend: Option<&dyn Backend>) {
         if !self.is_locked {
             if let Some(layout) = layout(self.capacity) {
-                // SAFETY: `ordinary` allocated the block with this layout, and its holder does
+                // SAFETY: `new` allocated the block with this layout, and its holder does
                 // not use it any more.
                 unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
             }
         } else if let Some(backend) = backend {
             let ptr = DevicePtr::new(self.ptr.as_ptr().cast());
-            // SAFETY: `locked` allocated the block from this backend with this size. Its
+            // SAFETY: `new` allocated the block from this backend with this size. Its
             // holder does not use it any more, and holders outlive the copies that use it
             // (`Queue::keep_until_done`, `Reading`).
             unsafe { backend.free_host(ptr, self.capacity) }
         }
     }
-}
-
-pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
-    backend::out_of_memory(device, "host buffer", bytes)
 }
 
 /// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
@@ -132,16 +119,21 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
+    use crate::abi::DeviceId;
     use crate::device::Device;
     use crate::device::HostBackend;
 
     const KIB: usize = 1 << 10;
 
+    fn block(bytes: usize) -> Block {
+        let capacity = Pool::<Block>::rounded(bytes).unwrap();
+        Block::new(&HostBackend::new(DeviceId::CPU, None), capacity).unwrap()
+    }
+
     /// Gives new blocks back to the pool.
     fn fill(pool: &HostPool, capacities: &[usize]) {
         for kib in capacities {
-            let block = Block::ordinary(Pool::<Block>::rounded(kib * KIB).unwrap()).unwrap();
-            pool.give_back(block, &HostBackend::new(DeviceId::CPU, None));
+            pool.give_back(block(kib * KIB), &HostBackend::new(DeviceId::CPU, None));
         }
     }
 
@@ -173,7 +165,7 @@ mod tests {
         assert_eq!(take(&pool, 192), Some(256));
         assert_eq!(take(&pool, 192), None, "more than twice as large");
         // The last one of equals.
-        let [a, b] = [0; 2].map(|_| Block::ordinary(Pool::<Block>::rounded(KIB).unwrap()).unwrap());
+        let [a, b] = [KIB; 2].map(block);
         let last = b.ptr;
         for block in [a, b] {
             pool.give_back(block, &HostBackend::new(DeviceId::CPU, None));

@@ -42,7 +42,7 @@ impl Eq for Queue {}
 impl Device {
     /// Returns the queue that is used when no other is named.
     pub fn default_queue(&self) -> Queue {
-        Queue::new(self.clone(), self.raw_default_queue())
+        Queue::new(self.clone(), self.0.default_queue.clone())
     }
 
     /// Creates a queue.

@@ -161,8 +161,11 @@ impl Devices {
         event: Option<EventPtr>,
         address: impl FnOnce() -> Option<DevicePtr>,
     ) -> Result<Device> {
+        if id.device_type == ArrowDeviceType::CPU {
+            return Ok(Self::cpu());
+        }
         let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
-        if let Some(resolver) = resolver.filter(|_| id.device_type != ArrowDeviceType::CPU) {
+        if let Some(resolver) = resolver {
             let found = guard::call_foreign("resolver", || resolver(id, event, address()));
             let found = found.unwrap_or_else(|_| Err(absent(id, "its resolver panicked")))?;
             if let Some(found) = found {

@@ -13,6 +13,7 @@ use arrow_schema::{DataType, Field, IntervalUnit};
 
 use crate::abi::ArrowDeviceType;
 use crate::device::DeviceId;
+use crate::device::backend::not_supported;
 use crate::error::{Error, Result};
 
 /// The version of the structs.
@@ -71,20 +72,12 @@ impl TryFrom<DeviceId> for DLDevice {
         let device_id = match id.device_type {
             t if shares_ids(t) => 0,
             _ => i32::try_from(id.id)
-                .map_err(|_| unsupported(id, "DLPack's device ids have 32 bits"))?,
+                .map_err(|_| not_supported(id, "DLPack", "DLPack's device ids have 32 bits"))?,
         };
         Ok(Self {
             device_type: id.device_type,
             device_id,
         })
-    }
-}
-
-pub(super) fn unsupported(device: DeviceId, reason: &'static str) -> Error {
-    Error::NotSupported {
-        device,
-        operation: "DLPack",
-        reason: reason.into(),
     }
 }
 
@@ -96,8 +89,9 @@ pub(super) fn unsupported(device: DeviceId, reason: &'static str) -> Error {
 pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
     use ArrowDeviceType as T;
     match device.device_type {
-        T::METAL | T::OPENCL | T::VULKAN | T::WEBGPU => Err(unsupported(
+        T::METAL | T::OPENCL | T::VULKAN | T::WEBGPU => Err(not_supported(
             device,
+            "DLPack",
             "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address; \
              this crate does not convert between them; copy the data to the CPU and exchange it there",
         )),

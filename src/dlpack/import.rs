@@ -135,23 +135,9 @@ pub(crate) unsafe fn import<T: Form, K: Send + Sync + 'static>(
             format!("is {major}.{minor}; only {ours}.x is supported: request it with max_version");
         return Err(Error::invalid("version", message));
     }
-    // SAFETY: the caller guarantees a struct that can be imported, and its version is this one.
-    unsafe {
-        import_tensor(
-            tensor.byte_add(T::TENSOR).cast::<DLTensor>().read(),
-            queue,
-            kept,
-        )
-    }
-}
-
-/// # Safety
-/// The same as for [`DeviceArray::import_dlpack`]. Dropping `kept` deletes the tensor, of which this is a copy.
-unsafe fn import_tensor(
-    tensor: DLTensor,
-    queue: &Queue,
-    kept: impl Send + Sync + 'static,
-) -> Result<DeviceArray> {
+    // SAFETY: the caller guarantees a struct that can be imported, and its version is this one. Dropping `kept` deletes the tensor, of
+    // which this is a copy.
+    let tensor = unsafe { tensor.byte_add(T::TENSOR).cast::<DLTensor>().read() };
     let device = queue.device();
     check_device(&tensor, device)?;
     let ndim = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);

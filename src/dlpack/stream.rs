@@ -1,7 +1,7 @@
 //! The argument `stream` of `__dlpack__`, for exports and imports.
 
-use super::abi::unsupported;
 use crate::abi::ArrowDeviceType as T;
+use crate::device::backend::not_supported;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{Owner, check_queue};
@@ -141,13 +141,15 @@ impl Queue {
         };
         match self.raw().stream_handle().map(i64::try_from) {
             Some(Ok(0)) => Ok(Some(default)),
-            Some(Ok(1 | 2)) if default == 0 => Err(unsupported(
+            Some(Ok(1 | 2)) if default == 0 => Err(not_supported(
                 id,
+                "DLPack",
                 "DLPack has a number only for the ROCm default stream with handle 0",
             )),
             Some(Ok(handle)) => Ok(Some(handle)),
-            _ => Err(unsupported(
+            _ => Err(not_supported(
                 id,
+                "DLPack",
                 "its backend has no stream numbers for its queues",
             )),
         }

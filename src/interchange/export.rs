@@ -65,10 +65,7 @@ impl DeviceArray {
         match self.export_reads(options.counts_nulls) {
             true => now(export(self, options, false)),
             // As `export`, which need not be entered to read nothing.
-            false => self
-                .device()
-                .check_export()
-                .and_then(|()| export_resolved(self, options)),
+            false => export_resolved(self, options),
         }
     }
 
@@ -109,7 +106,6 @@ pub(crate) async fn export(
     options: &ExportOptions,
     polls: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    array.device().check_export()?;
     let exported = match array.export_reads(options.counts_nulls) {
         true => Some(array.to_exported(options.counts_nulls, polls).await?),
         false => None,
@@ -123,6 +119,7 @@ pub(crate) async fn export(
 
 /// Exports an array whose bitmaps need not be read any more.
 fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+    array.device().check_export()?;
     let event = event_for(array, options.sync)?;
     let id = array.device().id();
     let sync_event = match &event {

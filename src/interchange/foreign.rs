@@ -19,7 +19,7 @@ pub(super) struct Importer<'a> {
     /// Keeps the struct.
     pub(super) owner: &'a Arc<Owner>,
     /// The backend's last answer: addresses of one class.
-    pub(super) known: Option<PointerInfo>,
+    pub(super) known: PointerInfo,
     /// How many buffers all nodes so far have: structs may share one list of them.
     pub(super) buffers: usize,
 }
@@ -125,10 +125,16 @@ impl Importer<'_> {
         // Without rows there need not be any before them either.
         let offset = if length == 0 { 0 } else { offset };
         Ok(Arc::new(Node {
+            data_type: data_type.clone(),
+            layout,
+            length,
+            cut: false,
+            padded: false,
             offset,
             validity_offset: offset,
             nulls: NullCount::from(nulls),
-            ..Node::new(data_type.clone(), length, buffers, children)
+            buffers,
+            children,
         }))
     }
 
@@ -158,13 +164,12 @@ impl Importer<'_> {
     }
 
     fn classify(&mut self, address: DevicePtr, bytes: usize) -> &PointerInfo {
-        let wanted = address.range(bytes);
-        let covers = |known: &PointerInfo| {
-            known.range.start <= wanted.start && wanted.end <= known.range.end
-        };
-        let known = self.known.take().filter(covers);
-        self.known
-            .insert(known.unwrap_or_else(|| self.device.backend().classify(address, bytes)))
+        let (wanted, known) = (address.range(bytes), &self.known);
+        let covers = known.range.start <= wanted.start && wanted.end <= known.range.end;
+        if !covers {
+            self.known = self.device.backend().classify(address, bytes);
+        }
+        &self.known
     }
 
     fn accessible(

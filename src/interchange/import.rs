@@ -14,7 +14,9 @@ use crate::data::batch::check_no_nulls;
 use crate::data::layout::check_type;
 use crate::data::numbers::{Numbers, resolve};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{DeviceId, Devices, EventPtr, Seen, completion, now};
+use crate::device::{
+    AddressClass, DeviceId, Devices, EventPtr, PointerInfo, Seen, completion, now,
+};
 use crate::error::{Error, Result};
 use crate::interchange::Path;
 use crate::interchange::foreign::{Importer, first_address};
@@ -233,7 +235,7 @@ unsafe fn import(
     let mut importer = Importer {
         device: &device,
         owner: &owner,
-        known: None,
+        known: PointerInfo::new(AddressClass::Unknown, 0..0),
         buffers: 0,
     };
     // SAFETY: the caller guarantees that the struct complies with the interface

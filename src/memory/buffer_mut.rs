@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use arrow_buffer::ArrowNativeType;
 
+use crate::device::backend::out_of_memory;
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, DevicePtr, Queue};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{DeviceBuffer, Memory, Owner, Ready};
 
 /// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
@@ -43,11 +44,8 @@ impl DeviceBufferMut {
     /// Returns [`Error::OutOfMemory`], or the device's own error.
     pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
         let capacity = len.checked_next_multiple_of(ALIGNMENT);
-        let capacity = capacity.ok_or_else(|| Error::OutOfMemory {
-            device: queue.device().id(),
-            operation: "allocate",
-            bytes: len,
-        })?;
+        let device = queue.device().id();
+        let capacity = capacity.ok_or_else(|| out_of_memory(device, "allocate", len))?;
         let base = match capacity {
             0 => DevicePtr::NULL,
             bytes => queue.allocate(bytes)?,
@@ -119,12 +117,8 @@ impl DeviceBufferMut {
         }
         let mut smaller = Self::allocate(&self.queue, self.len)?;
         if !self.is_empty() {
-            let content = CopyOp {
-                src: self.base,
-                dst: smaller.base,
-                bytes: self.len,
-                kind: CopyKind::DeviceToDevice,
-            };
+            let kind = CopyKind::DeviceToDevice;
+            let content = CopyOp::new(kind, self.base, smaller.base, self.len);
             // SAFETY: both allocations have at least `len` bytes and are freed in the queue's order, after the copy.
             unsafe { self.queue.copy(&[content]) }?;
         }

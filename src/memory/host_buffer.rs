@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use arrow_buffer::Buffer;
 
+use crate::device::backend::out_of_memory;
 use crate::device::engine::pool::Pool;
-use crate::device::host_pool::{Block, out_of_memory};
+use crate::device::host_pool::Block;
 use crate::device::{Counters, Device, DevicePtr};
 use crate::error::Result;
 
@@ -101,10 +102,9 @@ impl AsRef<[u8]> for HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        let block = self.block.take();
         match self.device.host_pool() {
-            Some(pool) => pool.give_back(block, self.device.backend()),
-            None => block.free(None),
+            Some(pool) => pool.give_back(self.block, self.device.backend()),
+            None => self.block.free(None),
         }
     }
 }
@@ -117,22 +117,18 @@ impl Device {
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn host_buffer(&self, len: usize) -> Result<HostBuffer> {
         let capacity = Pool::<Block>::rounded(len.max(1));
-        let capacity = capacity.ok_or_else(|| out_of_memory(self.id(), len))?;
+        let capacity = capacity.ok_or_else(|| out_of_memory(self.id(), "host buffer", len))?;
         let idle = self.host_pool().and_then(|pool| pool.take_block(capacity));
-        Ok(HostBuffer {
-            block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
-            len,
-            device: self.clone(),
-        })
-    }
-
-    fn new_block(&self, capacity: usize) -> Result<Block> {
-        let block = match Block::locked(self.backend(), capacity)? {
+        let block = match idle {
             Some(block) => block,
-            None => Block::ordinary(capacity).ok_or_else(|| out_of_memory(self.id(), capacity))?,
+            None => {
+                let new = Block::new(self.backend(), capacity)?;
+                Counters::add(&self.counters().host_allocations, 1);
+                new
+            }
         };
-        Counters::add(&self.counters().host_allocations, 1);
-        Ok(block)
+        let device = self.clone();
+        Ok(HostBuffer { block, len, device })
     }
 
     /// Frees the memory that this device keeps for reuse: idle host buffers, and what its backend keeps. May wait for the device's

@@ -142,20 +142,11 @@ impl Owner {
         if self.is_freed_on(queue) {
             return;
         }
-        match queue.record() {
-            Ok(None) => {}
-            Ok(Some(event)) => self.add_use(event),
-            Err(_) => self.add_unknown_use(),
-        }
-    }
-
-    /// Records that work which nobody knows of may use the memory: the free waits for all work of the device.
-    pub(crate) fn add_unknown_use(&self) {
-        self.unrecorded.store(true, Ordering::Release);
-    }
-
-    /// Records that the memory is in use until `event`.
-    pub(crate) fn add_use(&self, event: SyncEvent) {
+        let event = match queue.record() {
+            Ok(None) => return,
+            Ok(Some(event)) => event,
+            Err(_) => return self.add_unknown_use(),
+        };
         let mut uses = lock(&self.uses);
         uses.push(event);
         // Completed ones are removed each time that the number has doubled, so that the cost of a use does not depend on how many
@@ -168,6 +159,11 @@ impl Owner {
         drop(uses);
         events.retain(|old| !old.is_complete().unwrap_or(false));
         lock(&self.uses).append(&mut events);
+    }
+
+    /// Records that work which nobody knows of may use the memory: the free waits for all work of the device.
+    pub(crate) fn add_unknown_use(&self) {
+        self.unrecorded.store(true, Ordering::Release);
     }
 }
 

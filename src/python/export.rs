@@ -15,7 +15,7 @@ use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::abi::c_data::CArray;
 use crate::data::DeviceArray;
 use crate::device::Devices;
-use crate::error::Error;
+use crate::device::backend::not_supported;
 use crate::interchange::schema::import_field;
 use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::export::export;
@@ -80,11 +80,8 @@ pub fn host_array_to_python<'py>(
     let device = data.device();
     check_request(data.data_type(), requested_schema, None)?;
     if !device.is_host_readable() {
-        return Err(PyErr::from(Error::NotSupported {
-            device: device.id(),
-            operation: "__arrow_c_array__",
-            reason: "the host cannot read this memory; copy the data to the CPU, or use __arrow_c_device_array__".into(),
-        }));
+        let reason = "the host cannot read this memory; copy the data to the CPU, or use __arrow_c_device_array__";
+        return Err(not_supported(device.id(), "__arrow_c_array__", reason).into());
     }
     let options = ExportOptions::new(SyncPolicy::Wait);
     let (schema, array) = (data.schema()?, detached(|| data.export_array(&options))?);

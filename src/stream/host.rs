@@ -29,17 +29,9 @@ pub struct HostRecordBatchReader<R> {
     /// How many downloads there are ahead of the one that the consumer reads.
     prefetch: usize,
     /// Batches that were requested and not returned, oldest first. An error is the last.
-    pub(super) coming: VecDeque<Result<Coming>>,
+    pub(super) coming: VecDeque<Result<Download<RecordBatch>>>,
     /// Queues for copies, of each device.
     queues: Vec<DownloadQueues>,
-}
-
-/// A batch on its way to the host.
-#[derive(Debug)]
-pub(super) struct Coming {
-    pub(super) download: Download<RecordBatch>,
-    /// What the download has returned to a poll.
-    pub(super) arrived: Option<Result<RecordBatch>>,
 }
 
 impl<R> HostRecordBatchReader<R> {
@@ -77,7 +69,7 @@ impl<R> HostRecordBatchReader<R> {
         let worth_it = match self.coming.front() {
             None => true,
             // Nothing is gained by a request for the next batch if the host reads this one in place.
-            Some(Ok(oldest)) => !oldest.download.is_in_place(),
+            Some(Ok(oldest)) => !oldest.is_in_place(),
             Some(Err(_)) => false,
         };
         let wanted = worth_it && self.coming.len() <= self.prefetch;
@@ -107,10 +99,7 @@ impl<R> HostRecordBatchReader<R> {
         let coming = next.map(|batch| {
             let batch = batch?.with_schema(self.schema.clone())?;
             let queues = self.queues_of(batch.device())?;
-            Ok(Coming {
-                download: start(&batch, queues)?,
-                arrived: None,
-            })
+            start(&batch, queues)
         });
         if !matches!(coming, Some(Ok(_))) {
             self.reader = None;
@@ -119,9 +108,11 @@ impl<R> HostRecordBatchReader<R> {
     }
 
     /// Returns a batch that has arrived, or an error, after which there is no more.
-    pub(super) fn give(&mut self, coming: Result<Coming>) -> Result<RecordBatch, ArrowError> {
-        let batch = coming.and_then(|c| c.arrived.unwrap_or_else(|| c.download.wait()));
-        batch.map_err(|e| {
+    pub(super) fn give(
+        &mut self,
+        coming: Result<Download<RecordBatch>>,
+    ) -> Result<RecordBatch, ArrowError> {
+        coming.and_then(Download::wait).map_err(|e| {
             self.reader = None;
             self.coming.clear();
             Error::into(e)

@@ -11,7 +11,7 @@ use crate::device::{CopyKind, CopyOp, Counters, Device, DeviceId, DevicePtr, Que
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready};
 use crate::transfer::plan::{Plan, Scope, plan};
-use crate::transfer::region::{CopyRegion, Rewrite};
+use crate::transfer::region::{CopyRegion, Rewrite, stage};
 
 /// Copies rows of arrays of one device, at least one, to fresh memory of `queue`'s device, which is the arrays' own or reaches it: one
 /// allocation, at most one fill, and one list of copies. They become an array of type `of`.
@@ -91,12 +91,8 @@ unsafe fn run(
     queue: &Queue,
     base: DevicePtr,
 ) -> Result<Option<SyncEvent>> {
-    let on_device = |src, dst, bytes| CopyOp {
-        src,
-        dst: base.offset(dst),
-        bytes,
-        kind: CopyKind::DeviceToDevice,
-    };
+    let on_device =
+        |src, dst, bytes| CopyOp::new(CopyKind::DeviceToDevice, src, base.offset(dst), bytes);
     let as_it_is = |region: &&CopyRegion| region.rewrite == Rewrite::None;
     let (straight, made): (Vec<&_>, Vec<&_>) = plan.regions.iter().partition(as_it_is);
     let (mut copies, mut zeros) = (Vec::new(), Vec::new());
@@ -128,14 +124,10 @@ unsafe fn run(
     if !made.is_empty() {
         let room = made.iter().map(|region| region.room()).sum();
         let made_in = buffer.insert(queue.device().host_buffer(room)?);
-        let mut out = made_in.as_device_ptr();
-        for region in made {
-            // SAFETY: the caller guarantees that the host can read the source; the buffer has room for the results of all regions.
-            unsafe { region.write(region.src, out) };
-            Counters::add(&queue.device().counters().host_copied_bytes, region.len);
-            add_copy(&mut copies, out, base.offset(region.dst), region.room());
-            out = out.offset(region.room());
-        }
+        let copied = made.iter().map(|region| region.len).sum();
+        Counters::add(&queue.device().counters().host_copied_bytes, copied);
+        // SAFETY: the caller guarantees that the host can read the sources; the buffer has room for the results of all regions.
+        copies.append(&mut unsafe { stage(made, made_in, base, false) });
     }
     // SAFETY: sources lie in memory of the arrays, in the host buffer, both of which `keep_until` keeps until the copies are done, and in
     // zeros that no copy writes. The caller guarantees that the memory has room for every destination, and is freed in the queue's order.
@@ -143,21 +135,6 @@ unsafe fn run(
     let sources: Vec<_> = arrays.iter().map(|array| (*array).clone()).collect();
     // A list may be copied in part even after an error.
     keep_until(queue, event, (sources, buffer))
-}
-
-/// Adds a copy from the host to a list, or to its last one if it continues that on both sides.
-pub(super) fn add_copy(copies: &mut Vec<CopyOp>, src: DevicePtr, dst: DevicePtr, bytes: usize) {
-    let kind = CopyKind::HostToDevice;
-    let ends = |last: &CopyOp| (last.src.offset(last.bytes), last.dst.offset(last.bytes));
-    match copies.last_mut() {
-        Some(last) if last.kind == kind && ends(last) == (src, dst) => last.bytes += bytes,
-        _ => copies.push(CopyOp {
-            src,
-            dst,
-            bytes,
-            kind,
-        }),
-    }
 }
 
 /// Keeps `sources` until `event`, which was recorded on `queue`; if that failed, until all work that the queue has

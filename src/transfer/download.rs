@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -103,11 +103,29 @@ impl<T> Download<T> {
     /// As [`DeviceArray::to_host`].
     pub fn wait(mut self) -> Result<T> {
         if self.is_in_place() && matches!(self.state, State::Planning(_)) {
-            self.array.wait()?;
+            // Who reads the array waits for it.
             self.state = State::InPlace;
         }
         self.drive(|event, _| event.wait().map(|()| true))?;
         self.take()
+    }
+
+    /// As the future, which then returns the data at once, as [`wait`](Self::wait) does.
+    pub(crate) fn poll_arrived(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let arrived = self.drive(|event, _| match event.poll(cx) {
+            Poll::Ready(done) => done.map(|()| true),
+            Poll::Pending => Ok(false),
+        });
+        match arrived {
+            Ok(false) => Poll::Pending,
+            arrived => Poll::Ready(arrived.map(drop)),
+        }
+    }
+
+    /// Whether a poll has found that the data has arrived.
+    #[cfg(feature = "async")]
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.wait.is_none() && matches!(self.state, State::Copies(..) | State::InPlace)
     }
 
     /// Whether nothing is gained by an early start: the host reads the memory in place.
@@ -196,11 +214,9 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
     let buffer = array.device().host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     let copied = plan.regions.iter().filter(|region| region.source() > 0);
-    let copies = copied.map(|region| CopyOp {
-        src: region.src,
-        dst: base.offset(region.dst),
-        bytes: region.source(),
-        kind: CopyKind::DeviceToHost,
+    let copies = copied.map(|region| {
+        let (dst, bytes) = (base.offset(region.dst), region.source());
+        CopyOp::new(CopyKind::DeviceToHost, region.src, dst, bytes)
     });
     let copies: Vec<_> = copies.collect();
     // SAFETY: the plan's sources lie in the array's buffers, in memory of its owners; its destinations lie in the buffer, which has
@@ -266,16 +282,8 @@ impl<T> Future for Download<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        let this = &mut *self;
-        let arrived = this.drive(|event, _| match event.poll(cx) {
-            Poll::Ready(done) => done.map(|()| true),
-            Poll::Pending => Ok(false),
-        });
-        match arrived {
-            Ok(true) => Poll::Ready(this.take()),
-            Ok(false) => Poll::Pending,
-            Err(e) => Poll::Ready(Err(e)),
-        }
+        ready!(self.poll_arrived(cx))?;
+        Poll::Ready(self.take())
     }
 }
 

@@ -3,13 +3,17 @@
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::node::NodeBuffer;
-use crate::device::DevicePtr;
+use crate::device::{CopyKind, CopyOp, DevicePtr};
+use crate::memory::HostBuffer;
 use crate::transfer::staging;
 
 /// Regions of at least this many bytes are copied directly from where they are, if the device can do that. That costs up
 /// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. The
 /// documentation of [`HostBuffer`](crate::HostBuffer) promises this number.
 pub(super) const DIRECT: usize = staging(1 << 20);
+
+/// The bytes of a region from which on packing leaves the processor's cache alone, where host buffers are not filled twice.
+const STREAMED: usize = 4 << 10;
 
 /// Some bytes of one buffer of a transfer's result.
 #[derive(Clone, Copy, Debug)]
@@ -190,6 +194,68 @@ fn add(values: &mut [u8], width: u8, n: i64) {
         2 => each!(i16),
         4 => each!(i32),
         _ => each!(i64),
+    }
+}
+
+/// Writes regions to a host buffer, one behind the other, and returns the copies from there to a plan's memory at `base`. `past_cache`
+/// says that only a device reads the buffer.
+///
+/// # Safety
+/// The host can read the sources. The buffer has room for the regions, and nothing else uses it.
+pub(super) unsafe fn stage<'a>(
+    regions: impl IntoIterator<Item = &'a CopyRegion>,
+    buffer: &HostBuffer,
+    base: DevicePtr,
+    past_cache: bool,
+) -> Vec<CopyOp> {
+    let (mut out, mut copies) = (buffer.as_device_ptr(), Vec::<CopyOp>::with_capacity(1));
+    for region in regions {
+        let mut src = region.src;
+        // SAFETY: the caller guarantees the source, and room for the regions, of which this one comes after those before.
+        unsafe {
+            if past_cache && region.len >= STREAMED && region.rewrite == Rewrite::None {
+                copy_past_cache(src.as_ptr().cast(), out.as_ptr().cast(), region.len);
+                src = out;
+            }
+            region.write(src, out);
+        }
+        let (dst, bytes) = (base.offset(region.dst), region.room());
+        match copies.last_mut() {
+            Some(last) if last.dst.offset(last.bytes) == dst => last.bytes += bytes,
+            _ => copies.push(CopyOp::new(CopyKind::HostToDevice, out, dst, bytes)),
+        }
+        out = out.offset(bytes);
+    }
+    copies
+}
+
+/// Copies to memory that only the device reads: the processor does not read it into its cache first. On an H200's host packing 2 MiB
+/// took three quarters of the time, with blocks of 64 bytes; with 16 nearly all of it.
+///
+/// # Safety
+/// As [`copy_to_nonoverlapping`](pointer::copy_to_nonoverlapping).
+unsafe fn copy_past_cache(src: *const u8, out: *mut u8, len: usize) {
+    let mut done = 0;
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the caller guarantees `len` bytes at each, and blocks are written where they are aligned. Every processor of this
+    // architecture has the instructions; the fence comes before anybody else may use the memory.
+    unsafe {
+        use crate::device::ALIGNMENT;
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        let is_aligned = out.cast::<__m128i>().is_aligned();
+        while is_aligned && done + ALIGNMENT <= len {
+            let from: *const __m128i = src.add(done).cast();
+            let to: *mut __m128i = out.add(done).cast();
+            let block = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+            (0..4).for_each(|i| _mm_stream_si128(to.add(i), block[i]));
+            done += ALIGNMENT;
+        }
+        _mm_sfence();
+    }
+    // SAFETY: the caller guarantees `len` bytes at each, which do not overlap.
+    unsafe {
+        src.add(done)
+            .copy_to_nonoverlapping(out.add(done), len - done)
     }
 }
 

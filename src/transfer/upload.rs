@@ -14,9 +14,9 @@ use crate::device::{
 };
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostBuffer};
-use crate::transfer::copy::{add_copy, keep_until, result};
+use crate::transfer::copy::{keep_until, result};
 use crate::transfer::plan::{Plan, Scope, plan};
-use crate::transfer::region::{CopyRegion, DIRECT, Rewrite};
+use crate::transfer::region::{CopyRegion, DIRECT, Rewrite, stage};
 use crate::transfer::staging;
 
 /// The most bytes of a host buffer, which are one list of copies. Smaller uploads are divided by eight, so that copies and packing overlap
@@ -34,8 +34,6 @@ const RING: usize = staging(128 << 20);
 const REUSED: usize = 2;
 /// The packed bytes for which one more thread is worth its start, of some tens of microseconds: packing them takes about 100.
 const LEAST: usize = 5 << 18;
-/// The bytes of a region from which on packing leaves the processor's cache alone, where host buffers are not filled twice.
-const STREAMED: usize = 4 << 10;
 /// The most threads, so that each has several host buffers of the ring.
 const MOST: usize = RING / CHUNK / 8;
 
@@ -68,12 +66,8 @@ unsafe fn pack(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result<()>, Vec<
     for region in &plan.regions {
         let done = direct(queue, region, least);
         if done > 0 {
-            straight.push(CopyOp {
-                src: region.src,
-                dst: base.offset(region.dst),
-                bytes: done,
-                kind: CopyKind::HostToDevice,
-            });
+            let dst = base.offset(region.dst);
+            straight.push(CopyOp::new(CopyKind::HostToDevice, region.src, dst, done));
         }
         if done < region.room() {
             packed.push(region.part(done, region.room()));
@@ -161,8 +155,9 @@ impl Packing<'_> {
             while let Some(chunk) = self.chunks.get(self.next.fetch_add(1, Relaxed)) {
                 let bytes = chunk.iter().map(CopyRegion::room).sum();
                 let buffer = self.host_buffer(&mut ring, bytes)?;
-                // SAFETY: the caller guarantees that the host can read the sources.
-                copies.append(&mut unsafe { self.fill(chunk, &buffer) });
+                let past_cache = buffer.block.is_locked && !self.reuses;
+                // SAFETY: the caller guarantees that the host can read the sources; the buffer is new or its copies are done.
+                copies.append(&mut unsafe { stage(chunk, &buffer, self.base, past_cache) });
                 let copied = &self.queue.device().counters().host_copied_bytes;
                 Counters::add(copied, bytes);
                 ring.push_back((buffer, None));
@@ -205,63 +200,6 @@ impl Packing<'_> {
             }
         }
         self.queue.device().host_buffer(bytes)
-    }
-
-    /// Packs a chunk, and returns the copies from there.
-    ///
-    /// # Safety
-    /// The host can read the sources. The buffer has room for the chunk, and nothing else uses it.
-    unsafe fn fill(&self, chunk: &[CopyRegion], buffer: &HostBuffer) -> Vec<CopyOp> {
-        let (mut out, mut copies) = (buffer.as_device_ptr(), Vec::with_capacity(1));
-        let streams = buffer.block.is_locked && !self.reuses;
-        for region in chunk {
-            let mut src = region.src;
-            // SAFETY: the caller guarantees the source, and room for the chunk, of which this region comes after those before.
-            unsafe {
-                if streams && region.len >= STREAMED && region.rewrite == Rewrite::None {
-                    copy_past_cache(src.as_ptr().cast(), out.as_ptr().cast(), region.len);
-                    src = out;
-                }
-                region.write(src, out);
-            }
-            add_copy(
-                &mut copies,
-                out,
-                self.base.offset(region.dst),
-                region.room(),
-            );
-            out = out.offset(region.room());
-        }
-        copies
-    }
-}
-
-/// Copies to memory that only the device reads: the processor does not read it into its cache first. On an H200's host packing 2 MiB
-/// took three quarters of the time, with blocks of 64 bytes; with 16 nearly all of it.
-///
-/// # Safety
-/// As [`copy_to_nonoverlapping`](pointer::copy_to_nonoverlapping).
-unsafe fn copy_past_cache(src: *const u8, out: *mut u8, len: usize) {
-    let mut done = 0;
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the caller guarantees `len` bytes at each, and blocks are written where they are aligned. Every processor of this
-    // architecture has the instructions; the fence comes before anybody else may use the memory.
-    unsafe {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        let is_aligned = out.cast::<__m128i>().is_aligned();
-        while is_aligned && done + ALIGNMENT <= len {
-            let from: *const __m128i = src.add(done).cast();
-            let to: *mut __m128i = out.add(done).cast();
-            let block = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
-            (0..4).for_each(|i| _mm_stream_si128(to.add(i), block[i]));
-            done += ALIGNMENT;
-        }
-        _mm_sfence();
-    }
-    // SAFETY: the caller guarantees `len` bytes at each, which do not overlap.
-    unsafe {
-        src.add(done)
-            .copy_to_nonoverlapping(out.add(done), len - done)
     }
 }
 

@@ -314,7 +314,7 @@ impl<T: Object> fmt::Debug for Owned<T> {
 
 impl<T: Object> Drop for Owned<T> {
     fn drop(&mut self) {
-        if let Some(_inside) = self.sycl.health.enter_to_drop() {
+        if let Ok(_inside) = self.sycl.health.enter_even_if_failed() {
             // SAFETY: the object is this value's own, and of the type that the function deletes.
             unsafe { T::delete(self.sycl.table)(self.get()) }
         }

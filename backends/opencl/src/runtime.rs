@@ -155,7 +155,7 @@ impl Event {
         let object = unsafe { Object::retain(cl, EVENT, self.object.raw()) }?;
         let (kept, context) = (Self { object, ..*self }, context.clone());
         let wait = move || {
-            if let Some(_inside) = context.health.enter_to_drop() {
+            if let Ok(_inside) = context.health.enter_even_if_failed() {
                 // The queue that was made to wait asks how it ends.
                 let _: Answer = kept.wait(cl);
             }

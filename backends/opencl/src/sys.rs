@@ -236,7 +236,7 @@ impl std::fmt::Debug for Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        if let Some(_inside) = self.cl.health.enter_to_drop() {
+        if let Ok(_inside) = self.cl.health.enter_even_if_failed() {
             // An error has no place to go.
             // SAFETY: this value owns a reference, which keeps the object alive until here.
             let _: cl_int = unsafe { (self.sort)(self.cl).1(self.raw()) };

@@ -134,7 +134,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(context) = &self.context else { return };
         let allocation = self.allocation.take();
-        let Some(_inside) = context.health.enter_to_drop() else {
+        let Ok(_inside) = context.health.enter_even_if_failed() else {
             std::mem::forget(allocation);
             return;
         };

@@ -401,7 +401,7 @@ impl VulkanQueue {
     pub(crate) fn settle(&self) {
         let health = &self.context.health;
         loop {
-            let Some(_inside) = health.enter_to_drop() else {
+            let Ok(_inside) = health.enter_even_if_failed() else {
                 return;
             };
             let ended = match health.check() {
@@ -441,7 +441,7 @@ pub(crate) unsafe fn full_barrier(device: &ash::Device, commands: vk::CommandBuf
 
 impl Drop for VulkanQueue {
     fn drop(&mut self) {
-        let Some(_inside) = self.context.health.enter_to_drop() else {
+        let Ok(_inside) = self.context.health.enter_even_if_failed() else {
             return;
         };
         // The engine has waited for all work, unless this never became a device's.

@@ -169,7 +169,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let Some(_inside) = self.health.enter_to_drop() else {
+        let Ok(_inside) = self.health.enter_even_if_failed() else {
             return;
         };
         // All that was made of the device holds this context and was destroyed before, after its work (`VulkanQueue::drop`).

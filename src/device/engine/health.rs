@@ -79,17 +79,15 @@ impl Health {
         Ok(inside)
     }
 
-    /// As [`enter`](Self::enter), also if the device has failed.
+    /// As [`enter`](Self::enter), also if the device has failed: to wait for its work, or to release what this thread owns. After an error
+    /// that is left to the system.
+    ///
+    /// # Errors
+    /// The process was forked after the device was opened, or it is ending.
     pub fn enter_even_if_failed(&self) -> Result<Inside> {
         self.0.process.check(self.0.id, NO_CODE)?;
         process::enter()
             .ok_or_else(|| device_error(self.0.id, "exit", NO_CODE, "the process is ending"))
-    }
-
-    /// Lets this thread release what it owns. Returns `None` if that is to be left to the system: in a child of the process, and once it
-    /// ends.
-    pub fn enter_to_drop(&self) -> Option<Inside> {
-        self.is_here().then(process::enter).flatten()
     }
 
     /// Whether this is the process in which the device was opened. In a child of it, no lock may be taken that another thread of the parent
@@ -169,7 +167,7 @@ impl<T: Clone> Clone for Guarded<T> {
 
 impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
-        if let Some(_inside) = self.1.enter_to_drop() {
+        if let Ok(_inside) = self.1.enter_even_if_failed() {
             // SAFETY: this is the only drop of the value, which is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         }

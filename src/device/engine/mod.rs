@@ -17,7 +17,6 @@
 
 mod event;
 mod health;
-mod memory;
 pub(crate) mod pool;
 mod process;
 mod queue;
@@ -29,6 +28,7 @@ mod worker;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use self::event::EngineEvent;
 use self::health::Guarded;
@@ -42,10 +42,15 @@ pub use self::runtime::Runtime;
 use self::shared::{End, Shared};
 pub(crate) use self::worker::Worker;
 use crate::device::backend::{
-    Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation, not_supported,
+    AddressClass, Backend, Capabilities, DevicePtr, EventPtr, PointerInfo, RawQueue, Relation,
+    not_supported,
 };
-use crate::device::{Device, Queue, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent, lock};
 use crate::error::{Error, Result};
+
+/// The most bytes of host memory that a device takes for staging and for downloads. Beyond them, and where the runtime refuses it, ordinary
+/// memory serves, which is slower.
+const STAGING_LIMIT: usize = 2 << 30;
 
 /// The backend of a device over a [`Runtime`].
 pub struct Engine<R: Runtime> {
@@ -166,7 +171,7 @@ impl<R: Runtime> Engine<R> {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn give_up(&self, base: DevicePtr) {
         let memory = self.shared.live().remove(base).map(|piece| piece.0);
-        crate::device::lock(&self.shared.given_up).extend(memory);
+        lock(&self.shared.given_up).extend(memory);
     }
 
     /// Returns how many pieces of device memory, of host memory, and events are in use, for tests of leaks.
@@ -190,7 +195,7 @@ struct Wrapped<R: Runtime>(Arc<Shared<R>>, DevicePtr);
 
 impl<R: Runtime> Drop for Wrapped<R> {
     fn drop(&mut self) {
-        if let Some(_inside) = self.0.health.enter_to_drop() {
+        if let Ok(_inside) = self.0.health.enter_even_if_failed() {
             drop(self.0.live().remove(self.1));
         }
     }
@@ -268,28 +273,71 @@ unsafe impl<R: Runtime> Backend for Engine<R> {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        if let Some(_inside) = self.shared.health.enter_to_drop() {
+        if let Ok(_inside) = self.shared.health.enter_even_if_failed() {
             EngineEvent::<R>::release(event);
         }
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        self.shared.classify(address, bytes)
+        let shared = &self.shared;
+        let Ok(_inside) = shared.health.enter_even_if_failed() else {
+            return PointerInfo::new(AddressClass::Inaccessible, address.range(bytes));
+        };
+        let own = match shared.runtime.capabilities().host_readable {
+            true => AddressClass::HostAccessible,
+            false => AddressClass::Device,
+        };
+        let live = shared.live().classify(address, bytes, own);
+        let host = AddressClass::HostAccessible;
+        live.or_else(|| shared.host().classify(address, bytes, host))
+            .unwrap_or_else(|| shared.runtime.classify(address, bytes))
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        match bytes {
-            0 => Err(Error::argument("host allocation of 0 bytes")),
-            _ => self.shared.allocate_host(bytes),
+        if bytes == 0 {
+            return Err(Error::argument("host allocation of 0 bytes"));
         }
+        let shared = &self.shared;
+        drop(shared.health.enter()?);
+        let is_full =
+            || shared.staging.load(Ordering::Relaxed).saturating_add(bytes) > STAGING_LIMIT;
+        if is_full() && !lock(&shared.idle_staging).is_empty() {
+            // It frees what is idle. After an error there is no more than before.
+            let _ = shared.synchronize();
+        }
+        if is_full() {
+            return Ok(None);
+        }
+        let _inside = shared.health.enter()?;
+        let Ok(Some(memory)) = shared.runtime.allocate_host(bytes) else {
+            return shared.health.check().map(|()| None);
+        };
+        shared.staging.fetch_add(bytes, Ordering::Relaxed);
+        let base = shared.runtime.base(&memory);
+        let piece = (Guarded::new(memory, &shared.health), bytes);
+        shared.host().insert(base, bytes, piece);
+        Ok(Some(base))
     }
 
     unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
-        self.shared.free_host(address);
+        let shared = &self.shared;
+        let Ok(_inside) = shared.health.enter_even_if_failed() else {
+            return;
+        };
+        if let Some(piece) = shared.host().remove(address) {
+            lock(&shared.idle_staging).push(piece);
+        }
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        self.shared.copies_directly_from(address, bytes)
+        let shared = &self.shared;
+        let Ok(_inside) = shared.health.enter() else {
+            return false;
+        };
+        let own = || shared.host().classify(address, bytes, AddressClass::Host);
+        !address.is_null()
+            && (own().is_some_and(|own| own.class == AddressClass::Host)
+                || shared.runtime.copies_directly_from(address, bytes))
     }
 
     fn relation(&self, other: &dyn Backend) -> Relation {

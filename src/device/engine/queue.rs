@@ -6,10 +6,15 @@ use std::sync::atomic::Ordering;
 
 use super::event::EngineEvent;
 use super::health::Guarded;
+use super::pool::{Block, Pool};
 use super::runtime::Runtime;
-use super::shared::{End, Entry, Shared};
-use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use super::shared::{End, Entry, Idle, Shared};
+use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue, not_supported, out_of_memory};
+use crate::device::lock;
 use crate::error::{Error, Result};
+
+/// From this multiple of the pool's limits on, memory is allocated only after a wait for the device.
+const FAR: usize = 4;
 
 /// A queue of an [`Engine`](super::Engine).
 pub(super) struct EngineQueue<R: Runtime> {
@@ -43,7 +48,7 @@ impl<R: Runtime> EngineQueue<R> {
         };
         let (gate, waiting) = (Guarded::new(gate, &shared.health), shared.clone());
         let has_ended = move || {
-            let Some(_inside) = waiting.health.enter_to_drop() else {
+            let Ok(_inside) = waiting.health.enter_even_if_failed() else {
                 return false;
             };
             match event.is_done(&waiting) {
@@ -65,14 +70,85 @@ impl<R: Runtime> EngineQueue<R> {
 // - an event is that of the runtime.
 unsafe impl<R: Runtime> RawQueue for EngineQueue<R> {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        match bytes {
-            0 => Err(Error::argument("allocation of 0 bytes")),
-            _ => self.shared.allocate(&self.entry, bytes),
+        if bytes == 0 {
+            return Err(Error::argument("allocation of 0 bytes"));
+        }
+        let shared = &self.shared;
+        let out_of_memory = || out_of_memory(shared.health.id(), "allocate", bytes);
+        let rounded = Pool::<Idle<R>>::rounded(bytes).ok_or_else(out_of_memory)?;
+        let rounded = rounded.min(shared.runtime.max_allocation().max(bytes));
+        let inside = shared.health.enter()?;
+        let is_idle = |idle: &Idle<R>| shared.is_idle(idle);
+        if let Some(block) = shared.pool.take(self.entry.number, rounded, is_idle) {
+            let piece = (block.after.memory, block.bytes);
+            shared.live().insert(block.base, bytes, piece);
+            return Ok(block.base);
+        }
+        shared.free_idle(false);
+        drop(inside);
+        if shared.pool.is_over(FAR) {
+            // After an error there may be enough all the same.
+            let _ = shared.synchronize();
+        }
+        let allocate = || {
+            let _inside = shared.health.enter()?;
+            let mut memory = shared.runtime.allocate(rounded, &self.entry.stream);
+            if let Err(Error::OutOfMemory { bytes: missing, .. }) = &mut memory {
+                *missing = bytes; // as the caller knows it
+            }
+            let memory = memory?;
+            let base = shared.runtime.base(&memory);
+            let piece = (Guarded::new(memory, &shared.health), rounded);
+            shared.live().insert(base, bytes, piece);
+            Ok(base)
+        };
+        match allocate() {
+            // What is idle, or what pending work frees, may be enough.
+            Err(Error::OutOfMemory { .. }) if bytes <= shared.runtime.max_allocation() => {
+                shared.trim();
+                allocate()
+            }
+            done => done,
         }
     }
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
-        self.shared.free(&self.entry, base)
+        let (shared, stream) = (&self.shared, &self.entry.stream);
+        let Ok(_inside) = shared.health.enter_even_if_failed() else {
+            return Ok(());
+        };
+        let Some((memory, bytes)) = shared.live().remove(base) else {
+            let reason = format!("{base:?} is not the beginning of an allocation of this device");
+            return Err(not_supported(shared.health.id(), "free", reason));
+        };
+        // SAFETY: the memory is out of the books, so it is freed once; the entry's stream comes after the work of
+        // other streams that uses it (contract of `RawQueue::free`).
+        let freed = unsafe { shared.runtime.free_in_order(&memory, stream) };
+        let after = match freed {
+            Ok(true) => return Ok(()),
+            Ok(false) => shared.runtime.mark(stream),
+            Err(e) => Err(e),
+        };
+        let after = match after {
+            Ok(after) => Guarded::new(after, &shared.health),
+            Err(e) => {
+                // Freed with the next wait for the device.
+                lock(&shared.given_up).push(memory);
+                return match e {
+                    // Nothing is wrong with the device.
+                    Error::InvalidArgument(_) => Ok(()),
+                    e => Err(e),
+                };
+            }
+        };
+        shared.pool.give(Block {
+            base,
+            bytes,
+            queue: self.entry.number,
+            after: Idle { memory, after },
+        });
+        shared.free_idle(false);
+        Ok(())
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
@@ -132,7 +208,7 @@ unsafe impl<R: Runtime> RawQueue for EngineQueue<R> {
 
 impl<R: Runtime> Drop for EngineQueue<R> {
     fn drop(&mut self) {
-        if let Some(_inside) = self.shared.health.enter_to_drop() {
+        if let Ok(_inside) = self.shared.health.enter_even_if_failed() {
             if !self.entry.is_adopted {
                 // A program may have given it work by the stream's handle.
                 self.entry.is_used.store(true, Ordering::Release);

@@ -1,12 +1,13 @@
-//! What a device and its queues share, and its streams: those of queues that were dropped too, until their work has ended.
+//! What a device and its queues share: its memory, and its streams, those of queues that were dropped too, until their work has ended.
 
+use std::mem::take;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use super::health::{Guarded, Health};
 use super::pool::{Pool, queue_number};
 use super::process::Inside;
-use super::ranges::Piece;
+use super::ranges::{Piece, Ranges};
 use super::runtime::Runtime;
 use super::worker::Worker;
 use crate::device::lock;
@@ -69,6 +70,14 @@ impl<R: Runtime> Shared<R> {
             runtime: Guarded::new(runtime, &health),
             health,
         }
+    }
+
+    pub(super) fn live(&self) -> &Ranges<Piece<R::Memory>> {
+        &self.runtime.memories().live
+    }
+
+    pub(super) fn host(&self) -> &Ranges<Piece<R::Memory>> {
+        &self.runtime.memories().host
     }
 
     pub(super) fn streams(&self) -> Vec<Arc<Entry<R>>> {
@@ -138,7 +147,7 @@ impl<R: Runtime> Shared<R> {
 
     /// Forgets streams whose queues were dropped and whose work has ended.
     pub(super) fn sweep(&self) {
-        let Some(_inside) = self.health.enter_to_drop() else {
+        let Ok(_inside) = self.health.enter_even_if_failed() else {
             return;
         };
         // The runtime is called without the lock: to ask, and to release the streams.
@@ -147,6 +156,85 @@ impl<R: Runtime> Shared<R> {
         ended.retain(|entry| self.has_ended(entry));
         let has_ended = |entry: &Arc<Entry<R>>| ended.iter().any(|ended| Arc::ptr_eq(ended, entry));
         lock(&self.streams).retain(|entry| !has_ended(entry));
+    }
+
+    pub(super) fn is_idle(&self, idle: &Idle<R>) -> bool {
+        self.health.is_over() || matches!(self.runtime.is_done(&idle.after), Ok(true))
+    }
+
+    /// Frees memory that is idle: the oldest, until the rest is within the pool's limits, where a free does not wait.
+    pub(super) fn free_idle(&self, waits: bool) {
+        if (waits || !self.runtime.frees_wait()) && self.pool.is_over(1) {
+            drop(self.pool.take_done(false, |idle| self.is_idle(idle)));
+        }
+    }
+
+    /// Makes this thread wait for all work of the device, even if it has failed, and frees what nothing uses any more and is not kept for
+    /// reuse.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        drop(self.health.enter_even_if_failed()?);
+        let had_failed = self.health.check().is_err();
+        if had_failed {
+            // Those that found no failure yet have given their work after this, and nobody gives any more.
+            drop(self.giving.write().unwrap_or_else(PoisonError::into_inner));
+        }
+        let given_up = take(&mut *lock(&self.given_up));
+        let entries = self.streams();
+        let streams: Vec<_> = entries.iter().map(|e| (*e.stream).clone()).collect();
+        let is_unmarked = |entry: &&Arc<Entry<R>>| entry.is_unmarked.load(Ordering::Acquire);
+        let unmarked: Vec<_> = entries.iter().filter(is_unmarked).collect();
+        match self.runtime.synchronize(&streams) {
+            Ok(()) => {
+                for entry in unmarked {
+                    entry.is_unmarked.store(false, Ordering::Release);
+                }
+                // What was given while this waited runs on if the device has failed only since.
+                if had_failed {
+                    self.health.end();
+                }
+            }
+            Err(e) if !self.health.is_over() => {
+                lock(&self.given_up).extend(given_up);
+                return Err(e);
+            }
+            Err(_) => {}
+        }
+        drop((given_up, streams, entries));
+        let Ok(_inside) = self.health.enter_even_if_failed() else {
+            return self.health.check();
+        };
+        self.free_idle(true);
+        let idle = take(&mut *lock(&self.idle_staging));
+        let bytes = idle.iter().map(|piece| piece.1).sum();
+        drop(idle);
+        self.staging.fetch_sub(bytes, Ordering::Relaxed);
+        self.sweep();
+        self.health.check()
+    }
+
+    /// As [`synchronize`](Self::synchronize), as long as it takes: nothing of the device runs afterwards.
+    pub(super) fn settle(&self) {
+        while self.synchronize().is_err() && !self.health.is_over() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for all work, and frees all memory that is idle.
+    pub(super) fn trim(&self) {
+        // Memory whose event has completed can be freed all the same.
+        let _ = self.synchronize();
+        if let Ok(_inside) = self.health.enter_even_if_failed() {
+            drop(self.pool.take_done(true, |idle| self.is_idle(idle)));
+            self.runtime.trim();
+        }
+    }
+
+    /// Whether nothing is left to be freed that may have to be waited for.
+    pub(super) fn is_clear(&self) -> bool {
+        self.pool.is_empty()
+            && lock(&self.idle_staging).is_empty()
+            && lock(&self.given_up).is_empty()
+            && self.streams().iter().all(|entry| self.has_ended(entry))
     }
 }
 
@@ -164,7 +252,7 @@ pub(super) struct End<R: Runtime>(pub(super) Arc<Shared<R>>);
 impl<R: Runtime> Drop for End<R> {
     fn drop(&mut self) {
         let shared = self.0.clone();
-        let Some(_inside) = shared.health.enter_to_drop() else {
+        let Ok(_inside) = shared.health.enter_even_if_failed() else {
             return;
         };
         if !shared.is_clear() {

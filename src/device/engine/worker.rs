@@ -127,16 +127,12 @@ impl Worker {
     ) {
         let mut job = Some((poll, then));
         let job: Job = Box::new(move || {
-            if let Some((poll, _)) = &mut job {
-                if !poll() {
-                    return false;
-                }
-            }
-            if let Some((poll, then)) = job.take() {
+            let is_done = job.as_mut().is_none_or(|(poll, _)| poll());
+            if let Some((poll, then)) = job.take_if(|_| is_done) {
                 drop(poll);
                 then();
             }
-            true
+            is_done
         });
         let shared = &self.0;
         let mut state = lock(&shared.state);

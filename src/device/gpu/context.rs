@@ -117,12 +117,6 @@ impl<V: Vendor> Context<V> {
         asked.is_err_and(|failed| is_final::<V>(failed.code))
     }
 
-    /// Makes this thread wait for all work of the context.
-    pub(super) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the call has no arguments, and the context is current.
-        self.call(|calls| unsafe { calls.synchronize() })
-    }
-
     /// Refuses a stream of another context. Default streams belong to whichever context is current.
     ///
     /// # Safety

@@ -9,7 +9,7 @@ use super::api::{Answer, RawStream, code};
 use super::context::{Context, Current};
 use super::vendor::{Kind, Library, PointerKind, Vendor, to_ptr};
 use crate::device::backend::{AddressClass, CopyKind, CopyOp, DevicePtr, PointerInfo};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// From this many copies on, the library is given the list in one call. On an H200, 100 copies of 4 KiB to page-locked memory take 57 us
 /// so, and 176 us one by one.
@@ -106,45 +106,13 @@ impl<V: Vendor> Drop for Block<V> {
     }
 }
 
-impl<V: Vendor> Context<V> {
-    /// Returns whose memory an address is.
-    pub(super) fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        // Memory that the library cannot identify must not be touched.
-        let unknown = || PointerInfo::new(AddressClass::Inaccessible, address.range(bytes));
-        let known = || {
-            let current = self.enter()?;
-            let found = self.check(current.allocation_of(address, bytes))?;
-            Ok::<_, Error>(found.map(|(kind, range)| current.judge(kind, range)))
-        };
-        match known() {
-            Ok(known) => known.unwrap_or_else(unknown),
-            Err(e) => unknown().with_reason(e.to_string()),
-        }
-    }
-
-    /// Whether a copy from host memory needs no staging by this crate. A wrong answer costs only time: the library stages what is not
-    /// page-locked by itself.
-    pub(super) fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        // The library itself copies to page-locked memory with the host.
-        if self.kind == Kind::Host {
-            return true;
-        }
-        let current = self.enter().ok();
-        let found = current.and_then(|current| current.look_up(address.address()).ok());
-        let fits = |range: Range<usize>| address.range(bytes).end <= range.end;
-        found.is_some_and(|(kind, range)| {
-            matches!(kind, PointerKind::Host { .. }) && range.is_none_or(fits)
-        })
-    }
-}
-
 impl<V: Vendor> Current<'_, V> {
     /// Returns what `bytes` bytes at `address` are, and the addresses of that kind: those of the allocation, or only those of the bytes, of
     /// which the first and the last one were asked about. `None` if these are not the same, or there is no such range.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
-    fn allocation_of(
+    pub(super) fn allocation_of(
         &self,
         address: DevicePtr,
         bytes: usize,
@@ -164,7 +132,7 @@ impl<V: Vendor> Current<'_, V> {
     }
 
     /// Returns the class of memory, and why it is not accepted.
-    fn judge(&self, kind: PointerKind, range: Range<usize>) -> PointerInfo {
+    pub(super) fn judge(&self, kind: PointerKind, range: Range<usize>) -> PointerInfo {
         use AddressClass as A;
         use PointerKind as P;
         let (own, vendor, advice) = (self.context.kind, V::Library::VENDOR, V::Library::ADVICE);

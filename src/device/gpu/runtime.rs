@@ -2,14 +2,17 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::api::{Answer, Calls, NOT_CAPTURED, RawEvent, RawStream, code};
 use super::context::{Context, Current, Event, Origin};
 use super::memory::Block;
-use super::vendor::{Kind, Library, Vendor, to_ptr};
-use crate::device::backend::{Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation};
+use super::vendor::{Kind, Library, PointerKind, Vendor, to_ptr};
+use crate::device::backend::{
+    AddressClass, Capabilities, CopyOp, DevicePtr, EventPtr, PointerInfo, Relation,
+};
 use crate::device::engine::{Engine, Health, Memories, Runtime};
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
@@ -37,16 +40,7 @@ pub(crate) struct Stream<V: Vendor> {
 }
 
 impl<V: Vendor> Stream<V> {
-    /// Makes a stream, which does not wait for the legacy default stream.
-    fn new(context: &Arc<Context<V>>) -> Result<Arc<Self>> {
-        const NON_BLOCKING: u32 = 1;
-        let mut raw = RawStream::LEGACY;
-        // SAFETY: `raw` is valid for the write of a handle.
-        context.call(|calls| unsafe { calls.create_stream(&raw mut raw, NON_BLOCKING) })?;
-        Ok(Self::with(context, raw, true, OnceLock::new()))
-    }
-
-    fn with(
+    fn new(
         context: &Arc<Context<V>>,
         raw: RawStream,
         is_own: bool,
@@ -82,7 +76,7 @@ impl<V: Vendor> Stream<V> {
         }
         // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { context.check_stream(raw) }?;
-        let stream = Self::with(context, raw, false, OnceLock::from(given));
+        let stream = Self::new(context, raw, false, OnceLock::from(given));
         stream.enter()?;
         Ok(stream)
     }
@@ -154,10 +148,11 @@ impl<V: Vendor> Gpu<V> {
         reads_managed: bool,
     ) -> Result<Device> {
         let context = Arc::new(Context::new(id, vendor, pools, reads_managed)?);
-        let stream = Stream::new(&context)?;
         let memories = Memories::default();
+        let this = Self { context, memories };
+        let stream = this.new_stream()?;
         // SAFETY: the stream was made of this context.
-        unsafe { Engine::open(Self { context, memories }, stream, IDLE_BYTES) }
+        unsafe { Engine::open(this, stream, IDLE_BYTES) }
     }
 }
 
@@ -194,14 +189,20 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
     }
 
     fn new_stream(&self) -> Result<Arc<Self::Stream>> {
-        Stream::new(&self.context)
+        // It does not wait for the legacy default stream.
+        const NON_BLOCKING: u32 = 1;
+        let mut raw = RawStream::LEGACY;
+        // SAFETY: `raw` is valid for the write of a handle.
+        let made = |calls: &Calls| unsafe { calls.create_stream(&raw mut raw, NON_BLOCKING) };
+        self.context.call(made)?;
+        Ok(Stream::new(&self.context, raw, true, OnceLock::new()))
     }
 
     unsafe fn adopt_stream(&self, handle: usize) -> Result<Arc<Self::Stream>> {
         let raw = RawStream(handle);
         // SAFETY: the caller guarantees that the stream is live, or a default stream (contract of `adopt_stream`).
         unsafe { self.context.check_stream(raw) }?;
-        Ok(Stream::with(&self.context, raw, false, OnceLock::new()))
+        Ok(Stream::new(&self.context, raw, false, OnceLock::new()))
     }
 
     fn stream_handle(&self, stream: &Self::Stream) -> Option<usize> {
@@ -327,15 +328,36 @@ unsafe impl<V: Vendor> Runtime for Gpu<V> {
     fn synchronize(&self, _streams: &[Arc<Self::Stream>]) -> Result<()> {
         // As for `wait_host`.
         drop(self.context.health.enter_even_if_failed()?);
-        self.context.synchronize()
+        // SAFETY: the call has no arguments, and the context is current.
+        self.context.call(|calls| unsafe { calls.synchronize() })
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
-        self.context.classify(address, bytes)
+        // Memory that the library cannot identify must not be touched.
+        let unknown = || PointerInfo::new(AddressClass::Inaccessible, address.range(bytes));
+        let known = || {
+            let current = self.context.enter()?;
+            let found = self.context.check(current.allocation_of(address, bytes))?;
+            Ok::<_, Error>(found.map(|(kind, range)| current.judge(kind, range)))
+        };
+        match known() {
+            Ok(known) => known.unwrap_or_else(unknown),
+            Err(e) => unknown().with_reason(e.to_string()),
+        }
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        self.context.copies_directly_from(address, bytes)
+        // The library itself copies to page-locked memory with the host.
+        if self.context.kind == Kind::Host {
+            return true;
+        }
+        // A wrong answer costs only time: the library stages what is not page-locked by itself.
+        let current = self.context.enter().ok();
+        let found = current.and_then(|current| current.look_up(address.address()).ok());
+        let fits = |range: Range<usize>| address.range(bytes).end <= range.end;
+        found.is_some_and(|(kind, range)| {
+            matches!(kind, PointerKind::Host { .. }) && range.is_none_or(fits)
+        })
     }
 
     /// The library knows events of all its devices and contexts.

@@ -198,22 +198,7 @@ pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
     }
 }
 
-/// Returns the first of these libraries that the process has loaded already, under this name or
-/// with this SONAME.
-fn loaded(names: &[&str]) -> Option<libloading::Library> {
-    #[cfg(all(unix, not(target_os = "aix")))]
-    for name in names {
-        use libloading::os::unix::{Library, RTLD_LAZY};
-        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
-        if let Ok(library) = unsafe { Library::open(Some(*name), RTLD_LAZY | libc::RTLD_NOLOAD) } {
-            return Some(library.into());
-        }
-    }
-    let _ = names;
-    None
-}
-
-/// Returns the library that the process has loaded already, or else the first that can be opened
+/// Returns the library that the process has loaded already, under one of these names or with this SONAME, or else the first that can be opened
 /// and passes the check. Beside one that is loaded no other is tried: it would not know the
 /// memory, streams and events that the process has from the first.
 ///
@@ -226,8 +211,13 @@ pub(crate) fn load<T>(
     check: impl Fn(&libloading::Library) -> Result<T, String>,
 ) -> Result<T, String> {
     let check = |library| check(&ManuallyDrop::new(library));
-    if let Some(library) = loaded(names) {
-        return check(library);
+    #[cfg(all(unix, not(target_os = "aix")))]
+    for name in names {
+        use libloading::os::unix::{Library, RTLD_LAZY};
+        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
+        if let Ok(library) = unsafe { Library::open(Some(*name), RTLD_LAZY | libc::RTLD_NOLOAD) } {
+            return check(library.into());
+        }
     }
     let mut why = None;
     for name in names {

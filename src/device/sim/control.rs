@@ -2,11 +2,10 @@
 
 use std::sync::Mutex;
 
-use super::memory::{Memory, SimBacking};
-use super::{INJECTED, SimDevice};
-use crate::device::backend::out_of_memory;
-use crate::device::{DeviceId, device_error, lock};
-use crate::error::{Error, Result};
+use super::SimDevice;
+use super::memory::SimBacking;
+use crate::device::lock;
+use crate::error::Error;
 
 /// When queued work runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,16 +54,6 @@ impl Default for SimConfig {
             bytes_per_second: None,
             peer_access: false,
             memory: None,
-        }
-    }
-}
-
-impl SimConfig {
-    /// Allocates device memory.
-    pub(super) fn allocate(&self, bytes: usize) -> Option<Memory> {
-        match self.memory {
-            Some(allocate) => Memory::of(allocate(bytes)?, bytes),
-            None => Memory::new(bytes),
         }
     }
 }
@@ -119,15 +108,15 @@ impl FaultOp {
 /// queued. The next call succeeds again. To fail each operation of a program in turn, run it with
 /// [`fail_nth(None, n)`](Self::fail_nth) for each `n` from 1 on until nothing has [`fired`](Self::fired).
 #[derive(Debug, Default)]
-pub struct Faults(Mutex<Counters>);
+pub struct Faults(pub(super) Mutex<Counters>);
 
 #[derive(Debug, Default)]
-struct Counters {
+pub(super) struct Counters {
     /// Operations since the last reset, by kind.
-    seen: [u64; FaultOp::ALL.len()],
+    pub(super) seen: [u64; FaultOp::ALL.len()],
     /// What fails, an operation of this kind or of any, and how many of them until then.
-    armed: Vec<(Option<FaultOp>, u64)>,
-    fired: u64,
+    pub(super) armed: Vec<(Option<FaultOp>, u64)>,
+    pub(super) fired: u64,
 }
 
 impl Faults {
@@ -154,32 +143,6 @@ impl Faults {
     /// Cancels all failures that have not happened yet, and resets all counts.
     pub fn clear(&self) {
         *lock(&self.0) = Counters::default();
-    }
-
-    /// Counts one operation. `bytes` is the size of an allocation.
-    pub(super) fn pass(
-        &self,
-        op: FaultOp,
-        device: DeviceId,
-        operation: &'static str,
-        bytes: usize,
-    ) -> Result<()> {
-        let mut counters = lock(&self.0);
-        counters.seen[op as usize] += 1;
-        let mut fail = false;
-        counters.armed.retain_mut(|(kind, left)| {
-            *left -= u64::from(kind.is_none_or(|kind| kind == op));
-            fail |= *left == 0;
-            *left > 0
-        });
-        if !fail {
-            return Ok(());
-        }
-        counters.fired += 1;
-        Err(match op {
-            FaultOp::Allocate | FaultOp::HostAllocate => out_of_memory(device, operation, bytes),
-            _ => device_error(device, operation, INJECTED, "injected failure"),
-        })
     }
 }
 
@@ -228,10 +191,9 @@ impl SimDevice {
             };
         }
         let state = core.state();
-        let (live_allocations, live_bytes) = state.memory.owned_total();
         SimReport {
-            live_allocations,
-            live_bytes,
+            live_allocations: state.memory.owned().count(),
+            live_bytes: state.memory.owned().map(|memory| memory.bytes).sum(),
             live_host_allocations: state.host.len(),
             live_host_bytes: state.host.values().map(|memory| memory.bytes).sum(),
             live_events: state.events.len(),

@@ -30,7 +30,7 @@ impl Core {
         queue.pending.push_back(op);
         let (position, is_first) = (queue.submitted, queue.pending.len() == 1);
         // The worker comes by itself to what is behind the first.
-        if is_first && self.is_async() {
+        if is_first && self.config.mode == SimMode::Async {
             drop(state);
             let core = self.clone();
             self.worker.push(move || core.run_all());
@@ -41,18 +41,13 @@ impl Core {
         })
     }
 
-    /// Whether a worker runs what is queued.
-    fn is_async(&self) -> bool {
-        self.config.mode == SimMode::Async
-    }
-
     /// Waits until a queue has reached `point`; without a worker, by running what that needs.
     pub(super) fn wait(&self, point: Point, operation: &'static str) -> Result<()> {
         if ON_ENGINE.get() {
             let message = "waits for a device inside a kernel or on a worker";
             return Err(self.error(operation, MISUSE, message));
         }
-        if !self.is_async() {
+        if self.config.mode == SimMode::Deferred {
             return self.run_until(point);
         }
         let mut state = self.alive()?;
@@ -148,7 +143,7 @@ impl Core {
         let from = match copy.kind {
             CopyKind::HostToDevice => host(src),
             CopyKind::DeviceToDevice if self.config.peer_access => {
-                device(src, owner_of(src, bytes).as_deref().unwrap_or(self))
+                device(src, owner_of(src).as_deref().unwrap_or(self))
             }
             CopyKind::DeviceToHost | CopyKind::DeviceToDevice => device(src, self),
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_buffer::{ArrowNativeType, BooleanBuffer, Buffer};
 
-use super::memory::Memory;
+use super::memory::SimBacking;
 use super::state::Core;
 use super::{INVALID_ACCESS, KERNEL};
 use crate::abi::guard;
@@ -24,7 +24,7 @@ pub struct SimMemory<'a> {
     /// The first failed access.
     fault: RefCell<Option<String>>,
     /// What views are of: `SimDevice::free_now` may end it meanwhile.
-    kept: RefCell<Vec<Arc<Memory>>>,
+    kept: RefCell<Vec<Arc<SimBacking>>>,
 }
 
 impl std::fmt::Debug for SimMemory<'_> {

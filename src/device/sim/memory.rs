@@ -12,16 +12,22 @@ pub(super) const FRESH: u8 = 0xA5;
 /// Alignment of an allocation and least distance between two, in bytes.
 const UNIT: usize = 64;
 
-/// Host memory of a program's that is behind an allocation of a simulated device: memory that other processes share, say.
-/// [`SimConfig::memory`](super::SimConfig::memory) makes a device allocate such memory,
+/// Host memory that is behind an allocation of a simulated device: a program's, which other processes share, say, or the device's own.
+/// [`SimConfig::memory`](super::SimConfig::memory) makes a device allocate a program's memory,
 /// [`SimDevice::adopt`](super::SimDevice::adopt) makes an allocation of it, and
 /// [`SimDevice::backing`](super::SimDevice::backing) returns what owns it.
 #[derive(Debug)]
 pub struct SimBacking {
-    start: NonNull<u8>,
+    pub(super) start: NonNull<u8>,
     pub(super) bytes: usize,
-    owner: Arc<dyn Any + Send + Sync>,
+    /// `None` if it was allocated here.
+    pub(super) owner: Option<Arc<dyn Any + Send + Sync>>,
 }
+
+// SAFETY: this alone owns the memory, or the program's owner does, and never reads or writes it once it is filled.
+unsafe impl Send for SimBacking {}
+// SAFETY: a shared reference gives the address, which does not change, and nothing of the memory.
+unsafe impl Sync for SimBacking {}
 
 impl SimBacking {
     /// Wraps `bytes` bytes of host memory, which `owner` keeps. Its drop must not use the device.
@@ -33,32 +39,12 @@ impl SimBacking {
         Self {
             start,
             bytes,
-            owner,
+            owner: Some(owner),
         }
     }
-}
 
-/// Memory of the host's: what is behind an allocation of a device, or page-locked memory.
-pub(super) struct Memory {
-    pub(super) start: NonNull<u8>,
-    pub(super) bytes: usize,
-    pub(super) owner: Owner,
-}
-
-pub(super) enum Owner {
-    /// What was allocated.
-    Here(Layout),
-    Program(Arc<dyn Any + Send + Sync>),
-}
-
-// SAFETY: this alone owns the memory, or the program's owner does, and never reads or writes it after `new`.
-unsafe impl Send for Memory {}
-// SAFETY: a shared reference gives the address, which does not change, and nothing of the memory.
-unsafe impl Sync for Memory {}
-
-impl Memory {
     /// Allocates `bytes` bytes, which are filled. Returns `None` if there are not as many, or none are asked for.
-    pub(super) fn new(bytes: usize) -> Option<Self> {
+    pub(super) fn allocate(bytes: usize) -> Option<Self> {
         if bytes == 0 {
             return None;
         }
@@ -70,34 +56,37 @@ impl Memory {
         Some(Self {
             start,
             bytes,
-            owner: Owner::Here(layout),
+            owner: None,
         })
     }
 
-    /// `bytes` bytes of a program's memory, or `None` if it has fewer or is not aligned.
-    pub(super) fn of(backing: SimBacking, bytes: usize) -> Option<Self> {
-        let is_aligned = backing.start.addr().get() % UNIT == 0;
-        (is_aligned && bytes <= backing.bytes).then_some(Self {
-            start: backing.start,
-            bytes,
-            owner: Owner::Program(backing.owner),
-        })
+    /// The first `bytes` bytes of a program's memory, or `None` if it has fewer or is not aligned.
+    pub(super) fn first(mut self, bytes: usize) -> Option<Self> {
+        let is_aligned = self.start.addr().get() % UNIT == 0;
+        if !is_aligned || bytes > self.bytes {
+            return None;
+        }
+        self.bytes = bytes;
+        Some(self)
     }
 }
 
-impl Drop for Memory {
+impl Drop for SimBacking {
     fn drop(&mut self) {
-        if let Owner::Here(layout) = self.owner {
-            // SAFETY: allocated in `new` with this layout.
-            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) };
+        if self.owner.is_none() {
+            // SAFETY: `allocate` has allocated it with this layout, and only a program's memory is shortened.
+            unsafe {
+                let layout = Layout::from_size_align_unchecked(self.bytes, UNIT);
+                std::alloc::dealloc(self.start.as_ptr(), layout);
+            }
         }
     }
 }
 
 pub(super) struct Allocation {
-    pub(super) memory: Arc<Memory>,
+    pub(super) memory: Arc<SimBacking>,
     /// Freed by its owner; the free waits in a queue.
-    freeing: bool,
+    pub(super) freeing: bool,
 }
 
 /// The addresses that an allocation takes up, with those that nothing has before the next.
@@ -129,7 +118,7 @@ impl Allocator {
     pub(super) fn allocate(
         &mut self,
         bytes: usize,
-        memory: impl FnOnce() -> Option<Memory>,
+        memory: impl FnOnce() -> Option<SimBacking>,
     ) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let behind = self.gap(self.next, block);
@@ -198,17 +187,9 @@ impl Allocator {
         }
     }
 
-    /// Returns whether [`find`](Self::find) succeeds and the allocation's owner has not freed it.
-    pub(super) fn owned(&self, address: usize, bytes: usize) -> bool {
-        let found = self.find(address, bytes);
-        found.is_ok_and(|(allocation, _)| !allocation.freeing)
-    }
-
-    /// Returns the number and the bytes of allocations that their owners have not freed.
-    pub(super) fn owned_total(&self) -> (usize, usize) {
-        let owned = self.live.values().filter(|a| !a.freeing);
-        owned.fold((0, 0), |(count, bytes), a| {
-            (count + 1, bytes + a.memory.bytes)
-        })
+    /// The allocations that their owners have not freed.
+    pub(super) fn owned(&self) -> impl Iterator<Item = &SimBacking> {
+        let owned = self.live.values().filter(|allocation| !allocation.freeing);
+        owned.map(|allocation| &*allocation.memory)
     }
 }

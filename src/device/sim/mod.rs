@@ -87,7 +87,6 @@ mod tests;
 pub use control::{FaultOp, Faults, SimConfig, SimMode, SimReport};
 pub use kernel::SimMemory;
 pub use memory::SimBacking;
-use memory::{Memory, Owner};
 pub use queue::SimQueue;
 use state::{Core, Point, State, is_host};
 
@@ -193,12 +192,8 @@ impl SimDevice {
         let bytes = backing.bytes;
         let mut state = self.core.alive()?;
         self.core.count(FaultOp::Allocate, "adopt", bytes)?;
-        let address = state.memory.allocate(bytes, || Memory::of(backing, bytes));
-        let address = address.ok_or(Error::OutOfMemory {
-            device: self.core.id,
-            operation: "adopt",
-            bytes,
-        })?;
+        let address = state.memory.allocate(bytes, || backing.first(bytes));
+        let address = address.ok_or_else(|| out_of_memory(self.core.id, "adopt", bytes))?;
         Ok(DevicePtr::new(std::ptr::without_provenance_mut(address)))
     }
 
@@ -211,10 +206,7 @@ impl SimDevice {
     ) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
         let state = self.core.here()?;
         let (allocation, within) = state.memory.find(address.address(), bytes).ok()?;
-        match &allocation.memory.owner {
-            Owner::Program(owner) => Some((owner.clone(), within)),
-            Owner::Here(_) => None,
-        }
+        Some((allocation.memory.owner.clone()?, within))
     }
 
     /// Frees an allocation at once, in no queue's order and without running queued work, which
@@ -299,7 +291,10 @@ unsafe impl Backend for SimDevice {
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> PointerInfo {
         let core = &self.core;
-        let owned = |state: MutexGuard<'_, State>| state.memory.owned(address.address(), bytes);
+        let owned = |state: MutexGuard<'_, State>| {
+            let found = state.memory.find(address.address(), bytes);
+            found.is_ok_and(|(allocation, _)| !allocation.freeing)
+        };
         let class = match core.here().map(owned) {
             Some(true) => AddressClass::Device,
             // Only the copy engine reads host memory, work on the device does not.
@@ -317,7 +312,7 @@ unsafe impl Backend for SimDevice {
         }
         let operation = "allocate_host";
         core.count(FaultOp::HostAllocate, operation, bytes)?;
-        let memory = Memory::new(bytes);
+        let memory = SimBacking::allocate(bytes);
         let memory = memory.ok_or_else(|| out_of_memory(core.id, operation, bytes))?;
         let start = memory.start;
         let memory = Arc::new(memory);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::kernel;
+use super::memory::SimBacking;
 use super::state::{Core, Op, QueueState, State, Work};
 use super::{FaultOp, MISUSE, SimMemory};
 use crate::device::backend::{not_supported, out_of_memory};
@@ -154,7 +155,10 @@ unsafe impl RawQueue for SimQueue {
             return Err(Error::argument("allocation of 0 bytes"));
         }
         core.count(FaultOp::Allocate, "allocate", bytes)?;
-        let memory = || core.config.allocate(bytes);
+        let memory = || match core.config.memory {
+            Some(allocate) => allocate(bytes)?.first(bytes),
+            None => SimBacking::allocate(bytes),
+        };
         match state.memory.allocate(bytes, memory) {
             Some(address) => Ok(DevicePtr::new(std::ptr::without_provenance_mut(address))),
             None => Err(out_of_memory(core.id, "allocate", bytes)),

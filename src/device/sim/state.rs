@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
-use super::memory::{Allocator, Memory};
-use super::{FaultOp, Faults, INVALID_ACCESS, MISUSE, SimConfig};
+use super::memory::{Allocator, SimBacking};
+use super::{FaultOp, Faults, INJECTED, INVALID_ACCESS, MISUSE, SimConfig};
+use crate::device::backend::out_of_memory;
 use crate::device::engine::ranges::Ranges;
 use crate::device::engine::{Reserved, Worker};
 use crate::device::{DeviceId, DevicePtr, EventPtr, Process, device_error, lock};
@@ -15,15 +16,14 @@ use crate::error::{Error, Result};
 /// The simulated devices of this process, by their addresses.
 static DEVICES: Ranges<Weak<Core>> = Ranges::new();
 
-/// Returns the simulated device whose addresses these are.
-pub(super) fn owner_of(address: DevicePtr, bytes: usize) -> Option<Arc<Core>> {
-    let at = |address| DEVICES.find(address, 1)?.0.upgrade();
-    at(address).or_else(|| at(address.offset(bytes.saturating_sub(1))))
+/// Returns the simulated device whose address this is.
+pub(super) fn owner_of(address: DevicePtr) -> Option<Arc<Core>> {
+    DEVICES.find(address, 1)?.0.upgrade()
 }
 
-/// Whether these are host addresses, as far as simulated devices know.
+/// Whether these are host addresses, as far as this crate knows.
 pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
-    !address.is_null() && owner_of(address, bytes).is_none()
+    !address.is_null() && !Reserved::covers(address, bytes.max(1))
 }
 
 /// What a device and its queues share. It lives until they, and the work that a worker has to run, are gone.
@@ -54,7 +54,7 @@ pub(super) struct State {
     pub(super) queues: BTreeMap<u64, QueueState>,
     pub(super) next_queue: u64,
     /// Live host allocations by address. Queued copies share them.
-    pub(super) host: BTreeMap<usize, Arc<Memory>>,
+    pub(super) host: BTreeMap<usize, Arc<SimBacking>>,
     pub(super) violations: Vec<String>,
     /// The error that ended this device. Nothing runs or is queued any more.
     pub(super) error: Option<Error>,
@@ -123,9 +123,24 @@ impl Core {
         device_error(self.id, operation, code, message.into())
     }
 
-    /// Counts an operation, which fails if it is to. `bytes` is the size of an allocation.
+    /// Counts one operation, and makes it fail if it is its turn. `bytes` is the size of an allocation.
     pub(super) fn count(&self, op: FaultOp, operation: &'static str, bytes: usize) -> Result<()> {
-        self.faults.pass(op, self.id, operation, bytes)
+        let mut counters = lock(&self.faults.0);
+        counters.seen[op as usize] += 1;
+        let mut fail = false;
+        counters.armed.retain_mut(|(kind, left)| {
+            *left -= u64::from(kind.is_none_or(|kind| kind == op));
+            fail |= *left == 0;
+            *left > 0
+        });
+        if !fail {
+            return Ok(());
+        }
+        counters.fired += 1;
+        Err(match op {
+            FaultOp::Allocate | FaultOp::HostAllocate => out_of_memory(self.id, operation, bytes),
+            _ => self.error(operation, INJECTED, "injected failure"),
+        })
     }
 
     /// Returns where the engine finds `bytes` bytes at `ptr`, and what keeps them. The error says why it must not touch them.
@@ -133,7 +148,7 @@ impl Core {
         &self,
         ptr: DevicePtr,
         bytes: usize,
-    ) -> Result<(Arc<Memory>, *mut u8), String> {
+    ) -> Result<(Arc<SimBacking>, *mut u8), String> {
         let own = self.addresses.base().range(self.addresses.bytes);
         if !own.contains(&ptr.address()) {
             return Err(self.invalid(ptr, bytes, "not an address of this device"));
@@ -237,7 +252,7 @@ impl State {
     }
 
     /// Returns the host allocations in which some of these bytes lie.
-    pub(super) fn host_at(&self, range: Range<usize>) -> impl Iterator<Item = &Arc<Memory>> {
+    pub(super) fn host_at(&self, range: Range<usize>) -> impl Iterator<Item = &Arc<SimBacking>> {
         let before = self.host.range(..range.end).rev();
         let overlapping = before.take_while(move |(at, memory)| range.start < *at + memory.bytes);
         overlapping.map(|(_, memory)| memory)
@@ -290,7 +305,7 @@ pub(super) struct Work {
     /// When it may run, if copies are slowed down.
     pub(super) due: Option<Instant>,
     /// The host allocations that it uses, which must not be freed until it has run.
-    pub(super) host: Vec<Arc<Memory>>,
+    pub(super) host: Vec<Arc<SimBacking>>,
 }
 
 impl Work {

@@ -215,11 +215,10 @@ impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for HostRecordB
         let this = &mut *self;
         loop {
             // Batches at hand start first, so that their copies overlap with the making of the next one.
-            for coming in this.coming.iter_mut().flatten() {
-                if coming.arrived.is_none() {
-                    if let Poll::Ready(batch) = Pin::new(&mut coming.download).poll(cx) {
-                        coming.arrived = Some(batch);
-                    }
+            for coming in &mut this.coming {
+                let arrived = coming.as_mut().map(|download| download.poll_arrived(cx));
+                if let Ok(Poll::Ready(Err(e))) = arrived {
+                    *coming = Err(e);
                 }
             }
             let before = this.coming.len();
@@ -233,15 +232,13 @@ impl<S: Stream<Item = Result<DeviceRecordBatch>> + Unpin> Stream for HostRecordB
                 break;
             }
         }
-        match this.coming.pop_front() {
-            None if this.reader.is_none() => Poll::Ready(None),
-            None => Poll::Pending,
-            Some(Ok(oldest)) if oldest.arrived.is_none() => {
-                this.coming.push_front(Ok(oldest));
-                Poll::Pending
-            }
-            Some(oldest) => Poll::Ready(Some(this.give(oldest))),
+        match this.coming.front() {
+            None if this.reader.is_some() => return Poll::Pending,
+            Some(Ok(oldest)) if !oldest.has_arrived() => return Poll::Pending,
+            _ => {}
         }
+        let oldest = this.coming.pop_front();
+        Poll::Ready(oldest.map(|oldest| this.give(oldest)))
     }
 }
 
