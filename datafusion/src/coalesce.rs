@@ -30,7 +30,7 @@ const MAX_JOINED: usize = 16 << 20;
 ///
 /// Batches of fewer than half of `rows` rows are joined until there are at least `rows` rows or 16 MiB, or until the input ends
 /// or a larger batch comes. Rows keep their order. Joining copies them once, on the device, to one allocation for each batch that
-/// is made; see [`DeviceRecordBatch::concat`] for what else it does. The memory of batches that wait is reserved in the session's
+/// is made; see [`DeviceRecordBatch::concat`] for what else it does. The memory of batches that wait is reserved in the device's
 /// pool.
 ///
 /// Larger batches, those that keep 16 MiB or more alive, and one that has no neighbour to join, are passed on as they are; batches
@@ -140,6 +140,9 @@ impl Joined {
                 self.after = Some(Ok(batch)).filter(|_| rows > 0);
             } else if rows > 0 {
                 self.memory.grow(bytes).map_err(from_datafusion)?;
+                if small.is_empty() {
+                    self.patience.begin();
+                }
                 (waiting, kept) = (waiting + rows, kept + bytes);
                 small.push(batch);
             }
@@ -154,9 +157,6 @@ impl Joined {
 
     /// The next batch; `None` at the end, or if others have waited for it long enough.
     async fn poll_next(&mut self, alone: bool) -> Option<Item> {
-        if alone {
-            self.patience.begin();
-        }
         let (stream, patience) = (&mut self.stream, &mut self.patience);
         poll_fn(|cx| {
             let Some(own) = stream else {

@@ -20,6 +20,7 @@ use datafusion_physical_plan::filter_pushdown::{
 };
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion_physical_plan::projection::ProjectionExec;
+use datafusion_physical_plan::repartition::RepartitionExec;
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, PlanProperties,
@@ -172,7 +173,8 @@ impl DeviceExec {
         if let Some(why) = self.kept_from_device(&context).filter(|_| can) {
             return self.start(partition, context, &why);
         }
-        let falls_back = can && !self.is_transition && DeviceOptions::of_task(&context).fallback;
+        let may = can && !self.is_transition && has_independent_partitions(&self.node);
+        let falls_back = may && DeviceOptions::of_task(&context).fallback;
         let device = match self.open(partition, &context) {
             Err(e) if falls_back => return self.start(partition, context, &e.to_string()),
             device => device?,
@@ -449,6 +451,13 @@ impl ExecutionPlan for DeviceExec {
     fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
         self.instead(self.node.clone().reset_state()?)
     }
+}
+
+/// Whether some partitions of a node may run on the host and others not. Joins count their partitions, exchanges pass rows between them, and
+/// a dynamic filter waits for all.
+fn has_independent_partitions(node: &Arc<dyn ExecutionPlan>) -> bool {
+    let alone = node.children().len() < 2 && !node.is::<RepartitionExec>();
+    alone && node.dynamic_expressions_produced().is_empty()
 }
 
 /// Whether partitions of a plan may be executed twice, with the same rows.

@@ -15,7 +15,7 @@ use futures::Stream;
 
 use super::memory::DeviceReservation;
 use super::stream::{SendableDeviceStream, device_stream};
-use super::upload::Target;
+use super::upload::{Target, is_partial};
 
 /// What runs on a device in the place of a node of DataFusion.
 ///
@@ -49,7 +49,8 @@ pub trait DeviceOperator: Any + fmt::Debug + Send + Sync {
     ///
     /// It does if the session says so ([`DeviceOptions`](super::DeviceOptions)): always, or with
     /// [`fallback`](super::DeviceOptions::fallback) if the device cannot be opened, or if its memory is not enough for a partition's first batch
-    /// and what the operator reads can be read again. Partitions may run in different places, and a partition may be started twice: return
+    /// and what the operator reads can be read again. With `fallback`, of a node with one input
+    /// and without dynamic filters, some partitions may run on the host and others on the device, and a partition may be started twice: return
     /// `false` if partitions share state. The operators below decide for themselves. `EXPLAIN ANALYZE` and
     /// [`ran_on_host`](super::ran_on_host) say why. By default, `true`.
     fn runs_on_host(&self) -> bool {
@@ -57,9 +58,10 @@ pub trait DeviceOperator: Any + fmt::Debug + Send + Sync {
     }
 
     /// Returns whether the operator's batches may be small, so that [`DeviceRule`](super::DeviceRule) inserts a
-    /// [`DeviceCoalesceBatchesExec`](super::DeviceCoalesceBatchesExec) above it. By default, if the node leaves out rows, as a filter does.
+    /// [`DeviceCoalesceBatchesExec`](super::DeviceCoalesceBatchesExec) above it. By default, if the node leaves out rows, as a filter does; the
+    /// states of a partial aggregate stay as they are.
     fn has_small_batches(&self, node: &dyn ExecutionPlan) -> bool {
-        matches!(node.cardinality_effect(), CardinalityEffect::LowerEqual)
+        matches!(node.cardinality_effect(), CardinalityEffect::LowerEqual) && !is_partial(node)
     }
 }
 

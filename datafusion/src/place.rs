@@ -10,7 +10,6 @@ use datafusion_physical_expr::{Distribution, Partitioning};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion_physical_plan::repartition::RepartitionExec;
-use datafusion_physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion_physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion_physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, replace_children_if_necessary,
@@ -99,6 +98,7 @@ impl<'a> Placing<'a> {
             return Ok(Some(placed));
         }
         let mut new = self.replaced(node)?;
+        let is_new = new.is_some();
         let placed = new.as_ref().unwrap_or(node);
         let device = DeviceExec::of(placed).map(DeviceExec::device);
         let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin);
@@ -124,6 +124,9 @@ impl<'a> Placing<'a> {
         if changed {
             new = Some(replace_children_if_necessary(placed.clone(), wanted)?);
         }
+        if is_new {
+            new = new.map(|new| self.joined(new));
+        }
         Ok(below_the_download(new.as_ref().unwrap_or(node))?.or(new))
     }
 
@@ -138,46 +141,55 @@ impl<'a> Placing<'a> {
             (None, Some(uploads)) if self.are_enough(node, uploads) => (&uploads.device, false),
             _ => return Ok(None),
         };
+        let mut declined = Vec::new();
         for plugin in self.plugins {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
-                    // The partitions of a worker's task may be started apart.
-                    let may = self.forms == Forms::All
-                        && !matches!(node.output_partitioning(), Partitioning::Range(_));
-                    let merges = may && plugin.merges_uploads();
+                    let merges = self.merges(node, device, plugin);
                     let up = self.uploaded(node, device, plugin, merges)?;
                     return with_partitions_of(node, up).map(Some);
                 }
-                Verdict::Runs => return self.operator(node.clone(), device, plugin).map(Some),
-                Verdict::RunsThere if rows_there => {
-                    return self.operator(node.clone(), device, plugin).map(Some);
+                Verdict::RunsThere if !rows_there => {}
+                Verdict::Runs | Verdict::RunsThere => {
+                    let exec = DeviceExec::in_place_of(node.clone(), device.clone(), plugin)?;
+                    return Ok(Some(Arc::new(exec)));
                 }
-                Verdict::Stays(why) => {
-                    let mut declined = self.declined.borrow_mut();
-                    let one = format!("{}: {why}", node.name());
-                    if !declined.contains(&one) {
-                        declined.push(one);
-                    }
-                }
-                Verdict::RunsThere | Verdict::Unknown => {}
+                Verdict::Stays(why) => declined.push(format!("{}: {why}", node.name())),
+                Verdict::Unknown => {}
             }
         }
+        let mut all = self.declined.borrow_mut();
+        declined.retain(|one| !all.contains(one));
+        all.extend(declined);
         Ok(None)
     }
 
-    fn operator(
-        &self,
-        node: Plan,
-        device: &DeviceSpec,
-        plugin: &Arc<dyn DevicePlugin>,
-    ) -> Result<Plan> {
-        let exec = DeviceExec::in_place_of(node, device.clone(), plugin)?;
-        let joins = exec.has_small_batches();
-        let exec: Plan = Arc::new(exec);
-        Ok(match joins {
-            true => DeviceCoalesceBatchesExec::new(self.batch_size).above(exec, device.clone()),
-            false => exec,
-        })
+    /// The operator with its small batches joined, if it has such.
+    fn joined(&self, plan: Plan) -> Plan {
+        match DeviceExec::of(&plan).filter(|exec| exec.has_small_batches()) {
+            Some(exec) => {
+                let device = exec.device().clone();
+                DeviceCoalesceBatchesExec::new(self.batch_size).above(plan, device)
+            }
+            None => plan,
+        }
+    }
+
+    /// Whether the rows of the host that go up for `node` may be one partition, and the plugin wants that. The partitions of a worker's task may be
+    /// started apart; rows that are distributed by their values, or have an order, stay as they are.
+    fn merges(&self, node: &Plan, device: &DeviceSpec, plugin: &Arc<dyn DevicePlugin>) -> bool {
+        let by = node.output_partitioning();
+        let any = !matches!(by, Partitioning::Hash(..) | Partitioning::Range(_));
+        self.forms == Forms::All
+            && plugin.merges_uploads()
+            && any
+            && node
+                .children()
+                .into_iter()
+                .all(|child| match plugin.can_run(child, device) {
+                    Verdict::Runs | Verdict::RunsThere => self.merges(child, device, plugin),
+                    Verdict::Stays(_) | Verdict::Unknown => child.output_ordering().is_none(),
+                })
     }
 
     /// The operator over rows of the host, with what the plugin runs below it.
@@ -189,19 +201,23 @@ impl<'a> Placing<'a> {
         merges: bool,
     ) -> Result<Plan> {
         let up = |child: &Plan| match plugin.can_run(child, device) {
-            Verdict::Runs | Verdict::RunsThere => self.uploaded(child, device, plugin, merges),
+            Verdict::Runs | Verdict::RunsThere => {
+                let up = self.uploaded(child, device, plugin, merges)?;
+                Ok(self.joined(up))
+            }
             Verdict::Stays(_) | Verdict::Unknown => {
-                let child = if merges {
-                    gathered(child)
-                } else {
-                    child.clone()
+                let several = child.output_partitioning().partition_count() > 1;
+                let child = match merges && several && device_of(child).is_none() {
+                    true => Arc::new(CoalescePartitionsExec::new(child.clone())),
+                    false => child.clone(),
                 };
-                Ok(upload_for(Some(plugin)).above(child, device.clone()))
+                on_device(&child, device, self.forms, upload_for(Some(plugin)))
             }
         };
         let children = node.children().into_iter().map(up);
         let node = replace_children_if_necessary(node.clone(), children.collect::<Result<_>>()?)?;
-        self.operator(node, device, plugin)
+        let exec = DeviceExec::in_place_of(node, device.clone(), plugin)?;
+        Ok(Arc::new(exec))
     }
 
     /// Whether a node reads so many rows of the host that they may go up.
@@ -243,7 +259,13 @@ impl<'a> Placing<'a> {
         );
         let below = replace_children_if_necessary(node.clone(), inputs)?;
         let stays = DeviceExec::of(node).is_some() || keeps_partitions(node);
-        let below = match self.replaced(&below)? {
+        // Rows of several partitions would lose the order that the nodes above count on.
+        if after > 1 && below.output_ordering().is_some() {
+            return Ok(None);
+        }
+        let replaced = self.replaced(&below)?;
+        let is_new = replaced.is_some();
+        let below = match replaced {
             Some(replaced) => replaced,
             None if stays => below,
             None => return Ok(None),
@@ -251,7 +273,10 @@ impl<'a> Placing<'a> {
         if partitions(&below) != after {
             return Ok(None);
         }
-        let below = self.place(&below)?.unwrap_or(below);
+        let mut below = self.place(&below)?.unwrap_or(below);
+        if is_new {
+            below = self.joined(below);
+        }
         let by = Partitioning::RoundRobinBatch(before);
         Ok(Some(Arc::new(RepartitionExec::try_new(
             on_host(below),
@@ -274,28 +299,13 @@ fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
     plugin.map_or_else(HostToDeviceExec::default, HostToDeviceExec::for_plugin)
 }
 
-/// All rows of a plan in one partition, in their order if they have one.
-fn gathered(plan: &Plan) -> Plan {
-    match (
-        plan.output_partitioning().partition_count(),
-        plan.output_ordering(),
-    ) {
-        (1, _) => plan.clone(),
-        (_, Some(order)) => Arc::new(SortPreservingMergeExec::new(order.clone(), plan.clone())),
-        (_, None) => Arc::new(CoalescePartitionsExec::new(plan.clone())),
-    }
-}
-
 /// Rows distributed as those of `node` were.
 fn with_partitions_of(node: &Plan, rows: Plan) -> Result<Plan> {
     let by = node.output_partitioning();
     if rows.output_partitioning().partition_count() == by.partition_count() {
         return Ok(rows);
     }
-    let by = match by {
-        Partitioning::Hash(..) => by.clone(),
-        other => Partitioning::RoundRobinBatch(other.partition_count()),
-    };
+    let by = Partitioning::RoundRobinBatch(by.partition_count());
     Ok(Arc::new(RepartitionExec::try_new(on_host(rows), by)?))
 }
 

@@ -40,14 +40,16 @@ pub trait DevicePlugin: fmt::Debug + Send + Sync {
     ///
     /// Such columns are cast on the host before they go up, and an operator finds their types in the schema of its input's stream. The plan keeps
     /// its types: what an operator returns in another type than its node's ([`DeviceTask::stream_of`](super::DeviceTask::stream_of)) is cast on the host
-    /// after it came down. Tables on a device have their own types there.
+    /// after it came down. Tables on a device have their own types there,
+    /// and an operator above those of another plugin gets what they return.
     fn upload_type(&self, data_type: &DataType) -> Option<DataType> {
         let _ = data_type;
         None
     }
 
-    /// Returns whether all partitions of rows of the host go up as one, in their order if they have one, for operators that gain more by large batches
-    /// than by several queues. Above the operators, the rows are distributed as before. By default, they do not.
+    /// Returns whether all partitions of rows of the host go up as one, for operators that gain more by large batches than by several queues. Above the
+    /// operators, the rows are distributed as before. Rows that have an order or are distributed by their values stay as they are, and so do those that
+    /// meet rows of a device. By default, they do not.
     fn merges_uploads(&self) -> bool {
         false
     }

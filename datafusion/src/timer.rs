@@ -65,7 +65,7 @@ impl Patience {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.since.elapsed() > self.wait
+        self.since.elapsed() >= self.wait
     }
 
     /// Whether the wait is over. If not, it wakes the task then.

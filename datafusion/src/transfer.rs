@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{ArrowError, DataType, SchemaRef};
 use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::coop::make_cooperative;
 use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
@@ -142,23 +142,20 @@ pub(super) fn host_stream(
     // Where batches are read in place, nothing is gained by asking for the next one meanwhile.
     let most = if device.is_host_readable() { 1 } else { 2 };
     let there = typed_as(&schema, &stream.schema());
-    let (wanted, memory, mut queues) = (schema.clone(), Arc::new(memory), Queues::default());
+    let schemas = (there.clone(), schema.clone());
+    let (memory, mut queues) = (Arc::new(memory), Queues::default());
     let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {
         let batch = batch.with_schema(there.clone())?;
-        let (there, wanted) = (there.clone(), wanted.clone());
         let queue = queues.of(batch.device())?;
         if batch.device().is_host_readable() {
             let download = batch.start_to_host(&queue)?;
-            return Ok(
-                Box::pin(async move { Ok((fitted(download.await?, &there, &wanted)?, None)) })
-                    as Coming<_>,
-            );
+            return Ok(Box::pin(async move { Ok((download.await?, None)) }) as Coming<_>);
         }
         let mut share = Share::new(&memory, bytes_of(&batch))?;
         let download = download(&batch, &queue)?;
         Ok(Box::pin(async move {
-            let batch = fitted(download.await?, &there, &wanted)?;
+            let batch = download.await?;
             share.resize(host_bytes(&batch))?;
             Ok((batch, Some(share)))
         }) as Coming<_>)
@@ -167,6 +164,7 @@ pub(super) fn host_stream(
         batches: Ahead::new(stream, most, start),
         metrics,
         memory: own,
+        schemas,
         rows: rows.max(1),
         rest: None,
     };
@@ -179,6 +177,8 @@ struct Staged {
     batches: Ahead<RecordBatch>,
     metrics: Option<DeviceMetrics>,
     memory: Arc<DeviceReservation>,
+    /// With the types that the batches had on the device, and the plan's.
+    schemas: (SchemaRef, SchemaRef),
     /// The most rows of a batch that is passed on.
     rows: usize,
     /// What is left of a batch.
@@ -194,6 +194,7 @@ impl Staged {
         let Self {
             batches,
             metrics,
+            schemas: (there, wanted),
             rows,
             rest,
             ..
@@ -206,9 +207,20 @@ impl Staged {
                     end => return Poll::Ready(end),
                 },
             };
-            let (first, all) = (batch.num_rows().min(*rows), batch.num_rows());
-            *rest = (first < all).then(|| batch.slice(first, all - first));
-            Poll::Ready(Some(Ok(batch.slice(0, first))))
+            let (mut first, all) = (batch.num_rows().min(*rows), batch.num_rows());
+            loop {
+                let passed = match fitted(batch.slice(0, first), there, wanted) {
+                    // Fewer rows have fewer values, for which the keys of their dictionary may be enough.
+                    Err(Error::Arrow(e)) if first > 1 && is_overflow(&e) => {
+                        first = first.div_ceil(2);
+                        continue;
+                    }
+                    Err(e) => Err(batches.end(e)),
+                    passed => passed,
+                };
+                *rest = (first < all && passed.is_ok()).then(|| batch.slice(first, all - first));
+                return Poll::Ready(Some(passed));
+            }
         };
         let polled = match metrics {
             Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
@@ -219,6 +231,10 @@ impl Staged {
         }
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
     }
+}
+
+fn is_overflow(e: &ArrowError) -> bool {
+    matches!(e, ArrowError::DictionaryKeyOverflowError)
 }
 
 /// Starts to download a batch whose larger columns get memory of their own each, so that who keeps one keeps no other's.
@@ -414,11 +430,14 @@ impl<T: Send + 'static> Ahead<T> {
                 self.returned = share;
                 Ok(batch)
             }
-            Err(e) => {
-                self.stream = None;
-                self.coming.clear();
-                Err(e)
-            }
+            Err(e) => Err(self.end(e)),
         }))
+    }
+
+    /// The last error.
+    fn end(&mut self, e: Error) -> Error {
+        self.stream = None;
+        self.coming.clear();
+        e
     }
 }

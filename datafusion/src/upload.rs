@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow_cast::{CastOptions, cast_with_options};
-use arrow_device::{Device, DeviceId, Result, upload_stream};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_device::{Device, DeviceId, Error, Result, upload_stream};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use arrow_select::concat::concat_batches;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
@@ -150,14 +150,19 @@ pub(super) fn upload_rows(
 /// Whether the rows are states of an aggregate, which must stay as they are: the `percentile_cont` of DataFusion 55 reads the first one of
 /// each batch only.
 fn has_states(input: &Arc<dyn ExecutionPlan>) -> bool {
-    if let Some(aggregate) = input.downcast_ref::<AggregateExec>() {
-        return aggregate.mode().output_mode() == AggregateOutputMode::Partial;
+    if is_partial(&**input) {
+        return true;
     }
     match input.children()[..] {
         // Nodes of the host and of devices that pass them on, such as exchanges.
         [child] => child.schema() == input.schema() && has_states(child),
         _ => false,
     }
+}
+
+pub(super) fn is_partial(node: &dyn ExecutionPlan) -> bool {
+    let aggregate = node.downcast_ref::<AggregateExec>();
+    aggregate.is_some_and(|node| node.mode().output_mode() == AggregateOutputMode::Partial)
 }
 
 /// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.
@@ -207,7 +212,11 @@ pub(super) fn fitted(batch: RecordBatch, from: &SchemaRef, to: &SchemaRef) -> Re
                 safe,
                 ..Default::default()
             };
-            *column = cast_with_options(column, wanted, &options)?;
+            let cast = cast_with_options(column, wanted, &options);
+            *column = cast.map_err(|e| match e {
+                ArrowError::DictionaryKeyOverflowError => Error::from(e),
+                e => Error::InvalidArgument(format!("column {:?}: {e}", to.name()).into()),
+            })?;
         }
         if is_null && !to.is_nullable() {
             let values = column.to_data().into_builder().nulls(None);

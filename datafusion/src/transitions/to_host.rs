@@ -91,9 +91,11 @@ impl DisplayAs for DeviceToHostExec {
             (_, Some(id)) => write!(f, "DeviceToHostExec: device={id}"),
             (_, None) => write!(f, "DeviceToHostExec"),
         }?;
-        match self.declined.is_empty() {
-            true => Ok(()),
-            false => write!(f, ", declined=[{}]", self.declined.join("; ")),
+        let declined = self.declined.join("; ");
+        match t {
+            _ if declined.is_empty() => Ok(()),
+            DisplayFormatType::TreeRender => writeln!(f, "declined={declined}"),
+            _ => write!(f, ", declined=[{declined}]"),
         }
     }
 }

@@ -7,6 +7,7 @@ mod errors;
 mod forms;
 mod guide;
 mod joined;
+mod kept;
 mod kit;
 mod lifetime;
 mod memory;

@@ -274,7 +274,7 @@ fn merging() -> Passing {
     }
 }
 
-/// All partitions go up as one, in their order, and the rows are distributed as before above the operators.
+/// All partitions go up as one, and the rows are distributed as before above the operators. Those with an order, or distributed by their values, stay.
 #[tokio::test]
 async fn partitions_go_up_as_one() {
     let scan = typed_scan().await;
@@ -294,14 +294,10 @@ async fn partitions_go_up_as_one() {
         ),
         (
             pass(hashed),
-            "Repartition < Down < Lower < Up < CoalescePartitions < Repartition < DataSource",
+            "Down < Lower < Up < Repartition < DataSource",
             4,
         ),
-        (
-            pass(sorted),
-            "Repartition < Down < Lower < Up < SortPreservingMerge < Sort < DataSource",
-            3,
-        ),
+        (pass(sorted), "Down < Lower < Up < Sort < DataSource", 3),
         (
             on_host(pass(scan.clone())),
             "CoalescePartitions < Down < Lower < Up < CoalescePartitions < DataSource",

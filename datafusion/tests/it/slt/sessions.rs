@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arrow_device::{Device, Devices as All};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceOperator, DeviceRule, DeviceSpec, DeviceTable, DeviceTask,
-    SendableDeviceStream, to_datafusion,
+    DeviceExec, DeviceOperator, DevicePlugin, DeviceRule, DeviceSpec, DeviceTable, DeviceTask,
+    SendableDeviceStream, Verdict, to_datafusion,
 };
 use datafusion::catalog::{MemTable, TableProvider};
 use datafusion::common::Result;
@@ -18,6 +18,7 @@ use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
+use crate::kept::Backed;
 use crate::kit::{Plan, Sim};
 
 /// A kind of session. Devices are numbers of [`Devices`].
@@ -28,18 +29,22 @@ pub(super) struct Kind {
     rule: bool,
     /// The devices of an operator above every node, in turn.
     operators: &'static [usize],
+    /// Whether a plugin runs every node that it may, and merges what goes up for it.
+    plugin: bool,
 }
 
 const CPU: usize = 2;
 
 #[rustfmt::skip]
-pub(super) const KINDS: [Kind; 6] = [
-    Kind { name: "tables", tables: Some(0), rule: false, operators: &[] },
-    Kind { name: "tables, rule", tables: Some(0), rule: true, operators: &[] },
-    Kind { name: "operators", tables: Some(0), rule: true, operators: &[0] },
-    Kind { name: "operators on the CPU", tables: Some(CPU), rule: true, operators: &[CPU] },
-    Kind { name: "operators, host tables", tables: None, rule: true, operators: &[0] },
-    Kind { name: "devices in turn", tables: Some(0), rule: true, operators: &[0, 1, CPU] },
+pub(super) const KINDS: [Kind; 8] = [
+    Kind { name: "tables", tables: Some(0), rule: false, operators: &[], plugin: false },
+    Kind { name: "tables, rule", tables: Some(0), rule: true, operators: &[], plugin: false },
+    Kind { name: "operators", tables: Some(0), rule: true, operators: &[0], plugin: false },
+    Kind { name: "operators on the CPU", tables: Some(CPU), rule: true, operators: &[CPU], plugin: false },
+    Kind { name: "operators, host tables", tables: None, rule: true, operators: &[0], plugin: false },
+    Kind { name: "devices in turn", tables: Some(0), rule: true, operators: &[0, 1, CPU], plugin: false },
+    Kind { name: "plugin", tables: Some(0), rule: true, operators: &[], plugin: true },
+    Kind { name: "plugin, host tables", tables: None, rule: true, operators: &[], plugin: true },
 ];
 
 /// Two simulated devices and the CPU.
@@ -78,7 +83,14 @@ impl Devices {
                 state = state.with_physical_optimizer_rule(Arc::new(Everywhere(devices)));
             }
             if kind.rule {
-                state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
+                let mut rule = DeviceRule::default();
+                if kind.plugin {
+                    rule = rule.with_plugin(Arc::new(Everything));
+                }
+                if kind.tables.is_none() {
+                    rule = rule.with_uploads(&self.0[0], 0);
+                }
+                state = state.with_physical_optimizer_rule(Arc::new(rule));
             }
         }
         let ctx = SessionContext::new_with_state(state.build());
@@ -99,6 +111,8 @@ impl Session {
     pub(super) fn divided(&self) -> Self {
         let config = self.ctx.copied_config();
         let config = config.with_batch_size(2).with_target_partitions(3);
+        // Those of the session that it divides stay.
+        let config = config.with_create_default_catalog_and_schema(false);
         let state = SessionStateBuilder::new_from_existing(self.ctx.state()).with_config(config);
         Self {
             ctx: SessionContext::new_with_state(state.build()),
@@ -144,6 +158,39 @@ async fn moved(table: &MemTable, device: &Device) -> Result<DeviceTable> {
     let defaults = fields.filter_map(default).collect();
     let moved = DeviceTable::from_batches(schema.clone(), device.clone(), partitions);
     Ok(moved.map_err(to_datafusion)?.with_column_defaults(defaults))
+}
+
+/// Runs every node that plans do not need as it is.
+#[derive(Debug)]
+struct Everything;
+
+impl DevicePlugin for Everything {
+    fn can_run(&self, node: &Plan, _: &DeviceSpec) -> Verdict {
+        const STAY: [&str; 10] = [
+            "AnalyzeExec",
+            "CoalescePartitionsExec",
+            "CooperativeExec",
+            "DataSinkExec",
+            "DeviceInsertExec",
+            "DeviceToHostExec",
+            "InterleaveExec",
+            "RecursiveQueryExec",
+            "RepartitionExec",
+            "SortPreservingMergeExec",
+        ];
+        match node.children().is_empty() || STAY.contains(&node.name()) {
+            true => Verdict::Unknown,
+            false => Verdict::Runs,
+        }
+    }
+
+    fn replace(&self, node: &Plan) -> Result<Arc<dyn DeviceOperator>> {
+        Ok(Arc::new(Backed::new(node, true)))
+    }
+
+    fn merges_uploads(&self) -> bool {
+        true
+    }
 }
 
 /// Puts an operator above every node of a plan.
