@@ -27,6 +27,16 @@ pub(crate) enum Family {
     MonthDayNano = 4,
 }
 
+impl Family {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Signed,
+        Self::Unsigned,
+        Self::Float,
+        Self::DayTime,
+        Self::MonthDayNano,
+    ];
+}
+
 impl Kind {
     /// Returns `None` for types whose values the kernels do not order.
     pub(crate) fn of(data_type: &DataType) -> Option<Self> {

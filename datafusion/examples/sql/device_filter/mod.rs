@@ -24,19 +24,19 @@
 //! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
 //! | `column.rs` | how kernels read columns of all layouts |
 //! | `select.rs` | how kernels make new columns, in memory of just their size |
-//! | `join.rs`, `held.rs` | how small results become one, and how the memory that waits for that is limited and reserved |
+//! | `chunks.rs`, `held.rs` | how the host waits for several batches at once, and how the memory that waits for that is limited and reserved |
 //! | `kernels.rs`, `cache.rs` | what kernels there are, and how a device's are loaded once |
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
 
 pub(crate) mod cache;
+mod chunks;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;
 pub(crate) mod filter;
 mod held;
-mod join;
 mod kernels;
 mod key;
 mod predicate;

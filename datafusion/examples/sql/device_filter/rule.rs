@@ -11,7 +11,6 @@ use datafusion::physical_plan::repartition::RepartitionExec;
 
 use super::cache::{KernelCache, exist_for};
 use super::filter::DeviceFilterExec;
-use super::select::Filter;
 
 /// Puts a [`DeviceFilterExec`] in the place of DataFusion's filters that the kernels support.
 #[derive(Debug, Default)]
@@ -34,7 +33,7 @@ impl DevicePlugin for FilterPlugin {
         if !exist_for(device.device_type()) {
             return Verdict::Stays(format!("there are no kernels for {device}").into());
         }
-        match Filter::new(filter) {
+        match DeviceFilterExec::new(filter, self.kernels.clone()) {
             Some(_) if is_of_a_scan(filter) => Verdict::Runs,
             Some(_) => Verdict::RunsThere,
             None => Verdict::stays("the kernels do not support the predicate, or a column"),
@@ -42,13 +41,10 @@ impl DevicePlugin for FilterPlugin {
     }
 
     fn replace(&self, node: &Arc<dyn ExecutionPlan>) -> Result<Arc<dyn DeviceOperator>> {
-        let filter = node.downcast_ref().and_then(Filter::new);
-        let filter = filter
-            .ok_or_else(|| DataFusionError::Plan(format!("no kernels for {}", node.name())))?;
-        Ok(Arc::new(DeviceFilterExec::new(
-            filter,
-            self.kernels.clone(),
-        )))
+        let filter = node.downcast_ref::<FilterExec>();
+        let filter = filter.and_then(|f| DeviceFilterExec::new(f, self.kernels.clone()));
+        let none = || DataFusionError::Plan(format!("no kernels for {}", node.name()));
+        Ok(Arc::new(filter.ok_or_else(none)?))
     }
 }
 
