@@ -1,5 +1,7 @@
 //! Batches whose kernels are queued one by one, and for whose numbers the host waits together.
 
+use std::future::ready;
+
 use arrow_device::{DeviceRecordBatch, Result};
 use arrow_device_datafusion::DeviceTask;
 use datafusion::error::Result as DataFusionResult;
@@ -27,25 +29,21 @@ where
     let (input, node) = (task.input(0)?, task.node());
     let each = node.boundedness().is_unbounded() || node.fetch().is_some();
     let most = if each { 1 } else { MOST_BATCHES };
+    let input = input.try_filter(|batch| ready(batch.num_rows() > 0));
     let start = (input, queue);
     Ok(stream::try_unfold(
         start,
         move |(mut input, mut queue)| async move {
-            let (mut chunk, mut kept) = (Vec::new(), 0);
-            while chunk.len() < most {
-                let Some(batch) = input.try_next().await? else {
-                    break;
-                };
-                if batch.num_rows() == 0 {
-                    continue;
-                }
+            let (mut chunk, mut kept, mut last) = (Vec::new(), 0, 0);
+            // The next batch will keep about as much as the last one.
+            while chunk.len() < most
+                && kept + last <= MOST_KEPT
+                && let Some(batch) = input.try_next().await?
+            {
                 let (queued, held) = queue(batch)?;
-                let bytes = held.bytes();
-                kept += bytes;
+                last = held.bytes();
+                kept += last;
                 chunk.push((queued, held));
-                if kept + bytes > MOST_KEPT {
-                    break;
-                }
             }
             let is_end = chunk.is_empty();
             Ok((!is_end).then_some((chunk, (input, queue))))

@@ -5,18 +5,29 @@ use datafusion::arrow::array::{BinaryArray, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, IntervalUnit};
 
 use super::kernels::word;
+use super::key::Kind;
 
-/// How the values of a column lie in memory.
+/// How the values of a column lie in memory. The numbers are those of the CUDA kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// A bit for each row: booleans.
-    Bits,
-    /// `width` bytes for each row, in units of `unit` bytes, to which they are aligned.
-    Fixed { width: usize, unit: usize },
-    /// Bytes, with an offset for each row and one more, of 4 or 8 bytes.
-    Offsets { width: usize },
+pub(crate) enum Layout {
+    /// As many bytes for each row.
+    Fixed = 0,
+    /// Bytes, with an offset of 4 bytes for each row and one more.
+    Offsets32 = 1,
+    /// As before, with offsets of 8 bytes.
+    Offsets64 = 2,
     /// A view of 16 bytes for each row, which has the bytes, or says where in which buffer they are.
-    Views,
+    Views = 3,
+    /// A bit for each row: booleans, which kernels read as they read validity.
+    Bits = 4,
+}
+
+/// A layout, with the bytes of a value, an offset or a view, in units of `unit` bytes, to which they are aligned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Format {
+    pub(crate) layout: Layout,
+    pub(crate) width: usize,
+    pub(crate) unit: usize,
 }
 
 impl Format {
@@ -24,56 +35,39 @@ impl Format {
     /// and the type that has only nulls.
     pub(crate) fn of(data_type: &DataType) -> Option<Self> {
         use DataType::*;
-        Some(match data_type {
-            Boolean => Self::Bits,
-            FixedSizeBinary(width) if *width > 0 => Self::Fixed {
-                width: usize::try_from(*width).ok()?,
-                unit: 1,
-            },
-            Utf8 | Binary => Self::Offsets { width: 4 },
-            LargeUtf8 | LargeBinary => Self::Offsets { width: 8 },
-            Utf8View | BinaryView => Self::Views,
-            Interval(IntervalUnit::DayTime) => Self::Fixed { width: 8, unit: 4 },
+        let (layout, width, unit) = match data_type {
+            Boolean => (Layout::Bits, 0, 1),
+            FixedSizeBinary(width) if *width > 0 => {
+                (Layout::Fixed, usize::try_from(*width).ok()?, 1)
+            }
+            Utf8 | Binary => (Layout::Offsets32, 4, 4),
+            LargeUtf8 | LargeBinary => (Layout::Offsets64, 8, 8),
+            Utf8View | BinaryView => (Layout::Views, 16, 8),
+            Interval(IntervalUnit::DayTime) => (Layout::Fixed, 8, 4),
             other => {
                 let width = other.primitive_width()?;
-                let unit = width.min(8);
-                Self::Fixed { width, unit }
+                (Layout::Fixed, width, width.min(8))
             }
+        };
+        Some(Self {
+            layout,
+            width,
+            unit,
         })
-    }
-}
-
-impl Format {
-    /// The number that kernels know it by.
-    fn layout(self) -> u64 {
-        match self {
-            Self::Bits | Self::Fixed { .. } => 0,
-            Self::Offsets { width: 4 } => 1,
-            Self::Offsets { .. } => 2,
-            Self::Views => 3,
-        }
-    }
-
-    /// The bytes of a row's value, offset or view, and those to which it is aligned.
-    fn width(self) -> (usize, usize) {
-        match self {
-            Self::Bits => (0, 1),
-            Self::Fixed { width, unit } => (width, unit),
-            Self::Offsets { width } => (width, width),
-            Self::Views => (16, 8),
-        }
     }
 
     /// Whether rows have bytes of any number.
     pub(crate) fn is_text(self) -> bool {
-        matches!(self, Self::Offsets { .. } | Self::Views)
+        !matches!(self.layout, Layout::Fixed | Layout::Bits)
     }
 }
 
 /// A column as parameters of kernels.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Column {
     pub(crate) rows: u64,
+    /// That of its [`Kind`], if it has one.
+    pub(crate) family: u64,
     pub(crate) layout: u64,
     /// Bytes of a value, if all have as many.
     pub(crate) width: u64,
@@ -91,7 +85,7 @@ pub(crate) struct Column {
 /// A column of a batch that is not empty.
 pub(crate) struct Input {
     array: DeviceArray,
-    format: Format,
+    pub(crate) format: Format,
     /// The values, offsets or views.
     values: DeviceBuffer,
     validity: Option<Validity>,
@@ -100,6 +94,7 @@ pub(crate) struct Input {
 }
 
 /// A column that is lent to a queue. Its memory is not freed before the kernels are done that were queued until this is dropped.
+#[derive(Default)]
 pub(crate) struct Lent<'a> {
     pub(crate) column: Column,
     _loans: Vec<Loan<'a>>,
@@ -108,19 +103,19 @@ pub(crate) struct Lent<'a> {
 impl Input {
     /// Of views, this uploads the addresses of their buffers.
     pub(crate) fn new(array: DeviceArray, queue: &Queue) -> Result<Self> {
-        let unsupported = || {
-            Error::InvalidArgument(format!("the plugin's kernels do not support {array:?}").into())
-        };
+        let unsupported = || Error::InvalidArgument(format!("no kernels for {array:?}").into());
         let format = Format::of(array.data_type()).ok_or_else(unsupported)?;
         // The first buffer is the validity bitmap.
         let values = array.buffer(1).ok_or_else(unsupported)?;
         let mut buffers = Vec::new();
-        if format == Format::Views && array.num_buffers() > 2 {
+        if format.layout == Layout::Views && array.num_buffers() > 2 {
             // A view never refers to a buffer that is missing, which is one without bytes.
             let others: Vec<_> = (2..array.num_buffers()).map(|i| array.buffer(i)).collect();
-            let of =
-                |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, |b| word(b.address()));
-            let table = UInt64Array::from_iter_values(others.iter().map(of));
+            let at = others
+                .iter()
+                .map(|buffer: &Option<DeviceBuffer>| buffer.as_ref());
+            let at = at.map(|buffer| buffer.map_or(0, |buffer| word(buffer.address())));
+            let table = UInt64Array::from_iter_values(at);
             let table = queue.device().upload_array_on(&table, queue)?;
             let others = others.into_iter().flatten();
             buffers = table.buffer(1).into_iter().chain(others).collect();
@@ -138,6 +133,11 @@ impl Input {
         &self.array
     }
 
+    /// As [`on`](Self::on), or a column of no bytes.
+    pub(crate) fn lend<'a>(input: Option<&'a Self>, queue: &Queue) -> Result<Lent<'a>> {
+        input.map_or_else(|| Ok(Lent::default()), |input| input.on(queue))
+    }
+
     /// Lends the column to kernels, for which the queue waits until its memory is ready.
     pub(crate) fn on(&self, queue: &Queue) -> Result<Lent<'_>> {
         let mut loans = Vec::new();
@@ -147,15 +147,15 @@ impl Input {
                 .last()
                 .map_or(0, |loan: &Loan<'_>| word(loan.address()))
         };
-        let (width, unit) = self.format.width();
+        let (width, unit) = (self.format.width, self.format.unit);
         let offset = self.array.offset();
         let values = lend(self.values.on(queue)?) + (offset * width) as u64;
         let bits = match &self.validity {
             Some(validity) => lend(validity.buffer().on(queue)?),
             None => 0,
         };
-        let mut data = match self.format {
-            Format::Offsets { .. } => lend(self.array.bytes_on(queue)?),
+        let mut data = match self.format.layout {
+            Layout::Offsets32 | Layout::Offsets64 => lend(self.array.bytes_on(queue)?),
             _ => 0,
         };
         for (i, buffer) in self.buffers.iter().enumerate() {
@@ -163,16 +163,16 @@ impl Input {
             data = if i == 0 { at } else { data };
         }
         if !values.is_multiple_of(unit as u64) {
+            let (device, of) = (queue.device(), self.array.data_type());
             let what = format!(
-                "filter on {}: values of {} at {values:#x} are not aligned to {unit} bytes; copy the batch with compact()",
-                queue.device(),
-                self.array.data_type()
+                "filter on {device}: values of {of} at {values:#x} are not aligned to {unit} bytes; copy the batch with compact()"
             );
             return Err(Error::InvalidArgument(what.into()));
         }
         let column = Column {
             rows: self.array.len() as u64,
-            layout: self.format.layout(),
+            family: Kind::of(self.array.data_type()).map_or(0, |kind| kind.family),
+            layout: self.format.layout as u64,
             width: width as u64,
             values,
             first_bit: offset as u64,

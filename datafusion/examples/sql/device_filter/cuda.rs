@@ -10,7 +10,6 @@ use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::device::device_error;
 use arrow_device::{Device, Error, Queue, Result};
 
-use super::kernels::Grid;
 use super::sim::KERNELS;
 
 /// The kernels by their names.
@@ -22,7 +21,7 @@ impl Cuda {
         let failed = |e: DriverError| failed(device, e);
         let module = Ptx::from_src(include_str!("filter.ptx"));
         let module = device.cuda_context()?.load_module(module).map_err(failed)?;
-        let function = |(name, _): &(&'static str, _)| Ok((*name, module.load_function(name)?));
+        let function = |name: &&'static str| Ok((*name, module.load_function(name)?));
         let functions = KERNELS.iter().map(function);
         Ok(Self(functions.collect::<Result<_, _>>().map_err(failed)?))
     }
@@ -33,7 +32,7 @@ impl Cuda {
         &self,
         queue: &Queue,
         kernel: &str,
-        grid: Grid,
+        rows: u64,
         words: &[u64],
     ) -> Result<()> {
         let blocks = |blocks: u32, threads: u32| LaunchConfig {
@@ -42,10 +41,10 @@ impl Cuda {
             shared_mem_bytes: 0,
         };
         let most = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        let grid = match grid {
-            Grid::Rows(rows) => LaunchConfig::for_num_elems(most(rows.max(1))),
-            Grid::Tiles(tiles) => blocks(most(tiles).min(1 << 30), 256),
-            Grid::Block => blocks(1, 1024),
+        let grid = match kernel {
+            "count_passing" | "select" => blocks(most(words[2]).min(1 << 30), 256),
+            "scan_u64" => blocks(1, 1024),
+            _ => LaunchConfig::for_num_elems(most(rows.max(1))),
         };
         let stream = queue.cuda_stream()?;
         let mut launch = stream.launch_builder(&self.0[kernel]);

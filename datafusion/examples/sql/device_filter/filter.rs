@@ -16,7 +16,7 @@ use super::cache::KernelCache;
 use super::chunks::chunks;
 use super::column::{Format, Input, Lent, upload_text};
 use super::held::Held;
-use super::kernels::{Grid, Launcher, to, word};
+use super::kernels::{Launcher, to, word};
 use super::predicate::{Condition, Test, conditions};
 use super::select::{Choice, Selector};
 
@@ -60,12 +60,8 @@ impl DeviceOperator for DeviceFilterExec {
             Test::Bytes { literal, .. } => upload_text(literal, queue),
             _ => Ok(None),
         };
-        let literals = self
-            .conditions
-            .iter()
-            .map(literal)
-            .collect::<Result<Vec<_>>>();
-        let literals = literals.map_err(to_datafusion)?;
+        let literals = self.conditions.iter().map(literal).collect::<Result<_>>();
+        let literals: Vec<_> = literals.map_err(to_datafusion)?;
         let schema = task.node().schema();
         let selector = Selector { launcher, schema };
         // The node reserves for the next batch only, but batches wait for each other.
@@ -75,30 +71,22 @@ impl DeviceOperator for DeviceFilterExec {
         let choices = chunks(task, move |batch| {
             // Its own bytes, also those that are a table's for ever, which cannot be told from others.
             let needed = batch.get_array_memory_size() + batch.num_rows() * of_row;
-            let (held, choice) = Held::allocate(&memory, needed, || {
-                choose(&launcher, &conditions, &literals, &columns, &batch)
-            })?;
+            let held = Held::new(&memory, needed)?;
+            let choice = choose(&launcher, &conditions, &literals, &columns, &batch)?;
             Ok((choice, held))
         })?;
-        let count = selector.clone();
+        let selected = selector.counted(choices);
+        let selected = selected.try_filter(|selected| ready(!selected.is_empty()));
         let left = task.node().fetch().unwrap_or(usize::MAX);
-        let selected = choices
-            // The number of rows that pass is known once the kernels have run. The task waits for it without blocking its
-            // thread, and the next batches' kernels are queued meanwhile.
-            .map(move |chunk| chunk.and_then(|chunk| count.select(chunk)))
-            .map(|selected| async { selected?.await })
-            .buffered(2)
-            .try_filter(|selected| ready(!selected.is_empty()));
         let start = (selected.boxed(), selector, left);
         // What comes after the last row that is wanted is not read.
         let batches = stream::try_unfold(start, |(mut selected, selector, left)| async move {
-            if left == 0 {
-                return Ok(None);
-            }
-            let Some(selected_rows) = selected.try_next().await? else {
-                return Ok(None);
+            let next = match left {
+                0 => None,
+                _ => selected.try_next().await?,
             };
-            let batch = selector.gather(&selected_rows)?;
+            let Some(next) = next else { return Ok(None) };
+            let batch = selector.gather(&next)?;
             let batch = batch.slice(0, batch.num_rows().min(left))?;
             let left = left - batch.num_rows();
             Ok(Some((batch, (selected, selector, left))))
@@ -134,10 +122,8 @@ fn choose(
         let lent = inputs[&condition.column].on(queue)?;
         test(launcher, &lent, condition, literal.as_ref(), &mut passing)?;
     }
-    let columns = columns
-        .iter()
-        .map(|column| inputs[column].clone())
-        .collect();
+    let columns = columns.iter().map(|column| inputs[column].clone());
+    let columns = columns.collect();
     Ok(Choice { columns, passing })
 }
 
@@ -149,11 +135,10 @@ fn test(
     passing: &mut DeviceBufferMut,
 ) -> Result<()> {
     let (c, passing) = (lent.column, to(passing));
-    let grid = Grid::Rows(c.rows);
     let keep = |at, bit, wanted: bool| {
         let words = [at, bit, c.rows, u64::from(wanted), passing];
         // SAFETY: these are the kernel's parameters. It reads lent bits, and writes a byte for each row of memory that is not frozen.
-        unsafe { launcher.launch("keep", grid, &words) }
+        unsafe { launcher.launch("keep", c.rows, &words) }
     };
     let is_null = matches!(condition.test, Test::IsNull);
     if is_null || c.bits != 0 {
@@ -168,12 +153,10 @@ fn test(
             return fail.try_for_each(|(value, _)| keep(c.values, c.first_bit, !value));
         }
         Test::Compare {
-            kind,
             passing: orderings,
             literal,
         } => {
-            let orderings = u64::from(*orderings);
-            let column = [kind.family as u64, c.width, c.values, c.rows, orderings];
+            let column = [c.family, c.width, c.values, c.rows, u64::from(*orderings)];
             ("compare", [&column[..], &literal.0, &[passing]].concat())
         }
         Test::Bytes {
@@ -182,9 +165,8 @@ fn test(
             if let Some(literal) = literal {
                 loan = Some(literal.on(&launcher.queue)?);
             }
-            let (at, len) = loan
-                .as_ref()
-                .map_or((0, 0), |l| (word(l.address()), l.len()));
+            let of = loan.as_ref().map(|loan| (word(loan.address()), loan.len()));
+            let (at, len) = of.unwrap_or_default();
             let column = [c.layout, c.width, c.values, c.data, c.rows];
             let literal = [at, len as u64, u64::from(*orderings), passing];
             ("compare_bytes", [&column[..], &literal].concat())
@@ -192,7 +174,7 @@ fn test(
     };
     // SAFETY: these are the kernel's parameters. It reads rows of a valid column and the literal, which are lent, and writes a byte for
     // each row of memory that is not frozen.
-    let launched = unsafe { launcher.launch(kernel, grid, &words) };
+    let launched = unsafe { launcher.launch(kernel, c.rows, &words) };
     drop(loan);
     launched
 }

@@ -15,20 +15,6 @@ pub(crate) enum Kernels {
     Cuda(super::cuda::Cuda),
 }
 
-/// How many threads run a kernel.
-#[derive(Clone, Copy)]
-#[cfg_attr(
-    not(feature = "cuda"),
-    expect(dead_code, reason = "the simulated device has one thread")
-)]
-pub(crate) enum Grid {
-    /// About one for each row. All kernels loop over rows beyond the grid.
-    Rows(u64),
-    /// A block for each tile of rows.
-    Tiles(u64),
-    Block,
-}
-
 /// A queue, and the kernels of its device.
 #[derive(Clone)]
 pub(crate) struct Launcher {
@@ -37,7 +23,7 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// Queues a kernel.
+    /// Queues a kernel for so many rows.
     ///
     /// # Safety
     /// The words must be the kernel's parameters. What it reads with them must be lent to the queue and be valid, and what it writes must
@@ -45,15 +31,15 @@ impl Launcher {
     pub(crate) unsafe fn launch(
         &self,
         kernel: &'static str,
-        grid: Grid,
+        rows: u64,
         words: &[u64],
     ) -> Result<()> {
         match &*self.kernels {
             // SAFETY: the caller guarantees parameters and memory (see `# Safety`).
-            Kernels::Sim => unsafe { sim::launch(&self.queue, kernel, grid, words) },
+            Kernels::Sim => unsafe { sim::launch(&self.queue, kernel, rows, words) },
             #[cfg(feature = "cuda")]
             // SAFETY: as above.
-            Kernels::Cuda(kernels) => unsafe { kernels.launch(&self.queue, kernel, grid, words) },
+            Kernels::Cuda(kernels) => unsafe { kernels.launch(&self.queue, kernel, rows, words) },
         }
     }
 

@@ -29,6 +29,8 @@
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
 
+mod aggregate;
+mod arithmetic;
 pub(crate) mod cache;
 mod chunks;
 mod column;
@@ -36,6 +38,7 @@ mod column;
 mod cuda;
 mod demo;
 pub(crate) mod filter;
+mod group;
 mod held;
 mod kernels;
 mod key;
@@ -46,8 +49,3 @@ mod sim;
 
 pub(crate) use demo::run;
 pub(crate) use rule::FilterPlugin;
-
-/// Returns whether there are kernels for this device. Filters over the batches of other devices stay with DataFusion.
-pub(crate) fn has_kernels(device: &arrow_device::Device) -> bool {
-    cache::exist_for(device.id().device_type)
-}

@@ -42,7 +42,6 @@ pub(crate) enum Test {
     },
     /// A value passes if its comparison with the literal has one of these results: 1 for less, 2 for equal, 4 for greater.
     Compare {
-        kind: Kind,
         passing: u8,
         literal: Key,
     },
@@ -113,11 +112,7 @@ fn compare(comparison: &BinaryExpr, schema: &Schema) -> Option<(usize, Test)> {
         let at = array.offset() * kind.width;
         let value = array.buffers()[0].get(at..at + kind.width)?;
         let literal = kind.key(value);
-        Test::Compare {
-            kind,
-            passing,
-            literal,
-        }
+        Test::Compare { passing, literal }
     } else if let ScalarValue::Boolean(Some(literal)) = literal {
         let passes = |value: bool| passing >> (value.cmp(literal) as i8 + 1) & 1 == 1;
         let passes = [passes(false), passes(true)];
@@ -133,10 +128,9 @@ fn compare(comparison: &BinaryExpr, schema: &Schema) -> Option<(usize, Test)> {
 fn bytes(literal: &ScalarValue) -> Option<&[u8]> {
     use ScalarValue::*;
     match literal {
-        Utf8(text) | LargeUtf8(text) | Utf8View(text) => text.as_deref().map(str::as_bytes),
         Binary(bytes) | LargeBinary(bytes) | BinaryView(bytes) | FixedSizeBinary(_, bytes) => {
             bytes.as_deref()
         }
-        _ => None,
+        text => text.try_as_str()?.map(str::as_bytes),
     }
 }

@@ -9,10 +9,11 @@ use arrow_device::{
 };
 use datafusion::arrow::array::cast::AsArray;
 use datafusion::arrow::datatypes::{DataType, SchemaRef, UInt64Type};
+use futures::{Stream, StreamExt};
 
-use super::column::{Format, Input};
+use super::column::{Format, Input, Layout};
 use super::held::Held;
-use super::kernels::{Grid, Launcher, to, word};
+use super::kernels::{Launcher, to, word};
 
 /// How many rows a block selects from, about.
 const TILE_ROWS: u64 = 2048;
@@ -58,6 +59,18 @@ impl Selector {
         1 + size_of::<u64>() * (1 + texts.count())
     }
 
+    /// The selected rows of a stream of choices, those of two chunks ahead. The task waits for their numbers without blocking its thread.
+    pub(crate) fn counted<S: Stream<Item = Result<Vec<(Choice, Held)>>> + Send>(
+        &self,
+        choices: S,
+    ) -> impl Stream<Item = Result<Vec<Selected>>> + Send + use<S> {
+        let this = self.clone();
+        choices
+            .map(move |chunk| chunk.and_then(|chunk| this.select(chunk)))
+            .map(|selected| async { selected?.await })
+            .buffered(2)
+    }
+
     /// Queues the kernels that find and measure rows of several batches. Returns them once their counts have been copied to the host.
     pub(crate) fn select(
         &self,
@@ -77,16 +90,14 @@ impl Selector {
         Ok(async move {
             let counts = counts.await?;
             let counts = counts.as_primitive::<UInt64Type>().values();
-            for (selected, counts) in found.iter_mut().zip(counts.chunks(numbers)) {
-                selected.counts = counts.iter().map(|n| *n as usize).collect();
+            for (one, counts) in found.iter_mut().zip(counts.chunks(numbers)) {
+                one.counts = counts.iter().map(|n| *n as usize).collect();
                 // The kernels have run, so what else the batch has is no longer in use.
-                let columns = selected.columns.iter().map(|column| column.array());
+                let columns = one.columns.iter().map(|column| column.array());
                 let kept: usize = columns.map(DeviceArray::get_array_memory_size).sum();
-                let starts = selected.starts.iter().flatten();
+                let starts = one.starts.iter().flatten();
                 let starts: usize = starts.map(DeviceBufferMut::len).sum();
-                selected
-                    .held
-                    .shrink_to(kept + selected.picked.len() + starts);
+                one.held.shrink_to(kept + one.picked.len() + starts);
             }
             found.retain(|selected| selected.rows() > 0);
             Ok(found)
@@ -94,55 +105,50 @@ impl Selector {
     }
 
     /// Queues the kernels for a batch, which write the counts from an address on.
-    fn find(&self, choice: Choice, held: Held, counts: u64) -> Result<Selected> {
+    fn find(&self, mut choice: Choice, held: Held, counts: u64) -> Result<Selected> {
         let (launcher, queue) = (&self.launcher, &self.launcher.queue);
-        let Choice {
-            columns,
-            mut passing,
-        } = choice;
-        let rows = passing.len() as u64;
-        let passing = to(&mut passing);
+        let (rows, passing) = (choice.passing.len() as u64, to(&mut choice.passing));
         let mut picked = DeviceBufferMut::for_values::<u64>(queue, rows as usize)?;
         let tiles = rows.div_ceil(TILE_ROWS).max(1);
         // Freed in the order of the queue, and so after the kernels.
         let mut of_tiles = DeviceBufferMut::for_values::<u64>(queue, tiles as usize)?;
-        let (at, grid) = (to(&mut of_tiles), Grid::Tiles(tiles));
+        let at = to(&mut of_tiles);
         // The first counts the rows of each tile that pass, the second turns the counts into places, and the third writes the numbers of
         // the rows there.
         // SAFETY: these are the kernels' parameters. They read a byte for each row, and write a number for each tile to `of_tiles`, one of
         // the counts, and at most a number for each row to `picked`; all of them have room and are not frozen.
         unsafe {
-            launcher.launch("count_passing", grid, &[passing, rows, tiles, at])?;
-            launcher.launch("scan_u64", Grid::Block, &[at, tiles, counts])?;
+            launcher.launch("count_passing", rows, &[passing, rows, tiles, at])?;
+            launcher.launch("scan_u64", tiles, &[at, tiles, counts])?;
             let words = [passing, rows, tiles, at, to(&mut picked)];
-            launcher.launch("select", grid, &words)?;
+            launcher.launch("select", rows, &words)?;
         }
         let mut starts = Vec::new();
-        for (i, input) in columns.iter().enumerate() {
+        for (i, input) in choice.columns.iter().enumerate() {
             let lent = input.on(queue)?;
             let c = lent.column;
             let (nulls, bytes) = (counts + 8 + 16 * i as u64, counts + 16 + 16 * i as u64);
             if c.bits != 0 {
                 let words = [passing, c.bits, c.bit, rows, nulls];
                 // SAFETY: these are the kernel's parameters. It reads `rows` bytes and lent bits, and writes one of the counts.
-                unsafe { launcher.launch("count_nulls", Grid::Rows(rows), &words) }?;
+                unsafe { launcher.launch("count_nulls", rows, &words) }?;
             }
-            let is_text = Format::of(input.array().data_type()).is_some_and(Format::is_text);
-            let mut of = is_text.then(|| DeviceBufferMut::for_values::<u64>(queue, rows as usize));
+            let numbers = || DeviceBufferMut::for_values::<u64>(queue, rows as usize);
+            let mut of = input.format.is_text().then(numbers);
             if let Some(Ok(of)) = &mut of {
                 let at = to(of);
                 let words = [c.layout, c.values, c.data, c.bits, c.bit, rows, passing, at];
                 // SAFETY: these are the kernels' parameters. They read rows of a valid column, which is lent, and write a number for each
                 // row to memory that has room for them, and one of the counts.
                 unsafe {
-                    launcher.launch("measure", Grid::Rows(rows), &words)?;
-                    launcher.launch("scan_u64", Grid::Block, &[at, rows, bytes])?;
+                    launcher.launch("measure", rows, &words)?;
+                    launcher.launch("scan_u64", rows, &[at, rows, bytes])?;
                 }
             }
             starts.push(of.transpose()?);
         }
         Ok(Selected {
-            columns,
+            columns: choice.columns,
             picked,
             starts,
             counts: Vec::new(),
@@ -150,7 +156,7 @@ impl Selector {
         })
     }
 
-    /// Queues the kernels that copy the selected rows of some batches to one batch. Its memory has the size of these rows, rounded
+    /// Queues the kernels that copy the selected rows of some batches, at least one, to one batch. Its memory has the size of these rows, rounded
     /// up to 64 bytes for each buffer.
     pub(crate) fn gather(&self, batches: &[Selected]) -> Result<DeviceRecordBatch> {
         let rows = batches.iter().map(Selected::rows).sum();
@@ -163,11 +169,10 @@ impl Selector {
     fn gather_column(&self, batches: &[Selected], i: usize, rows: usize) -> Result<DeviceArray> {
         let (launcher, queue) = (&self.launcher, &self.launcher.queue);
         let data_type = self.schema.field(i).data_type();
-        let unsupported = || Error::InvalidArgument(format!("no kernels for {data_type}").into());
-        let format = Format::of(data_type).ok_or_else(unsupported)?;
+        let format = batches[0].columns[i].format;
         let nulls = batches.iter().map(|batch| batch.counts[1 + 2 * i]).sum();
         let bytes: usize = batches.iter().map(|batch| batch.counts[2 + 2 * i]).sum();
-        if bytes > i32::MAX as usize && format != (Format::Offsets { width: 8 }) {
+        if bytes > i32::MAX as usize && format.layout != Layout::Offsets64 {
             let what = format!(
                 "{bytes} bytes of {data_type} in a result of {rows} rows on {}; smaller batches are needed",
                 queue.device()
@@ -176,11 +181,10 @@ impl Selector {
         }
         let zeros = || launcher.zeros(rows.div_ceil(8));
         let mut validity = (nulls > 0).then(zeros).transpose()?;
-        let mut values = match format {
-            Format::Bits => zeros()?,
-            Format::Fixed { width, .. } => DeviceBufferMut::allocate(queue, rows * width)?,
-            Format::Offsets { width } => DeviceBufferMut::allocate(queue, (rows + 1) * width)?,
-            Format::Views => DeviceBufferMut::for_values::<u128>(queue, rows)?,
+        let mut values = match format.layout {
+            Layout::Bits => zeros()?,
+            Layout::Fixed | Layout::Views => DeviceBufferMut::allocate(queue, rows * format.width)?,
+            _ => DeviceBufferMut::allocate(queue, (rows + 1) * format.width)?,
         };
         let mut data = DeviceBufferMut::allocate(queue, bytes)?;
         let (mut row, mut byte) = (0, 0);
@@ -193,41 +197,39 @@ impl Selector {
                 let words = [at, bit, picked, n, out, row];
                 // SAFETY: these are the kernel's parameters. It reads lent bits at the numbers that `select` has written, and writes the
                 // words of as many bits of memory that is not frozen, has room for them, and is padded.
-                unsafe { launcher.launch("gather_bits", Grid::Rows(n.div_ceil(32) + 1), &words) }
+                unsafe { launcher.launch("gather_bits", n.div_ceil(32) + 1, &words) }
             };
             if let Some(validity) = &mut validity {
                 bits(c.bits, c.bit, to(validity))?;
             }
-            let (kernel, words) = match (format, &batch.starts[i]) {
-                (Format::Bits, _) => {
+            let at = out + row * c.width;
+            let (kernel, words) = match (format.layout, &batch.starts[i]) {
+                (Layout::Bits, _) => {
                     bits(c.values, c.first_bit, out)?;
                     row += n;
                     continue;
                 }
-                (Format::Fixed { width, unit }, _) => {
-                    let out = out + row * width as u64;
-                    let words = vec![unit as u64, c.width, c.values, picked, n, out];
-                    ("gather", words)
+                (_, None) => {
+                    let words = [format.unit as u64, c.width, c.values, picked, n, at];
+                    ("gather", words.to_vec())
                 }
                 (_, Some(starts)) => {
-                    let (out, starts) = (out + row * c.width, word(starts.address()));
-                    let of = [c.layout, c.values, c.data, c.bits, c.bit, picked, starts];
-                    let words = [&of[..], &[n, byte, out, to(&mut data)]].concat();
-                    ("gather_bytes", words)
+                    let of = [c.layout, c.values, c.data, c.bits, c.bit, picked];
+                    let written = [word(starts.address()), n, byte, at, to(&mut data)];
+                    ("gather_bytes", [&of[..], &written].concat())
                 }
-                (_, None) => return Err(unsupported()),
             };
             // SAFETY: these are the kernel's parameters. It reads rows of a valid column, which is lent, at the numbers that `select` has
             // written. It writes as many values, or views, or offsets and one more, and as many bytes as `measure` has counted, to
             // memory that is not frozen and has room for them.
-            unsafe { launcher.launch(kernel, Grid::Rows(n), &words) }?;
+            unsafe { launcher.launch(kernel, n, &words) }?;
             row += n;
             byte += batch.counts[2 + 2 * i] as u64;
         }
         let validity = validity.map(|bits| Validity::new(bits.freeze()?, 0, rows));
         let validity = validity.transpose()?;
         let mut buffers: Vec<Option<DeviceBuffer>> = vec![Some(values.freeze()?)];
-        if format.is_text() && (bytes > 0 || format != Format::Views) {
+        if format.is_text() && (bytes > 0 || format.layout != Layout::Views) {
             buffers.push(Some(data.freeze()?));
         }
         // SAFETY: the rows are copies of rows of a valid column, nulls as empty text; `gather_bytes` makes offsets that ascend

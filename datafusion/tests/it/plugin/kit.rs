@@ -19,7 +19,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
 use crate::device_filter::FilterPlugin;
-pub(crate) use crate::kit::{Plan, Sim, plan, row_count, says, shape};
+pub(crate) use crate::kit::{Plan, Sim, fails, plan, row_count, says, shape};
 
 pub(crate) const PARTITIONS: usize = 3;
 pub(crate) const ROWS: i64 = 300;
