@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use arrow_device::Device;
 use arrow_device_datafusion::{DeviceRule, DeviceTable, to_datafusion};
-use datafusion::arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    Decimal128Array, Float64Array, Int64Array, RecordBatch, StringArray,
+};
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::datasource::{MemTable, TableProvider};
@@ -29,7 +31,7 @@ const QUERIES: [&str; 7] = [
     "SELECT id, price FROM orders WHERE price > 4990 AND quantity <= 3",
     "SELECT count(*), sum(quantity) FROM orders WHERE price < 2500.5 AND id >= 100000",
     "SELECT id, item FROM orders WHERE item = 'item 77' AND price IS NOT NULL ORDER BY id LIMIT 5",
-    "SELECT quantity, count(*), max(id), sum(id) FROM orders WHERE id > 99 GROUP BY quantity ORDER BY quantity LIMIT 5",
+    "SELECT quantity, count(*), max(id), avg(cost), sum(cost * (1 - cost)) FROM orders WHERE id > 99 GROUP BY quantity ORDER BY quantity LIMIT 5",
     // The kernels know no patterns, so DataFusion's own filter runs.
     "SELECT item FROM orders WHERE item LIKE '%99' AND id < 1000",
     "SELECT id, item, price FROM archive WHERE quantity = 7 AND item <> 'item 77' AND id > 300000 ORDER BY id",
@@ -42,11 +44,13 @@ fn batch(number: i64) -> Result<RecordBatch> {
     let price = |id| (id % 11 != 3).then_some((id * 7919 % 50_000) as f64 / 10.0);
     let prices: Float64Array = ids.clone().map(price).collect();
     let quantities = Int64Array::from_iter_values(ids.clone().map(|id| id * 31 % 23));
+    let costs = Decimal128Array::from_iter_values(ids.clone().map(|id| i128::from(id % 999)));
     let items = StringArray::from_iter_values(ids.clone().map(|id| format!("item {}", id % 997)));
     Ok(RecordBatch::try_from_iter([
         ("id", Arc::new(Int64Array::from_iter_values(ids)) as _),
         ("price", Arc::new(prices) as _),
         ("quantity", Arc::new(quantities) as _),
+        ("cost", Arc::new(costs.with_precision_and_scale(9, 2)?) as _),
         ("item", Arc::new(items) as _),
     ])?)
 }

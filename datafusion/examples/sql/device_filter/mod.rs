@@ -1,7 +1,7 @@
-//! A complete DataFusion plugin: `WHERE` on a device.
+//! A complete DataFusion plugin: `WHERE`, decimal arithmetic and aggregates on a device.
 //!
-//! `DeviceFilterExec` filters batches on their device. [`FilterPlugin`] puts it in the place of DataFusion's own filter in the plans of ordinary
-//! SQL, and the session's `DeviceRule` does the rest:
+//! `DeviceFilterExec` filters batches on their device, `DeviceArithmeticExec` computes columns, and `DeviceAggregateExec` groups rows.
+//! [`FilterPlugin`] puts them in the place of DataFusion's own nodes in the plans of ordinary SQL, and the session's `DeviceRule` does the rest:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -20,14 +20,14 @@
 //! | file | shows |
 //! | --- | --- |
 //! | `rule.rs` | a plugin, and what is worth an upload |
-//! | `filter.rs` | an operator on a device |
-//! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
+//! | `filter.rs`, `arithmetic.rs`, `group.rs` | operators on a device |
+//! | `predicate.rs`, `key.rs`, `aggregate.rs` | how DataFusion's expressions and aggregates become parameters of kernels |
 //! | `column.rs` | how kernels read columns of all layouts |
 //! | `select.rs` | how kernels make new columns, in memory of just their size |
 //! | `chunks.rs`, `held.rs` | how the host waits for several batches at once, and how the memory that waits for that is limited and reserved |
-//! | `kernels.rs`, `cache.rs` | what kernels there are, and how a device's are loaded once |
+//! | `kernels.rs`, `cache.rs` | how kernels are launched, and how a device's are loaded once |
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
-//! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
+//! | `demo.rs` | sessions, a table on a device, a table on the host, queries |
 
 mod aggregate;
 mod arithmetic;

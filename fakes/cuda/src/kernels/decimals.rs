@@ -4,7 +4,7 @@ use super::{View, word};
 
 /// A number of two words, the lower one first.
 pub(super) fn number(low: u64, high: u64) -> i128 {
-    (u128::from(high) << 64 | u128::from(low)).cast_signed()
+    (u128::from(high) << 64 | u128::from(low)) as i128
 }
 
 /// A value of at most 128 bits, of family 0 with a sign.
