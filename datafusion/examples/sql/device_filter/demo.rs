@@ -23,8 +23,6 @@ const BATCHES: i64 = 16;
 const ROWS: i64 = 10_000;
 /// So many rows are worth an upload.
 const ENOUGH_ROWS: usize = 100_000;
-/// The most rows of a result that are printed.
-const SHOWN: usize = 5;
 
 /// `orders` is on the device, `archive` has the same rows on the host.
 const QUERIES: [&str; 7] = [
@@ -99,7 +97,7 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
     let table = on_device.and_then(|up| DeviceTable::from_batches(schema, device.clone(), up));
     let table = Arc::new(table.map_err(to_datafusion)?);
 
-    let plugin = Arc::new(FilterPlugin::default());
+    let plugin = Arc::new(FilterPlugin::whole());
     let rule = DeviceRule::default().with_plugin(plugin.clone());
     let rule = rule.with_uploads(device, ENOUGH_ROWS);
     let host = session(on_host.clone(), on_host.clone(), DeviceRule::default())?;
@@ -115,7 +113,7 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
         all_same &= same;
         let measured = DisplayableExecutionPlan::with_metrics(&*on_device);
         print!("{}", measured.indent(false));
-        let shown = result.slice(0, result.num_rows().min(SHOWN));
+        let shown = result.slice(0, result.num_rows().min(5));
         println!("\n{}", pretty_format_batches(&[shown])?);
         let verdict = ["DIFFERENT FROM", "the same as"][usize::from(same)];
         println!(

@@ -7,7 +7,7 @@
 //! # use std::sync::Arc;
 //! use arrow_device_datafusion::DeviceRule;
 //! use datafusion::execution::SessionStateBuilder;
-//! let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+//! let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()));
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
 //!     .with_physical_optimizer_rule(Arc::new(rule))

@@ -17,20 +17,26 @@ use super::cache::{KernelCache, exist_for};
 use super::filter::DeviceFilterExec;
 use super::group::DeviceAggregateExec;
 
-/// Puts a [`DeviceFilterExec`] in the place of DataFusion's filters that the kernels support.
+/// Puts device operators in the place of DataFusion's nodes that the kernels support: filters, and with [`whole`](Self::whole) others.
 #[derive(Debug, Default)]
 pub(crate) struct FilterPlugin {
     kernels: Arc<KernelCache>,
+    /// Whether it runs arithmetic and aggregates, too.
+    is_whole: bool,
 }
 
 impl FilterPlugin {
+    /// Runs arithmetic and aggregates, too. The default runs filters only, which a codec lets travel in clusters.
+    pub(crate) fn whole() -> Self {
+        let (kernels, is_whole) = (Arc::default(), true);
+        Self { kernels, is_whole }
+    }
+
     /// Returns the kernels that the plugin's filters share.
     pub(crate) fn kernels(&self) -> &Arc<KernelCache> {
         &self.kernels
     }
-}
 
-impl FilterPlugin {
     /// The operator in the place of a node, or why it stays on the host, if the plugin knows such nodes.
     fn operator(
         &self,
@@ -42,6 +48,7 @@ impl FilterPlugin {
             let filter = DeviceFilterExec::new(filter, kernels).ok_or(why.into());
             return Some(filter.map(|operator| Arc::new(operator) as _));
         }
+        self.is_whole.then_some(())?;
         if let Some(aggregate) = node.downcast_ref() {
             let aggregate = DeviceAggregateExec::new(aggregate, kernels);
             return Some(aggregate.map(|operator| Arc::new(operator) as _));

@@ -16,6 +16,7 @@ type Done = Result<(), String>;
 /// Names kernels, and calls those of these names.
 macro_rules! kernels {
     ($($name:ident)*) => {
+        #[cfg(feature = "cuda")]
         pub(crate) const KERNELS: &[&str] = &[$(stringify!($name)),*];
 
         fn run(kernel: &str, memory: &mut SimMemory<'_>, words: &[u64]) -> Done {

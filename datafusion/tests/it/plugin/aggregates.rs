@@ -130,7 +130,7 @@ fn sessions(device: &Device, partitions: usize, rule: DeviceRule) -> [SessionCon
 }
 
 fn rule() -> DeviceRule {
-    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()))
+    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()))
 }
 
 /// How many aggregates of a plan run on the device, and on the host.
@@ -223,7 +223,7 @@ async fn halves_fit_those_of_the_host() {
     for first in [true, false] {
         let sim = Sim::new();
         let plugin = Half {
-            plugin: FilterPlugin::default(),
+            plugin: FilterPlugin::whole(),
             first,
         };
         // The rows between the halves are on the host, and go up again.

@@ -90,7 +90,7 @@ pub(crate) struct Tables {
 /// As many partitions as the table has.
 /// The rule with the plugin.
 pub(crate) fn filters() -> DeviceRule {
-    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()))
+    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()))
 }
 
 pub(crate) fn session(

@@ -179,7 +179,7 @@ fn session(tables: Tables, rules: Rules, partitions: usize, device: &Device) -> 
         .with_config(config)
         .with_default_features();
     if rules == Rules::Plugin {
-        let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+        let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()));
         state = state.with_physical_optimizer_rule(Arc::new(rule.with_uploads(device, 0)));
     }
     let context = SessionContext::new_with_state(state.build());
