@@ -119,6 +119,7 @@ mod child;
 mod coalesce;
 mod exec;
 mod form;
+mod halves;
 mod memory;
 mod metrics;
 mod on_host;

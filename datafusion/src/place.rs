@@ -20,6 +20,7 @@ use super::exec::DeviceExec;
 use super::form::{
     DeviceForm, Forms, device_of, drops_columns, keeps_partitions, lifted, round_robin,
 };
+use super::halves::gathered;
 use super::plugin::{DevicePlugin, Verdict};
 use super::source::insert::DeviceInsertExec;
 use super::spec::DeviceSpec;
@@ -95,6 +96,9 @@ impl<'a> Placing<'a> {
             return Ok(None);
         }
         if let Some(placed) = self.below_round_robin(node)? {
+            return Ok(Some(placed));
+        }
+        if let Some(placed) = self.below_hash(node)? {
             return Ok(Some(placed));
         }
         let mut new = self.replaced(node)?;
@@ -282,6 +286,24 @@ impl<'a> Placing<'a> {
             on_host(below),
             by,
         )?)))
+    }
+
+    /// The second half of an aggregate, if it runs on a device as the first half does: its groups are distributed after it.
+    fn below_hash(&self, node: &Plan) -> Result<Option<Plan>> {
+        let gathered = match self.forms {
+            Forms::All => gathered(node)?,
+            _ => None,
+        };
+        let Some((whole, distribution)) = gathered else {
+            return Ok(None);
+        };
+        let Some(replaced) = self.replaced(&whole)? else {
+            return Ok(None);
+        };
+        let placed = self.place(&replaced)?.unwrap_or(replaced);
+        let placed = self.joined(placed);
+        let distributed = RepartitionExec::try_new(on_host(placed), distribution)?;
+        Ok(Some(Arc::new(distributed)))
     }
 }
 

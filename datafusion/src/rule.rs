@@ -23,7 +23,7 @@ use super::spec::DeviceSpec;
 ///   worth it ([`with_uploads`](Self::with_uploads)), together with what the plugin runs below them.
 /// - DataFusion's nodes that need no kernel ([`DeviceForm`](crate::DeviceForm)) become operators on the device if they stand between operators there,
 ///   so that batches need not be downloaded for them. A round-robin repartition, which DataFusion puts above scans, moves above the operators on the
-///   device. A limit, or a projection that drops columns, moves below the download under it, so that less is downloaded.
+///   device, and so does the repartition by hash between the halves of an aggregate that both run there. A limit, or a projection that drops columns, moves below the download under it, so that less is downloaded.
 /// - Small batches, such as those that a filter leaves, are joined
 ///   ([`DeviceCoalesceBatchesExec`](crate::DeviceCoalesceBatchesExec)) up to the session's `batch_size`.
 /// - Transitions that cancel out are removed, so that operators on one device pass their batches to each other.

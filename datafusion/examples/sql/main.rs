@@ -1,4 +1,4 @@
-//! Runs SQL whose filters run on a device, and shows the plans.
+//! Runs SQL whose filters and aggregates run on a device, and shows the plans.
 //!
 //! ```text
 //! cargo run -p arrow-device-datafusion --example sql -- --device sim
@@ -9,52 +9,23 @@ mod device_filter;
 use std::process::ExitCode;
 
 use arrow_device::Devices;
-use lexopt::prelude::*;
 
 const HELP: &str = "\
-Runs SQL over a table on a device and over a Parquet table, with and without a rule that moves
-filters to the device: prints the plans, the results and what the operators did, and compares with
-DataFusion's own results.
+Runs SQL over a table on a device and over one on the host, with and without a rule that moves
+filters and aggregates to the device: prints the plans, the results and what the operators did, and
+compares with DataFusion's own results.
 
-Usage: sql [--device NAME[:N]] [--uploads WHEN]
+Usage: sql [--device NAME[:N]]
 
       --device NAME[:N]   sim, or cuda if built with that feature [default: sim]
-      --uploads WHEN      when the filter of a Parquet table moves to the device: always, never, or a
-                          number of rows that the table must have [default: 100000]
   -h, --help              print this text
 
-Exit status:
-  0  all results are DataFusion's own
-  1  a result differs, or a query failed
-  2  bad usage, or no such device
+The exit status is 0 if all results are DataFusion's own, 1 if one differs or a query failed, and 2 for
+bad usage or a device that is not there.
 ";
 
 const FAILED: u8 = 1;
 const NO_DEVICE: u8 = 2;
-
-/// Returns the device's name and of how many rows an upload is worth it, or `None` to print the help.
-fn arguments() -> Result<Option<(String, Option<usize>)>, lexopt::Error> {
-    let mut device = "sim".to_owned();
-    let mut uploads = Some(100_000);
-    let mut parser = lexopt::Parser::from_env();
-    while let Some(argument) = parser.next()? {
-        match argument {
-            Long("device") => device = parser.value()?.string()?,
-            Long("uploads") => {
-                uploads = match &*parser.value()?.string()? {
-                    "always" => Some(0),
-                    "never" => None,
-                    rows => Some(rows.parse().map_err(|e| {
-                        format!("--uploads {rows}: {e}; it is always, never or a number of rows")
-                    })?),
-                };
-            }
-            Short('h') | Long("help") => return Ok(None),
-            other => return Err(other.unexpected()),
-        }
-    }
-    Ok(Some((device, uploads)))
-}
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -62,22 +33,25 @@ async fn main() -> ExitCode {
         eprintln!("sql: {why}");
         ExitCode::from(status)
     };
-    let (name, uploads) = match arguments() {
-        Ok(Some(arguments)) => arguments,
-        Ok(None) => {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let name = match arguments[..] {
+        [] => "sim",
+        ["--device", name] => name,
+        ["--help" | "-h"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
         }
-        Err(e) => return end(NO_DEVICE, e.to_string()),
+        _ => return end(NO_DEVICE, format!("{arguments:?} is not as --help says")),
     };
-    let device = match Devices::open(&name) {
+    let device = match Devices::open(name) {
         Ok(device) => device,
         Err(e) => return end(NO_DEVICE, e.to_string()),
     };
-    if !device_filter::has_kernels(&device) {
+    if !device_filter::cache::exist_for(device.id().device_type) {
         return end(NO_DEVICE, format!("the filter has no kernels for {device}"));
     }
-    match device_filter::run(&device, uploads).await {
+    match device_filter::run(&device).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => end(FAILED, "a result differs from DataFusion's own".into()),
         Err(e) => end(FAILED, e.to_string()),

@@ -23,6 +23,11 @@ mod operator {
     program!("../guide/operator.rs");
 }
 
+mod join {
+    include!("../guide/join.rs");
+    program!("../guide/join.rs");
+}
+
 mod plugin {
     include!("../guide/plugin.rs");
     program!("../guide/plugin.rs");

@@ -42,6 +42,17 @@ pub(crate) enum Emulation {
     /// `gather_bytes(layout, values, data, bits, bit, picked, starts, count, base, out, out_data)`:
     /// the bytes of the picked rows, and their offsets or views.
     GatherBytes,
+    /// `decimal(operation, rows, 2 words of the most, out, out_bits, overflow, then family, width, values, 2 words
+    /// of a number, bits, bit of both operands)`: out[i] = a[i] + b[i], or -, * or /.
+    Decimal,
+    /// `group(before, table, places, leaders, passing, layout, width, values, data, bits, bit, rows)`: leaders[i]
+    /// = a row with the same bytes and the same number before.
+    Group,
+    /// `accumulate(step, 2 words of a mask, leaders, cells, seen, family, width, values, bits, bit, rows)`: the
+    /// leaders' cells become sums, or the largest values.
+    Accumulate,
+    /// `finish(cells, rows, 2 words of a mask, width, out)`: the cells as values.
+    Finish,
     /// `fill_i64(out, value, n)`
     FillI64,
     /// `fail()`: the engine fails with 719.
@@ -49,7 +60,7 @@ pub(crate) enum Emulation {
 }
 
 /// Names, and numbers of parameters.
-const KERNELS: [(&str, Emulation, usize); 17] = [
+const KERNELS: [(&str, Emulation, usize); 21] = [
     ("product_f64", Emulation::ProductF64, 9),
     ("double_f64", Emulation::DoubleF64, 3),
     ("count_above_f64", Emulation::CountAboveF64, 7),
@@ -65,6 +76,10 @@ const KERNELS: [(&str, Emulation, usize); 17] = [
     ("gather", Emulation::Gather, 6),
     ("gather_bits", Emulation::GatherBits, 6),
     ("gather_bytes", Emulation::GatherBytes, 11),
+    ("decimal", Emulation::Decimal, 21),
+    ("group", Emulation::Group, 12),
+    ("accumulate", Emulation::Accumulate, 12),
+    ("finish", Emulation::Finish, 6),
     ("fill_i64", Emulation::FillI64, 3),
     ("fail", Emulation::Fail, 0),
 ];
@@ -102,6 +117,7 @@ impl Emulation {
             | Self::AboveF64
             | Self::CountPassing
             | Self::Select
+            | Self::Decimal
                 if grid.threads[0] % 32 != 0 =>
             {
                 "needs whole warps".to_owned()

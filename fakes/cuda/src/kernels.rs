@@ -1,7 +1,9 @@
 //! What stands in for kernels: closures with the parameters of real ones.
 
 mod columns;
+mod decimals;
 mod filters;
+mod groups;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,6 +47,10 @@ impl Emulation {
                 Self::Gather => columns::gather(&mut view, &p),
                 Self::GatherBits => columns::gather_bits(&mut view, &p),
                 Self::GatherBytes => columns::gather_bytes(&mut view, &p),
+                Self::Decimal => decimals::decimal(&mut view, &p),
+                Self::Group => groups::group(&mut view, &p),
+                Self::Accumulate => groups::accumulate(&mut view, &p),
+                Self::Finish => groups::finish(&mut view, &p),
                 Self::FillI64 => fill_i64(&mut view, &p),
                 Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
             }

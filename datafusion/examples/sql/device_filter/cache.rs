@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arrow_device::device::WeakDevice;
 use arrow_device::{ArrowDeviceType, Device, Error, Result};
 
-use super::kernels::Kernels;
-use super::sim;
+use super::kernels::{Kernels, Launcher};
 
 /// Returns whether this example has kernels for devices of a type. It needs no device. That a device of the simulated one's type
 /// is another library's, which has no kernels, is an error when the filter runs.
@@ -20,16 +19,21 @@ pub(crate) fn exist_for(device_type: ArrowDeviceType) -> bool {
 /// keep a device: the kernels of one that is gone are dropped with the next filter of another.
 #[derive(Debug, Default)]
 pub(crate) struct KernelCache {
-    loaded: Mutex<Vec<(WeakDevice, Arc<dyn Kernels>)>>,
+    loaded: Mutex<Vec<(WeakDevice, Arc<Kernels>)>>,
     loads: AtomicUsize,
 }
 
 impl KernelCache {
-    /// Returns the kernels of a device. While one thread loads them, others wait for it.
+    /// Returns a new queue of a device with its kernels. While one thread loads them, others wait for it.
     ///
     /// # Errors
     /// Returns an error if there are none for the device, or if it cannot load them.
-    pub(crate) fn of(&self, device: &Device) -> Result<Arc<dyn Kernels>> {
+    pub(crate) fn launcher(&self, device: &Device) -> Result<Launcher> {
+        let (kernels, queue) = (self.of(device)?, device.new_queue()?);
+        Ok(Launcher { kernels, queue })
+    }
+
+    fn of(&self, device: &Device) -> Result<Arc<Kernels>> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|(known, _)| known.upgrade().is_some());
         let mut known = loaded.iter();
@@ -54,13 +58,13 @@ impl KernelCache {
     }
 }
 
-fn load(device: &Device) -> Result<Arc<dyn Kernels>> {
+fn load(device: &Device) -> Result<Arc<Kernels>> {
     if device.default_queue().as_sim().is_ok() {
-        return Ok(Arc::new(sim::Sim));
+        return Ok(Arc::new(Kernels::Sim));
     }
     #[cfg(feature = "cuda")]
     if device.cuda_context().is_ok() {
-        return Ok(Arc::new(super::cuda::Cuda::load(device)?));
+        return Ok(Arc::new(Kernels::Cuda(super::cuda::Cuda::load(device)?)));
     }
     Err(Error::NotSupported {
         device: device.id(),

@@ -1,4 +1,4 @@
-// The filter's kernels. Compiled in the repository only. A bitmap is the address of a byte and the number of the bit in it that is
+// The plugin's kernels. Compiled in the repository only. A bitmap is the address of a byte and the number of the bit in it that is
 // row 0's, least significant bit first; without one all bits are set. passing[row] is 1 or 0. Any grid covers any number of rows.
 
 #include "../../../../examples/cuda_kernel/compaction.cuh"
@@ -244,6 +244,175 @@ extern "C" __global__ void gather_bytes(u64 layout, const void *values, const vo
             static_cast<u32 *>(out)[count] = u32(start + bytes.length);
         } else if (i == count - 1 && layout == OFFSETS_64) {
             static_cast<u64 *>(out)[count] = start + bytes.length;
+        }
+    }
+}
+
+using i128 = __int128;
+using u128 = unsigned __int128;
+
+__device__ inline i128 number(u64 low, u64 high) { return i128(u128(high) << 64 | low); }
+
+// Decimals are aligned to 8 bytes only.
+__device__ inline i128 decimal_at(const void *values, u64 row) {
+    const u64 *words = static_cast<const u64 *>(values) + 2 * row;
+    return number(words[0], words[1]);
+}
+
+__device__ inline void put_decimal(u64 *out, u64 row, i128 value) {
+    out[2 * row] = u64(value);
+    out[2 * row + 1] = u64(u128(value) >> 64);
+}
+
+// These return whether the result has at most 128 bits.
+__device__ inline bool add(i128 a, i128 b, i128 *result) {
+    u128 sum = u128(a) + u128(b);
+    *result = i128(sum);
+    return ((~(u128(a) ^ u128(b)) & (u128(a) ^ sum)) >> 127) == 0;
+}
+
+__device__ inline bool subtract(i128 a, i128 b, i128 *result) {
+    u128 difference = u128(a) - u128(b);
+    *result = i128(difference);
+    return (((u128(a) ^ u128(b)) & (u128(a) ^ difference)) >> 127) == 0;
+}
+
+__device__ inline u128 magnitude(i128 a) { return a < 0 ? -u128(a) : u128(a); }
+
+__device__ inline bool multiply(i128 a, i128 b, i128 *result) {
+    u128 x = magnitude(a), y = magnitude(b);
+    u64 x_high = u64(x >> 64), y_high = u64(y >> 64);
+    u128 low = u128(u64(x)) * u64(y);
+    // One of them is zero, or the product is too large.
+    u128 high = u128(x_high) * u64(y) + u128(u64(x)) * y_high;
+    u128 product = low + (high << 64);
+    bool negative = (a < 0) != (b < 0);
+    u128 most = (u128(1) << 127) - (negative ? 0 : 1);
+    *result = i128(negative ? -product : product);
+    return (x_high == 0 || y_high == 0) && (high >> 64) == 0 && product >= low && product <= most;
+}
+
+// A number of at most 128 bits; 1 if there are none.
+__device__ inline i128 integer_at(u64 family, u64 width, const void *values, u64 row) {
+    if (values == nullptr) {
+        return 1;
+    }
+    if (width > 8) {
+        return decimal_at(values, row);
+    }
+    u64 low = integer(width, values, row, family == SIGNED);
+    return family == SIGNED ? i128(i64(low)) : i128(u128(low));
+}
+
+// out[row] = a + b (operation 0), a - b (1), a * b (2) or a / b (3), each times its number, where neither is null, and out_bits says where, if
+// it is there. overflow[0] = 1 if one of them has more than 128 bits, or a quotient a larger magnitude than `most`. A warp has 32 rows, whose
+// bits are a word.
+extern "C" __global__ void decimal(u64 operation, u64 rows, u64 most_low, u64 most_high, u64 *out, u32 *out_bits, u64 *overflow, u64 a_family,
+                                   u64 a_width, const void *a_values, u64 a_low, u64 a_high, const u8 *a_bits, u64 a_bit, u64 b_family,
+                                   u64 b_width, const void *b_values, u64 b_low, u64 b_high, const u8 *b_bits, u64 b_bit) {
+    u64 end = (rows + WARP - 1) / WARP * WARP;
+    for (u64 row = first_row(); row < end; row += all_threads()) {
+        bool valid = row < rows && is_valid(a_bits, a_bit, row) && is_valid(b_bits, b_bit, row);
+        i128 result = 0;
+        if (valid) {
+            i128 a, b;
+            bool fits = multiply(integer_at(a_family, a_width, a_values, row), number(a_low, a_high), &a);
+            fits = multiply(integer_at(b_family, b_width, b_values, row), number(b_low, b_high), &b) && fits;
+            switch (operation) {
+            case 0: fits = add(a, b, &result) && fits; break;
+            case 1: fits = subtract(a, b, &result) && fits; break;
+            case 2: fits = multiply(a, b, &result) && fits; break;
+            default:
+                fits = fits && b != 0;
+                result = fits ? a / b : 0;
+                fits = fits && magnitude(result) <= u128(number(most_low, most_high));
+            }
+            if (!fits) {
+                *overflow = 1;
+            }
+        }
+        if (row < rows) {
+            put_decimal(out, row, result);
+        }
+        u32 ballot = __ballot_sync(0xffffffff, valid);
+        if (out_bits != nullptr && row % WARP == 0) {
+            out_bits[row / WARP] = ballot;
+        }
+    }
+}
+
+// leaders[row] = one of the rows with the same number `before` and the same bytes, or with the same number and also null: the same one for
+// all of them, for which passing is 1. `table` has zeros in a number of places that is a power of two and larger than that of the rows.
+extern "C" __global__ void group(const u64 *before, u64 *table, u64 places, u64 *leaders, u8 *passing, u64 layout, u64 width, const void *values,
+                                 const void *data, const u8 *bits, u64 bit, u64 rows) {
+    for (u64 row = first_row(); row < rows; row += all_threads()) {
+        bool valid = is_valid(bits, bit, row);
+        Bytes own = {nullptr, 0};
+        if (valid) {
+            own = bytes_of(layout, width, values, data, row);
+        }
+        u64 hash = (before[row] + 1) * 0x9e3779b97f4a7c15;
+        for (u64 i = 0; i < own.length; ++i) {
+            hash = (hash ^ own.at[i]) * 0x100000001b3;
+        }
+        hash ^= hash >> 32;
+        for (u64 place = hash & (places - 1);; place = (place + 1) & (places - 1)) {
+            u64 taken = *static_cast<volatile u64 *>(table + place);
+            if (taken == 0) {
+                taken = atomicCAS(table + place, u64(0), row + 1);
+            }
+            u64 leader = taken == 0 ? row : taken - 1;
+            bool same = before[leader] == before[row] && is_valid(bits, bit, leader) == valid;
+            if (same && valid && leader != row) {
+                Bytes other = bytes_of(layout, width, values, data, leader);
+                same = other.length == own.length;
+                for (u64 i = 0; same && i < own.length; ++i) {
+                    same = other.at[i] == own.at[i];
+                }
+            }
+            if (same) {
+                leaders[row] = leader;
+                passing[row] = leader == row;
+                break;
+            }
+        }
+    }
+}
+
+// Changes the cells of the rows' leaders, of two words each, lower one first. Step 0 adds the value. Steps 1 and 2 keep the largest of the
+// values whose bits are inverted where those of the mask are set, as unsigned numbers: first the higher words, then the lower words of values
+// with the same ones. Nulls change nothing; other rows set a bit of `seen`. Without values, they are 1.
+extern "C" __global__ void accumulate(u64 step, u64 mask_low, u64 mask_high, const u64 *leaders, u64 *cells, u32 *seen, u64 family, u64 width,
+                                      const void *values, const u8 *bits, u64 bit, u64 rows) {
+    for (u64 row = first_row(); row < rows; row += all_threads()) {
+        if (!is_valid(bits, bit, row)) {
+            continue;
+        }
+        i128 value = integer_at(family, width, values, row);
+        u64 low = u64(value) ^ mask_low, high = u64(u128(value) >> 64) ^ mask_high;
+        u64 *cell = cells + 2 * leaders[row];
+        if (step == 0) {
+            u64 before = atomicAdd(cell, low);
+            atomicAdd(cell + 1, high + (before + low < before ? 1 : 0));
+        } else if (step == 1) {
+            atomicMax(cell + 1, high);
+        } else if (cell[1] == high) {
+            atomicMax(cell, low);
+        }
+        atomicOr(seen + leaders[row] / 32, 1u << (leaders[row] % 32));
+    }
+}
+
+// out[row] = the lower `width` bytes of a cell whose bits are inverted where those of the mask are set.
+extern "C" __global__ void finish(const u64 *cells, u64 rows, u64 mask_low, u64 mask_high, u64 width, void *out) {
+    for (u64 row = first_row(); row < rows; row += all_threads()) {
+        u64 low = cells[2 * row] ^ mask_low;
+        switch (width) {
+        case 1: static_cast<u8 *>(out)[row] = u8(low); break;
+        case 2: static_cast<unsigned short *>(out)[row] = (unsigned short)(low); break;
+        case 4: static_cast<u32 *>(out)[row] = u32(low); break;
+        case 8: static_cast<u64 *>(out)[row] = low; break;
+        default: put_decimal(static_cast<u64 *>(out), row, number(low, cells[2 * row + 1] ^ mask_high));
         }
     }
 }

@@ -15,20 +15,15 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Reserves so many bytes, and runs `work`, which allocates some of them.
+    /// Reserves so many bytes, before they are allocated.
     ///
     /// # Errors
-    /// Returns an error that names the node if the pool has too little left, and the error of `work`.
-    pub(crate) fn allocate<T>(
-        memory: &Arc<DeviceReservation>,
-        bytes: usize,
-        work: impl FnOnce() -> Result<T>,
-    ) -> Result<(Self, T)> {
+    /// Returns an error that names the node if the pool has too little left.
+    pub(crate) fn new(memory: &Arc<DeviceReservation>, bytes: usize) -> Result<Self> {
         let refused = |e| Error::from(ArrowError::ExternalError(Box::new(e)));
         memory.grow(bytes).map_err(refused)?;
         let memory = memory.clone();
-        let held = Self { memory, bytes };
-        Ok((held, work()?))
+        Ok(Self { memory, bytes })
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -1,13 +1,13 @@
-//! A complete DataFusion plugin: `WHERE` on a device.
+//! A complete DataFusion plugin: `WHERE`, decimal arithmetic and aggregates on a device.
 //!
-//! `DeviceFilterExec` filters batches on their device. [`FilterPlugin`] puts it in the place of DataFusion's own filter in the plans of ordinary
-//! SQL, and the session's `DeviceRule` does the rest:
+//! `DeviceFilterExec` filters batches on their device, `DeviceArithmeticExec` computes columns, and `DeviceAggregateExec` groups rows.
+//! [`FilterPlugin`] puts them in the place of DataFusion's own nodes in the plans of ordinary SQL, and the session's `DeviceRule` does the rest:
 //!
 //! ```
 //! # use std::sync::Arc;
 //! use arrow_device_datafusion::DeviceRule;
 //! use datafusion::execution::SessionStateBuilder;
-//! let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+//! let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()));
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
 //!     .with_physical_optimizer_rule(Arc::new(rule))
@@ -20,23 +20,26 @@
 //! | file | shows |
 //! | --- | --- |
 //! | `rule.rs` | a plugin, and what is worth an upload |
-//! | `filter.rs` | an operator on a device |
-//! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
+//! | `filter.rs`, `arithmetic.rs`, `group.rs` | operators on a device |
+//! | `predicate.rs`, `key.rs`, `aggregate.rs` | how DataFusion's expressions and aggregates become parameters of kernels |
 //! | `column.rs` | how kernels read columns of all layouts |
 //! | `select.rs` | how kernels make new columns, in memory of just their size |
-//! | `join.rs`, `held.rs` | how small results become one, and how the memory that waits for that is limited and reserved |
-//! | `kernels.rs`, `cache.rs` | what kernels there are, and how a device's are loaded once |
+//! | `chunks.rs`, `held.rs` | how the host waits for several batches at once, and how the memory that waits for that is limited and reserved |
+//! | `kernels.rs`, `cache.rs` | how kernels are launched, and how a device's are loaded once |
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
-//! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
+//! | `demo.rs` | sessions, a table on a device, a table on the host, queries |
 
+mod aggregate;
+mod arithmetic;
 pub(crate) mod cache;
+mod chunks;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;
 pub(crate) mod filter;
+mod group;
 mod held;
-mod join;
 mod kernels;
 mod key;
 mod predicate;
@@ -46,8 +49,3 @@ mod sim;
 
 pub(crate) use demo::run;
 pub(crate) use rule::FilterPlugin;
-
-/// Returns whether there are kernels for this device. Filters over the batches of other devices stay with DataFusion.
-pub(crate) fn has_kernels(device: &arrow_device::Device) -> bool {
-    cache::exist_for(device.id().device_type)
-}

@@ -36,14 +36,12 @@ pub(crate) struct Condition {
 pub(crate) enum Test {
     IsNull,
     IsNotNull,
-    /// A boolean passes as it is said for its value.
+    /// Whether `false` passes, and `true`.
     Boolean {
-        pass_false: bool,
-        pass_true: bool,
+        passes: [bool; 2],
     },
     /// A value passes if its comparison with the literal has one of these results: 1 for less, 2 for equal, 4 for greater.
     Compare {
-        kind: Kind,
         passing: u8,
         literal: Key,
     },
@@ -73,10 +71,8 @@ fn condition(part: &Arc<dyn PhysicalExpr>, schema: &Schema) -> Option<Condition>
     } else {
         let not = part.downcast_ref::<NotExpr>();
         let column = column(not.map_or(part, NotExpr::arg), schema)?;
-        let test = Test::Boolean {
-            pass_false: not.is_some(),
-            pass_true: not.is_none(),
-        };
+        let passes = [not.is_some(), not.is_none()];
+        let test = Test::Boolean { passes };
         let boolean = *schema.field(column).data_type() == DataType::Boolean;
         (column, boolean.then_some(test)?)
     };
@@ -116,17 +112,11 @@ fn compare(comparison: &BinaryExpr, schema: &Schema) -> Option<(usize, Test)> {
         let at = array.offset() * kind.width;
         let value = array.buffers()[0].get(at..at + kind.width)?;
         let literal = kind.key(value);
-        Test::Compare {
-            kind,
-            passing,
-            literal,
-        }
+        Test::Compare { passing, literal }
     } else if let ScalarValue::Boolean(Some(literal)) = literal {
         let passes = |value: bool| passing >> (value.cmp(literal) as i8 + 1) & 1 == 1;
-        Test::Boolean {
-            pass_false: passes(false),
-            pass_true: passes(true),
-        }
+        let passes = [passes(false), passes(true)];
+        Test::Boolean { passes }
     } else {
         let literal = bytes(literal)?.into();
         Test::Bytes { passing, literal }
@@ -138,10 +128,9 @@ fn compare(comparison: &BinaryExpr, schema: &Schema) -> Option<(usize, Test)> {
 fn bytes(literal: &ScalarValue) -> Option<&[u8]> {
     use ScalarValue::*;
     match literal {
-        Utf8(text) | LargeUtf8(text) | Utf8View(text) => text.as_deref().map(str::as_bytes),
         Binary(bytes) | LargeBinary(bytes) | BinaryView(bytes) | FixedSizeBinary(_, bytes) => {
             bytes.as_deref()
         }
-        _ => None,
+        text => text.try_as_str()?.map(str::as_bytes),
     }
 }

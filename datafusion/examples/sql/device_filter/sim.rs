@@ -1,298 +1,358 @@
-//! The kernels of the simulated device: closures on its queue.
+//! The kernels of the simulated device: closures on its queue, with the parameters of those in `filter.cu`.
 
+use std::array;
+use std::collections::HashMap;
 use std::ptr::without_provenance_mut;
 
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimMemory;
-use arrow_device::{DeviceBufferMut, Queue, Result};
+use arrow_device::{Queue, Result};
 use datafusion::arrow::buffer::BooleanBuffer;
-use datafusion::arrow::datatypes::ArrowNativeType;
 
-use super::column::{Bits, Column, Format};
-use super::kernels::{Kernels, Picked, To};
-use super::key::{Key, Kind};
-
-#[derive(Debug)]
-pub(crate) struct Sim;
+use super::key::{Key, Kind, SIGNED};
 
 type Done = Result<(), String>;
 
+/// Names kernels, and calls those of these names.
+macro_rules! kernels {
+    ($($name:ident)*) => {
+        #[cfg(feature = "cuda")]
+        pub(crate) const KERNELS: &[&str] = &[$(stringify!($name)),*];
+
+        fn run(kernel: &str, memory: &mut SimMemory<'_>, words: &[u64]) -> Done {
+            let wrong = |_| format!("{} parameters of {kernel}", words.len());
+            match kernel {
+                $(stringify!($name) => $name(memory, words.try_into().map_err(wrong)?),)*
+                _ => Err(format!("there is no kernel {kernel}")),
+            }
+        }
+    };
+}
+
+kernels! {
+    keep compare compare_bytes count_passing scan_u64 select count_nulls measure gather gather_bits gather_bytes
+    decimal group accumulate finish
+}
+
 /// # Safety
-/// The kernel writes only buffers that are not frozen yet.
-unsafe fn launch(
+/// As [`Launcher::launch`](super::kernels::Launcher::launch).
+pub(crate) unsafe fn launch(
     queue: &Queue,
-    kernel: impl FnOnce(&mut SimMemory<'_>) -> Done + Send + 'static,
+    kernel: &'static str,
+    _: u64,
+    words: &[u64],
 ) -> Result<()> {
-    // SAFETY: the caller guarantees that the kernel writes only buffers that are not frozen yet.
+    let words = words.to_vec();
+    let kernel = move |memory: &mut SimMemory<'_>| run(kernel, memory, &words);
+    // SAFETY: the caller guarantees that the kernel writes only memory that is not frozen yet.
     unsafe { queue.as_sim()?.launch(kernel) }
 }
 
-/// The address of a number.
-fn number(counts: &DeviceBufferMut, count: usize) -> DevicePtr {
-    counts.address().offset(count * size_of::<u64>())
+fn ptr(word: u64) -> DevicePtr {
+    DevicePtr::new(without_provenance_mut(word as usize))
 }
 
-fn bits(memory: &SimMemory<'_>, bits: Bits, rows: usize) -> Result<BooleanBuffer, String> {
-    let start = (!bits.at.is_null()).then_some((bits.at, bits.bit));
-    memory.bits(start, rows)
+/// Bits from a bit of an address on; at address 0 all are set.
+fn bits(memory: &SimMemory<'_>, at: u64, bit: u64, rows: u64) -> Result<BooleanBuffer, String> {
+    memory.bits((at != 0).then_some((ptr(at), bit as usize)), rows as usize)
 }
 
 /// The rows that pass.
-fn rows(memory: &SimMemory<'_>, passing: DevicePtr, rows: usize) -> Result<Vec<bool>, String> {
-    let passing = memory.slice::<u8>(passing, rows)?;
-    Ok(passing.iter().map(|passes| *passes == 1).collect())
+fn rows(memory: &SimMemory<'_>, passing: u64, rows: u64) -> Result<Vec<bool>, String> {
+    let passing = memory.slice::<u8>(ptr(passing), rows as usize)?;
+    Ok(passing.iter().map(|passes| *passes != 0).collect())
 }
 
 /// Sets `passing` to 0 for the rows that fail.
 fn fail(
     memory: &mut SimMemory<'_>,
-    passing: DevicePtr,
-    rows: usize,
-    passes: impl Fn(usize) -> bool,
+    passing: u64,
+    of: u64,
+    passes: impl Fn(&SimMemory<'_>, usize) -> Result<bool, String>,
 ) -> Done {
-    let passing = memory.slice_mut::<u8>(passing, rows)?;
-    for (row, passing) in passing.iter_mut().enumerate() {
-        *passing &= u8::from(passes(row));
+    let mut left = rows(memory, passing, of)?;
+    for (row, left) in left.iter_mut().enumerate().filter(|(_, left)| **left) {
+        *left = passes(memory, row)?;
+    }
+    let left: Vec<u8> = left.into_iter().map(u8::from).collect();
+    memory.write(ptr(passing), &left)
+}
+
+fn keep(memory: &mut SimMemory<'_>, [at, bit, rows, wanted, passing]: [u64; 5]) -> Done {
+    let bits = bits(memory, at, bit, rows)?;
+    fail(memory, passing, rows, |_, row| {
+        Ok(bits.value(row) == (wanted != 0))
+    })
+}
+
+fn compare(
+    memory: &mut SimMemory<'_>,
+    [family, width, values, rows, orderings, a, b, c, d, passing]: [u64; 10],
+) -> Done {
+    let width = width as usize;
+    let (kind, literal) = (Kind { family, width }, Key([a, b, c, d]));
+    let values = memory.slice::<u8>(ptr(values), rows as usize * width)?;
+    let values = values.to_vec();
+    fail(memory, passing, rows, |_, row| {
+        let ordering = kind.key(&values[row * width..][..width]).cmp(&literal);
+        Ok(orderings >> (ordering as i8 + 1) & 1 == 1)
+    })
+}
+
+fn compare_bytes(
+    memory: &mut SimMemory<'_>,
+    [column @ .., rows, literal, length, orderings, passing]: [u64; 9],
+) -> Done {
+    let texts = Texts(column);
+    fail(memory, passing, rows, |memory, row| {
+        let literal = memory.slice::<u8>(ptr(literal), length as usize)?;
+        let ordering = texts.get(memory, row)?.cmp(literal);
+        Ok(orderings >> (ordering as i8 + 1) & 1 == 1)
+    })
+}
+
+/// The rows of each tile.
+fn tiles(passing: &[bool], tiles: u64) -> impl Iterator<Item = &[bool]> {
+    let size = passing.len().div_ceil(tiles as usize).next_multiple_of(32);
+    let tile = move |i: usize| {
+        let start = passing.len().min(i * size);
+        &passing[start..passing.len().min(start + size)]
+    };
+    (0..tiles as usize).map(tile)
+}
+
+fn count_passing(memory: &mut SimMemory<'_>, [passing, of, of_tiles, counts]: [u64; 4]) -> Done {
+    let passing = rows(memory, passing, of)?;
+    let count = |tile: &[bool]| tile.iter().filter(|passes| **passes).count() as u64;
+    let of_each: Vec<u64> = tiles(&passing, of_tiles).map(count).collect();
+    memory.write(ptr(counts), &of_each)
+}
+
+fn scan_u64(memory: &mut SimMemory<'_>, [starts, n, total]: [u64; 3]) -> Done {
+    let mut sum = 0;
+    for start in memory.slice_mut::<u64>(ptr(starts), n as usize)? {
+        let before = sum;
+        sum += std::mem::replace(start, before);
+    }
+    memory.write(ptr(total), &[sum])
+}
+
+fn select(memory: &mut SimMemory<'_>, [passing, of, of_tiles, starts, picked]: [u64; 5]) -> Done {
+    let passing = rows(memory, passing, of)?;
+    let starts = memory.slice::<u64>(ptr(starts), of_tiles as usize)?;
+    let starts = starts.to_vec();
+    let mut row = 0u64;
+    for (tile, start) in tiles(&passing, of_tiles).zip(starts) {
+        let numbers = (row..).zip(tile).filter(|(_, passes)| **passes);
+        let numbers: Vec<u64> = numbers.map(|(row, _)| row).collect();
+        memory.write(ptr(picked + 8 * start), &numbers)?;
+        row += tile.len() as u64;
     }
     Ok(())
 }
 
-impl Kernels for Sim {
-    fn keep(
-        &self,
-        queue: &Queue,
-        of: Bits,
-        wanted: bool,
-        passing: &mut DeviceBufferMut,
-    ) -> Result<()> {
-        let (rows, passing) = (passing.len(), passing.address());
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let bits = bits(memory, of, rows)?;
-            fail(memory, passing, rows, |row| bits.value(row) == wanted)
-        };
-        // SAFETY: the kernel writes `passing`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
-    }
+fn count_nulls(memory: &mut SimMemory<'_>, [passing, at, bit, of, count]: [u64; 5]) -> Done {
+    let (passing, valid) = (rows(memory, passing, of)?, bits(memory, at, bit, of)?);
+    let null = |(passes, valid): &(bool, bool)| *passes && !valid;
+    let nulls = passing.into_iter().zip(&valid).filter(null).count();
+    memory.slice_mut::<u64>(ptr(count), 1)?[0] += nulls as u64;
+    Ok(())
+}
 
-    fn compare(
-        &self,
-        queue: &Queue,
-        column: Column,
-        kind: Kind,
-        orderings: u8,
-        literal: Key,
-        passing: &mut DeviceBufferMut,
-    ) -> Result<()> {
-        let (rows, passing) = (passing.len(), passing.address());
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let values = memory.slice::<u8>(column.values.at, rows * kind.width)?;
-            let values = values.chunks_exact(kind.width);
-            // -1, 0 or 1, in the order of the bits.
-            let passes = |value| orderings >> (kind.key(value).cmp(&literal) as i8 + 1) & 1 == 1;
-            let passes: Vec<bool> = values.map(passes).collect();
-            fail(memory, passing, rows, |row| passes[row])
-        };
-        // SAFETY: the kernel writes `passing`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
-    }
+fn measure(
+    memory: &mut SimMemory<'_>,
+    [layout, values, data, at, bit, of, passing, lengths]: [u64; 8],
+) -> Done {
+    let (passing, valid) = (rows(memory, passing, of)?, bits(memory, at, bit, of)?);
+    let texts = Texts([layout, 0, values, data]);
+    let length = |row: usize| {
+        if !passing[row] || !valid.value(row) {
+            return Ok(0);
+        }
+        // Those in views do not count.
+        let len = texts.get(memory, row)?.len();
+        Ok(if layout == VIEWS && len <= INLINE {
+            0
+        } else {
+            len as u64
+        })
+    };
+    let of_each: Result<Vec<u64>, String> = (0..of as usize).map(length).collect();
+    memory.write(ptr(lengths), &of_each?)
+}
 
-    fn compare_bytes(
-        &self,
-        queue: &Queue,
-        column: Column,
-        orderings: u8,
-        literal: (DevicePtr, usize),
-        passing: &mut DeviceBufferMut,
-    ) -> Result<()> {
-        let (of, passing) = (passing.len(), passing.address());
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let literal = memory.slice::<u8>(literal.0, literal.1)?;
-            let texts = Texts::of(memory, column)?;
-            let mut passes = rows(memory, passing, of)?;
-            for (row, passes) in passes.iter_mut().enumerate().filter(|(_, passes)| **passes) {
-                let ordering = texts.get(row)?.cmp(literal);
-                *passes = orderings >> (ordering as i8 + 1) & 1 == 1;
-            }
-            fail(memory, passing, of, |row| passes[row])
-        };
-        // SAFETY: the kernel writes `passing`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
-    }
+fn gather(memory: &mut SimMemory<'_>, [_, width, values, picked, count, out]: [u64; 6]) -> Done {
+    let picked = memory.slice::<u64>(ptr(picked), count as usize)?;
+    // The picked rows are in order.
+    let rows = picked.last().map_or(0, |row| row + 1);
+    let values = memory.slice::<u8>(ptr(values), (rows * width) as usize)?;
+    let of = |row: &u64| &values[(row * width) as usize..][..width as usize];
+    let taken: Vec<u8> = picked.iter().flat_map(of).copied().collect();
+    memory.write(ptr(out), &taken)
+}
 
-    fn select(
-        &self,
-        queue: &Queue,
-        passing: &DeviceBufferMut,
-        picked: &mut DeviceBufferMut,
-        counts: &mut DeviceBufferMut,
-        count: usize,
-    ) -> Result<()> {
-        let (of, passing) = (passing.len(), passing.address());
-        let (picked, count) = (picked.address(), number(counts, count));
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let passing = rows(memory, passing, of)?;
-            let numbers = (0u64..).zip(passing).filter(|(_, passes)| *passes);
-            let numbers: Vec<_> = numbers.map(|(row, _)| row).collect();
-            memory.write(count, &[numbers.len() as u64])?;
-            memory.write(picked, &numbers)
-        };
-        // SAFETY: the kernel writes `picked` and `counts`, which are lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
+fn gather_bits(memory: &mut SimMemory<'_>, [at, bit, picked, count, out, first]: [u64; 6]) -> Done {
+    let picked = memory.slice::<u64>(ptr(picked), count as usize)?.to_vec();
+    let of = bits(memory, at, bit, picked.last().map_or(0, |row| row + 1))?;
+    let bytes = (first + count).div_ceil(8) as usize;
+    let out = memory.slice_mut::<u8>(ptr(out), bytes)?;
+    for (at, row) in (first as usize..).zip(picked) {
+        out[at / 8] |= u8::from(of.value(row as usize)) << (at % 8);
     }
+    Ok(())
+}
 
-    fn count_nulls(
-        &self,
-        queue: &Queue,
-        column: Column,
-        passing: &DeviceBufferMut,
-        counts: &mut DeviceBufferMut,
-        count: usize,
-    ) -> Result<()> {
-        let (of, passing) = (passing.len(), passing.address());
-        let count = number(counts, count);
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let passing = rows(memory, passing, of)?;
-            let valid = bits(memory, column.validity, of)?;
-            let null = |(passes, valid): &(bool, bool)| *passes && !valid;
-            let nulls = passing.into_iter().zip(&valid).filter(null).count();
-            memory.slice_mut::<u64>(count, 1)?[0] += nulls as u64;
-            Ok(())
+fn gather_bytes(
+    memory: &mut SimMemory<'_>,
+    [layout, values, data, at, bit, picked, starts, rest @ ..]: [u64; 11],
+) -> Done {
+    let [count, base, out, out_data] = rest;
+    let picked = memory.slice::<u64>(ptr(picked), count as usize)?.to_vec();
+    let valid = bits(memory, at, bit, picked.last().map_or(0, |row| row + 1))?;
+    let texts = Texts([layout, 0, values, data]);
+    let (mut bytes, mut offsets, mut views) = (Vec::new(), Vec::new(), Vec::new());
+    for row in picked {
+        let is_valid = valid.value(row as usize);
+        let text = if is_valid {
+            texts.get(memory, row as usize)?
+        } else {
+            &[]
         };
-        // SAFETY: the kernel writes `counts`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
+        let start = base + memory.slice::<u64>(ptr(starts + 8 * row), 1)?[0];
+        offsets.push(start);
+        views.push(view(text, start));
+        if layout != VIEWS || text.len() > INLINE {
+            bytes.extend_from_slice(text);
+        }
     }
+    offsets.push(base + bytes.len() as u64);
+    let narrow: Vec<i32> = offsets.iter().map(|n| *n as i32).collect();
+    memory.write(ptr(out_data + base), &bytes)?;
+    match layout {
+        1 => memory.write(ptr(out), &narrow),
+        2 => memory.write(ptr(out), &offsets),
+        _ => memory.write(ptr(out), &views),
+    }
+}
 
-    fn measure(
-        &self,
-        queue: &Queue,
-        column: Column,
-        passing: &DeviceBufferMut,
-        starts: &mut DeviceBufferMut,
-        counts: &mut DeviceBufferMut,
-        count: usize,
-    ) -> Result<()> {
-        let (of, passing) = (passing.len(), passing.address());
-        let (starts, count) = (starts.address(), number(counts, count));
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let passing = rows(memory, passing, of)?;
-            let valid = bits(memory, column.validity, of)?;
-            let texts = Texts::of(memory, column)?;
-            let (mut total, mut before) = (0u64, vec![0u64; of]);
-            for row in 0..of {
-                before[row] = total;
-                if passing[row] && valid.value(row) {
-                    total += texts.outside(row)? as u64;
-                }
-            }
-            memory.write(starts, &before)?;
-            memory.write(count, &[total])
-        };
-        // SAFETY: the kernel writes `starts` and `counts`, which are lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
-    }
+/// A number of its words.
+fn number(low: u64, high: u64) -> i128 {
+    i128::from(high.cast_signed()) << 64 | i128::from(low)
+}
 
-    fn gather(
-        &self,
-        queue: &Queue,
-        column: Column,
-        picked: &Picked<'_>,
-        out: &mut DeviceBufferMut,
-        to: To,
-    ) -> Result<()> {
-        let Format::Fixed { width, .. } = column.format else {
-            return Ok(());
-        };
-        let (picked, count) = (picked.rows.address(), picked.count);
-        let out = out.address().offset(to.row * width);
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let values = memory.slice::<u8>(column.values.at, column.rows * width)?;
-            let picked = memory.slice::<u64>(picked, count)?;
-            let mut taken = Vec::with_capacity(count * width);
-            for row in picked {
-                taken.extend_from_slice(&values[*row as usize * width..][..width]);
-            }
-            memory.write(out, &taken)
-        };
-        // SAFETY: the kernel writes `out`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
+/// Numbers of at most 128 bits; at address 0, ones.
+fn integers(
+    memory: &SimMemory<'_>,
+    [family, width, at, rows]: [u64; 4],
+) -> Result<Vec<i128>, String> {
+    if at == 0 {
+        return Ok(vec![1; rows as usize]);
     }
+    let above = 128 - 8 * width;
+    let integer = |value: &[u8]| {
+        let mut bytes = [0; 16];
+        bytes[..value.len()].copy_from_slice(value);
+        match family {
+            SIGNED => i128::from_le_bytes(bytes) << above >> above,
+            _ => i128::from_le_bytes(bytes),
+        }
+    };
+    let bytes = memory.slice::<u8>(ptr(at), (rows * width) as usize)?;
+    Ok(bytes.chunks_exact(width as usize).map(integer).collect())
+}
 
-    fn gather_bits(
-        &self,
-        queue: &Queue,
-        of: Bits,
-        picked: &Picked<'_>,
-        out: &mut DeviceBufferMut,
-        to: To,
-    ) -> Result<()> {
-        let (picked, count) = (picked.rows.address(), picked.count);
-        let (out, bytes) = (out.address(), out.len());
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let picked = memory.slice::<u64>(picked, count)?.to_vec();
-            // The picked rows are in order.
-            let rows = picked.last().map_or(0, |row| *row as usize + 1);
-            let bits = bits(memory, of, rows)?;
-            let out = memory.slice_mut::<u8>(out, bytes)?;
-            for (i, row) in picked.into_iter().enumerate() {
-                let (bit, at) = (bits.value(row as usize), to.row + i);
-                out[at / 8] |= u8::from(bit) << (at % 8);
-            }
-            Ok(())
-        };
-        // SAFETY: the kernel writes `out`, which is lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
+fn decimal(memory: &mut SimMemory<'_>, [operation, rows, rest @ ..]: [u64; 21]) -> Done {
+    let [low, high, out, out_bits, overflow, operands @ ..] = rest;
+    let most = number(low, high).unsigned_abs();
+    let operand = |i: usize| {
+        let [family, width, at, low, high, of_bits, bit] =
+            array::from_fn(|word| operands[7 * i + word]);
+        let values = integers(memory, [family, width, at, rows])?.into_iter();
+        let factor = number(low, high);
+        let values = values.map(move |value| value.checked_mul(factor));
+        Ok::<_, String>((values, bits(memory, of_bits, bit, rows)?))
+    };
+    let ((a, a_valid), (b, b_valid)) = (operand(0)?, operand(1)?);
+    let valid = &a_valid & &b_valid;
+    let result = |(a, b): (Option<i128>, Option<i128>)| match operation {
+        0 => a?.checked_add(b?),
+        1 => a?.checked_sub(b?),
+        2 => a?.checked_mul(b?),
+        _ => a?.checked_div(b?).filter(|n| n.unsigned_abs() <= most),
+    };
+    let (mut results, mut fits) = (vec![0; rows as usize], true);
+    for (row, operands) in a.zip(b).enumerate().filter(|(row, _)| valid.value(*row)) {
+        let result = result(operands);
+        fits &= result.is_some();
+        results[row] = result.unwrap_or_default();
     }
+    memory.write(ptr(out), &results)?;
+    if !fits {
+        memory.write(ptr(overflow), &[1u64])?;
+    }
+    match out_bits {
+        0 => Ok(()),
+        at => memory.write(ptr(at), valid.sliced().as_slice()),
+    }
+}
 
-    fn gather_bytes(
-        &self,
-        queue: &Queue,
-        column: Column,
-        picked: &Picked<'_>,
-        starts: &DeviceBufferMut,
-        out: &mut DeviceBufferMut,
-        data: &mut DeviceBufferMut,
-        to: To,
-    ) -> Result<()> {
-        let (picked, count) = (picked.rows.address(), picked.count);
-        let (starts, out) = (starts.address(), out.address());
-        let data = data.address().offset(to.byte);
-        let kernel = move |memory: &mut SimMemory<'_>| {
-            let picked = memory.slice::<u64>(picked, count)?;
-            let starts = memory.slice::<u64>(starts, column.rows)?;
-            let valid = bits(memory, column.validity, column.rows)?;
-            let texts = Texts::of(memory, column)?;
-            let (mut bytes, mut offsets, mut views) = (Vec::new(), Vec::new(), Vec::new());
-            for row in picked.iter().map(|row| *row as usize) {
-                let text = if valid.value(row) {
-                    texts.get(row)?
-                } else {
-                    &[]
-                };
-                let start = to.byte as u64 + starts[row];
-                offsets.push(start);
-                views.push(view(text, start));
-                if column.format != Format::Views || text.len() > INLINE {
-                    bytes.extend_from_slice(text);
-                }
-            }
-            offsets.push((to.byte + bytes.len()) as u64);
-            memory.write(data, &bytes)?;
-            match column.format {
-                Format::Offsets { width: 4 } => {
-                    let offsets: Vec<i32> = offsets.iter().map(|n| *n as i32).collect();
-                    memory.write(out.offset(4 * to.row), &offsets)
-                }
-                Format::Offsets { .. } => memory.write(out.offset(8 * to.row), &offsets),
-                _ => memory.write(out.offset(16 * to.row), &views),
-            }
+fn group(
+    memory: &mut SimMemory<'_>,
+    [before, _, _, leaders, passing, column @ .., at, bit, of]: [u64; 12],
+) -> Done {
+    let (texts, valid) = (Texts(column), bits(memory, at, bit, of)?);
+    let before = memory.slice::<u64>(ptr(before), of as usize)?;
+    let (mut first, mut found) = (HashMap::new(), Vec::new());
+    for (row, before) in before.iter().enumerate() {
+        let text = match valid.value(row) {
+            true => Some(texts.get(memory, row)?),
+            false => None,
         };
-        // SAFETY: the kernel writes `out` and `data`, which are lent for writing and so not frozen.
-        unsafe { launch(queue, kernel) }
+        found.push(*first.entry((before, text)).or_insert(row as u64));
     }
+    let leads = (0..).zip(&found).map(|(row, leader)| row == *leader);
+    let leads: Vec<u8> = leads.map(u8::from).collect();
+    memory.write(ptr(leaders), &found)?;
+    memory.write(ptr(passing), &leads)
+}
+
+fn accumulate(
+    memory: &mut SimMemory<'_>,
+    [step, low, high, leaders, cells, seen, column @ ..]: [u64; 12],
+) -> Done {
+    let [family, width, values, at, bit, rows] = column;
+    let valid = bits(memory, at, bit, rows)?;
+    let values = integers(memory, [family, width, values, rows])?;
+    let leaders = memory.slice::<u64>(ptr(leaders), rows as usize)?.to_vec();
+    let of_rows = leaders.into_iter().zip(values).zip(&valid);
+    for ((leader, value), _) in of_rows.filter(|(_, valid)| *valid) {
+        let value = value ^ number(low, high);
+        let cell = &mut memory.slice_mut::<i128>(ptr(cells + 16 * leader), 1)?[0];
+        let (of_cell, of_value) = ((*cell >> 64) as u64, (value >> 64) as u64);
+        match step {
+            0 => *cell = cell.wrapping_add(value),
+            1 => *cell = number(0, of_cell.max(of_value)),
+            _ if of_cell == of_value => *cell = number((*cell as u64).max(value as u64), of_cell),
+            _ => {}
+        }
+        memory.slice_mut::<u8>(ptr(seen + leader / 8), 1)?[0] |= 1 << (leader % 8);
+    }
+    Ok(())
+}
+
+fn finish(memory: &mut SimMemory<'_>, [cells, rows, low, high, width, out]: [u64; 6]) -> Done {
+    let cells = memory.slice::<i128>(ptr(cells), rows as usize)?.iter();
+    let values = cells.map(|cell| (cell ^ number(low, high)).to_le_bytes());
+    let bytes = values.flat_map(|bytes| bytes.into_iter().take(width as usize));
+    let bytes: Vec<u8> = bytes.collect();
+    memory.write(ptr(out), &bytes)
 }
 
 /// The most bytes that lie in a view.
 const INLINE: usize = 12;
+
+/// The layout of views.
+const VIEWS: u64 = 3;
 
 /// The view of a text in buffer 0.
 fn view(text: &[u8], start: u64) -> u128 {
@@ -307,57 +367,33 @@ fn view(text: &[u8], start: u64) -> u128 {
     u128::from_le_bytes(view)
 }
 
-/// The bytes of each row.
-struct Texts<'a, 'm> {
-    memory: &'a SimMemory<'m>,
-    column: Column,
-}
+/// The bytes of each row: layout, width, values and data of a column.
+struct Texts([u64; 4]);
 
-impl<'a, 'm> Texts<'a, 'm> {
-    fn of(memory: &'a SimMemory<'m>, column: Column) -> Result<Self, String> {
-        Ok(Self { memory, column })
-    }
-
-    fn values<T: ArrowNativeType>(&self, row: usize, n: usize) -> Result<&'a [T], String> {
-        let at = self.column.values.at.offset(row * size_of::<T>());
-        self.memory.slice(at, n)
-    }
-
-    fn get(&self, row: usize) -> Result<&'a [u8], String> {
-        let data = self.column.data;
-        let of = |start: usize, end: usize| self.memory.slice(data.offset(start), end - start);
-        match self.column.format {
-            Format::Fixed { width, .. } => {
-                let at = self.column.values.at.offset(row * width);
-                self.memory.slice(at, width)
+impl Texts {
+    fn get<'a>(&self, memory: &'a SimMemory<'_>, row: usize) -> Result<&'a [u8], String> {
+        let (Self([layout, width, values, data]), row) = (self, row as u64);
+        let bytes = |at: u64, n: u64| memory.slice::<u8>(ptr(at), n as usize);
+        match *layout {
+            0 => bytes(values + row * width, *width),
+            1 => {
+                let offsets = memory.slice::<u32>(ptr(values + 4 * row), 2)?;
+                let (start, end) = (u64::from(offsets[0]), u64::from(offsets[1]));
+                bytes(data + start, end - start)
             }
-            Format::Offsets { width: 4 } => {
-                let offsets = self.values::<i32>(row, 2)?;
-                of(offsets[0] as usize, offsets[1] as usize)
+            2 => {
+                let offsets = memory.slice::<u64>(ptr(values + 8 * row), 2)?;
+                bytes(data + offsets[0], offsets[1] - offsets[0])
             }
-            Format::Offsets { .. } => {
-                let offsets = self.values::<i64>(row, 2)?;
-                of(offsets[0] as usize, offsets[1] as usize)
-            }
-            Format::Views => {
-                let view = self.values::<u32>(4 * row, 4)?;
-                let len = view[0] as usize;
-                if len <= INLINE {
-                    return Ok(&self.values::<u8>(16 * row, 16)?[4..4 + len]);
+            _ => {
+                let view = memory.slice::<u32>(ptr(values + 16 * row), 4)?;
+                let len = u64::from(view[0]);
+                if len <= INLINE as u64 {
+                    return bytes(values + 16 * row + 4, len);
                 }
-                let address = data.offset(view[2] as usize * size_of::<u64>());
-                let address = self.memory.slice::<u64>(address, 1)?[0];
-                let buffer = DevicePtr::new(without_provenance_mut(address as usize));
-                self.memory.slice(buffer.offset(view[3] as usize), len)
+                let buffer = memory.slice::<u64>(ptr(data + 8 * u64::from(view[2])), 1)?[0];
+                bytes(buffer + u64::from(view[3]), len)
             }
-            Format::Bits => Err("booleans have no bytes".into()),
         }
-    }
-
-    /// How many bytes a row has outside of views.
-    fn outside(&self, row: usize) -> Result<usize, String> {
-        let len = self.get(row)?.len();
-        let inside = self.column.format == Format::Views && len <= INLINE;
-        Ok(if inside { 0 } else { len })
     }
 }

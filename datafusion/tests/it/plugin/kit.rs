@@ -19,7 +19,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
 use crate::device_filter::FilterPlugin;
-pub(crate) use crate::kit::{Plan, Sim, plan, row_count, says, shape};
+pub(crate) use crate::kit::{Plan, Sim, fails, plan, row_count, says, shape};
 
 pub(crate) const PARTITIONS: usize = 3;
 pub(crate) const ROWS: i64 = 300;
@@ -90,7 +90,7 @@ pub(crate) struct Tables {
 /// As many partitions as the table has.
 /// The rule with the plugin.
 pub(crate) fn filters() -> DeviceRule {
-    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()))
+    DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()))
 }
 
 pub(crate) fn session(

@@ -95,7 +95,7 @@ pub(super) fn compare(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> 
 }
 
 /// The bytes of a row of a layout: of fixed width, with offsets of 4 or 8 bytes, of views.
-fn bytes(
+pub(super) fn bytes(
     view: &View<'_, '_>,
     (layout, width, values, data): (u64, u64, u64, u64),
     row: u64,
