@@ -41,7 +41,7 @@ impl DeviceBufferMut {
     /// Allocates `len` bytes, aligned to 64 bytes and padded to a multiple of 64, in the order of `queue`. Does not wait.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`], or the device's own error.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), or the device's own error.
     pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
         let capacity = len.checked_next_multiple_of(ALIGNMENT);
         let device = queue.device().id();
@@ -110,7 +110,7 @@ impl DeviceBufferMut {
     /// as for the drop of the buffer. Without memory to free, nothing happens.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`], or the device's own error. The buffer is unchanged then.
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), or the device's own error. The buffer is unchanged then.
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         if self.padded() == self.capacity {
             return Ok(());
