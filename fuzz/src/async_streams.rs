@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
 use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStream};
@@ -290,7 +290,15 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
     let answers = Arc::new((AtomicU8::new(input.u8()), AtomicU8::new(input.u8())));
     let (on_schema, on_task) = (answers.clone(), answers.clone());
     consumer.on_schema(move |this| answer(this, on_schema.0.load(SeqCst)));
-    consumer.on_task(move |this| answer(this, on_task.1.load(SeqCst)));
+    let refused = Arc::new(AtomicBool::new(false));
+    let last = refused.clone();
+    consumer.on_task(move |this| {
+        // A panic refuses it, too.
+        last.store(true, SeqCst);
+        let code = answer(this, on_task.1.load(SeqCst));
+        last.store(code != 0, SeqCst);
+        code
+    });
     let sync = [SyncPolicy::Event, SyncPolicy::Wait][input.choice(2)];
     if input.bool() {
         stream = stream.with_metadata([("k".to_owned(), "v".to_owned())].into());
@@ -328,7 +336,10 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
             5 if connected => consumer.cancel(),
             6 => {
                 if let Some(task) = consumer.try_take() {
-                    read_batch(&consumer.extract_task(task));
+                    match consumer.try_extract(task) {
+                        Some(batch) => read_batch(&batch),
+                        None => assert!(refused.load(SeqCst), "a batch is gone"),
+                    }
                 }
             }
             7 => {

@@ -347,14 +347,24 @@ impl FakeConsumer {
 
     #[track_caller]
     pub(crate) fn extract_task(&self, task: FFI_ArrowAsyncTask) -> DeviceRecordBatch {
+        self.try_extract(task).expect("a task that was not refused")
+    }
+
+    /// The batch of a task, or `None` if the task was refused.
+    pub(crate) fn try_extract(&self, task: FFI_ArrowAsyncTask) -> Option<DeviceRecordBatch> {
         let (code, array) = Self::extract_raw(task);
+        let refused = arrow_device::Error::Cancelled { operation: "" };
+        if code == refused.errno() {
+            assert!(array.is_released());
+            return None;
+        }
         assert_eq!(code, 0);
         assert!(!array.is_released(), "nothing was extracted");
         let schema = self.0.schema.lock().unwrap().clone().unwrap();
         let options = self.0.options.lock().unwrap().clone();
         // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
         // type is the exported one.
-        unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap()
+        Some(unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap())
     }
 
     pub(crate) fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
