@@ -366,6 +366,24 @@ fn negative_widths() {
     }
 }
 
+/// One more connection than there can be is told so, once.
+#[test]
+fn too_many_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let _publisher = Publisher::bind(&path).unwrap();
+    let subscribe = |_| {
+        let raw = Raw::connect(&path);
+        raw.subscribe();
+        raw
+    };
+    let _all = Vec::from_iter((0..256).map(subscribe));
+    let refused = Subscriber::connect(&path).unwrap().next().unwrap();
+    let refused = refused.unwrap_err().to_string();
+    let expected = "refused: the publisher has as many subscribers as it can";
+    assert_eq!(refused, expected);
+}
+
 /// Values that are not valid for their type, in memory that is as it should be.
 #[test]
 fn invalid_values() {
