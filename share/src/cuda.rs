@@ -68,15 +68,17 @@ pub fn shared_cuda(device: &Device) -> Result<Device> {
     }
     // SAFETY: the driver aligns the memory to its pages, access is set for the device, and nothing else has the addresses. Other processes
     // map the memory to read it.
-    let shared = unsafe { device.with_memory(|id, bytes| Ok(allocate(id, bytes)?), region::free) }?;
-    // Not under the lock until here, as this takes its time: another thread may have been first.
+    let shared = unsafe { device.with_memory(|id, bytes| Ok(allocate(id, bytes)?), region::free) };
+    // Not under the lock until here, as this takes its time: another thread may have been first, also where this one has failed.
     let mut all = lock(&SHARED);
-    let first = find(&all);
-    if first.is_none() {
-        all.insert(raw, shared.downgrade());
+    if let Some(first) = find(&all) {
+        return Ok(first);
     }
-    drop(all);
-    Ok(first.unwrap_or(shared))
+    let shared = shared?;
+    // Contexts that are gone.
+    all.retain(|_, device| device.upgrade().is_some());
+    all.insert(raw, shared.downgrade());
+    Ok(shared)
 }
 
 /// Calls a function of the driver, whose name is in the error.

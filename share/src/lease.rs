@@ -54,10 +54,11 @@ impl Link {
         }
     }
 
-    /// Says that nothing more is taken, which ends [`wait`](Self::wait) on other threads, too. Leases go back as before.
+    /// Says that nothing more is taken, which ends [`wait`](Self::wait) on other threads, too. Leases go back as before. While there is no
+    /// room to say so, reading goes on: a publisher that cannot send, and was not told why, would wait to be told.
     pub(crate) fn leave(&self, last_lease: u64) {
-        self.post(Outgoing::short(Kind::GONE, last_lease, &[]));
-        if check_process(self.process).is_ok() {
+        let gone = Outgoing::short(Kind::GONE, last_lease, &[]);
+        if check_process(self.process).is_ok() && self.flush(Some(gone)) == PollFlags::IN {
             self.stop();
         }
     }

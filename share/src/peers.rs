@@ -128,7 +128,10 @@ impl Peers {
         }
         if let Err(e) = &allowed {
             // If there is no room even for this, closing says enough.
-            let why = e.to_string();
+            let why = match e {
+                Error::Refused(why) => why.to_string(),
+                e => e.to_string(),
+            };
             let _ = Outgoing::short(Kind::REFUSED, 0, why.as_bytes()).send(socket.as_fd());
             return allowed;
         }
@@ -214,7 +217,7 @@ impl Peers {
             for at in (0..sockets.len()).rev() {
                 if is_woken || !happened[1 + at].is_empty() {
                     let is_full = self.lock().hear(at, &mut freed);
-                    // The system has no room, rather than the socket. That passes, but nobody says when.
+                    // The socket has room, and yet nothing was sent: the system has none. That passes, but nobody says when.
                     is_crowded |= is_full && happened[1 + at].contains(PollFlags::OUT);
                 }
             }
@@ -254,11 +257,13 @@ impl State {
         self.done.died + lost.filter(|peer| peer.has_died()).count() as u64
     }
 
-    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether there is more to send.
+    /// Does what a connection asks for, or ends it. What need not be kept any more goes to `freed`. Returns whether
+    /// there was something to send, and nothing was sent.
     fn hear(&mut self, at: usize, freed: &mut Vec<Kept>) -> bool {
         let peer = &mut self.peers[at];
+        let before = peer.outbox.len();
         let is_over = peer.hear(freed);
-        let is_full = !peer.outbox.is_empty();
+        let is_full = before > 0 && peer.outbox.len() == before;
         if is_over {
             let peer = self.peers.remove(at);
             self.done.left += u64::from(peer.gone);
@@ -355,13 +360,13 @@ impl Peer {
         for _ in 0..64 {
             match receive(self.socket.as_fd(), false) {
                 Ok(Received::Packet(packet)) if self.take(&packet, freed).is_ok() => {}
-                Ok(Received::Nothing) => break,
+                Ok(Received::Nothing) => return self.is_broken && self.leases.is_empty(),
                 Ok(Received::Closed) => return true,
                 // One out of order, or no packet at all.
                 Ok(Received::Packet(_)) | Err(_) => self.lose(),
             }
         }
-        self.is_broken && self.leases.is_empty()
+        self.is_lost && self.leases.is_empty()
     }
 
     fn take(&mut self, packet: &Packet, freed: &mut Vec<Kept>) -> Result<()> {

@@ -37,16 +37,16 @@ pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Schema> {
     read.map_err(|_| Error::protocol("a schema that arrow-ipc cannot read"))
 }
 
-/// Whether arrow-ipc reads the field without a panic; `None` if it lacks a part. The message was verified: its depth is bound, and each
-/// known type has its table.
+/// Whether arrow-rs reads the field, and makes arrays of its type, without a panic; `None` if it lacks a part. The message was verified: its
+/// depth is bound, and each known type has its table.
 fn is_possible(field: Field<'_>) -> Option<bool> {
     let is_int = |int: Int<'_>| matches!(int.bitWidth(), 8 | 16 | 32 | 64);
     let children = field.children();
     let number = children.map_or(0, |children| children.len());
     let is_type = match field.type_type() {
         Type::Null | Type::Bool | Type::Binary | Type::BinaryView | Type::LargeBinary => true,
-        Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::FixedSizeBinary => true,
-        Type::Struct_ => true,
+        Type::Utf8 | Type::Utf8View | Type::LargeUtf8 | Type::Struct_ => true,
+        Type::FixedSizeBinary => field.type_as_fixed_size_binary()?.byteWidth() >= 0,
         Type::Int => is_int(field.type_as_int()?),
         Type::FloatingPoint => {
             let precision = field.type_as_floating_point()?.precision();
@@ -72,7 +72,8 @@ fn is_possible(field: Field<'_>) -> Option<bool> {
             let is_width = matches!(of.bitWidth(), 32 | 64 | 128 | 256);
             is_width && u8::try_from(of.precision()).is_ok() && i8::try_from(of.scale()).is_ok()
         }
-        Type::Union => {
+        // As many as there are numbers for them.
+        Type::Union if number <= 128 => {
             let of = field.type_as_union()?;
             let ids: Vec<_> = match of.typeIds() {
                 Some(ids) => ids.iter().map(|id| id as i8).collect(),

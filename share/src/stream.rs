@@ -1,5 +1,6 @@
 //! [`SubscriberStream`]: a subscriber for async programs.
 
+use std::panic::catch_unwind;
 use std::pin::Pin;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -62,7 +63,8 @@ impl SubscriberStream {
                     // After an error, the task looks for itself.
                     let _ = link.wait(None);
                     let waker = lock(&asked).take();
-                    waker.into_iter().for_each(Waker::wake);
+                    // One that panics must not end the thread, for which the next one would wait for ever.
+                    let _ = catch_unwind(|| waker.into_iter().for_each(Waker::wake));
                 }
             };
             let thread = Builder::new().name("arrow-device subscriber".into());

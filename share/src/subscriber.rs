@@ -60,7 +60,9 @@ impl SubscriberOptions {
 /// stream ([`into_stream`](Self::into_stream)).
 ///
 /// Each batch is a lease, which goes back when the last array that uses its memory is dropped; batches may outlive the subscriber. A
-/// publisher that is told how many batches a subscriber may have waits for the rest.
+/// publisher that is told how many batches a subscriber may have waits for the rest. Returns and the subscriber's farewell do not wait for a
+/// publisher that reads nothing: what the socket has no room for goes with the next return, and what is left after the last one is lost
+/// when the connection closes, which the publisher may count as a death.
 ///
 /// The publisher is not trusted, unless [options](SubscriberOptions::trusting) say so: it can make a batch an error, but not change it once
 /// it is there. Memory must be frozen by the system, and all values are [validated](DeviceArray::validated), for which text, lists and

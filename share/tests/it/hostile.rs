@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arrow_array::types::Int8Type;
-use arrow_array::{ArrayRef, DictionaryArray, RecordBatch, StringArray};
+use arrow_array::{
+    Array, ArrayRef, DictionaryArray, FixedSizeBinaryArray, ListArray, RecordBatch, StringArray,
+};
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_device_share::{Error, Publisher, PublisherOptions, Subscriber, shared_cpu, socket_pair};
+use arrow_schema::Field;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use crate::deaths::{LONG, shared, until};
@@ -342,6 +345,43 @@ fn other_memory() {
     // Zeros are offsets and texts, too: such a batch is valid.
     all[1].memory = Some(file(1 << 16, frozen));
     assert_eq!(read(&all).remove(0).unwrap().num_rows(), 3);
+}
+
+/// Values of less than no bytes, at the top and in lists: a type that can be written, and that no array has.
+#[test]
+fn negative_widths() {
+    const WIDTH: i32 = 4951;
+    let values = [[1; WIDTH as usize]].into_iter();
+    let values: ArrayRef = Arc::new(FixedSizeBinaryArray::try_from_iter(values).unwrap());
+    let item = Arc::new(Field::new("item", values.data_type().clone(), true));
+    let list = ListArray::new(item, OffsetBuffer::from_lengths([1]), values.clone(), None);
+    for column in [values, Arc::new(list)] {
+        let mut all = packets(&batch_of(column));
+        let mut places = all[0].body.windows(4);
+        let at = places.position(|bytes| bytes == WIDTH.to_le_bytes());
+        let at = at.expect("the width");
+        all[0].body[at..at + 4].copy_from_slice(&(-1_i32).to_le_bytes());
+        let error = read(&all).remove(0).unwrap_err();
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
+    }
+}
+
+/// One more connection than there can be is told so, once.
+#[test]
+fn too_many_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let _publisher = Publisher::bind(&path).unwrap();
+    let subscribe = |_| {
+        let raw = Raw::connect(&path);
+        raw.subscribe();
+        raw
+    };
+    let _all = Vec::from_iter((0..256).map(subscribe));
+    let refused = Subscriber::connect(&path).unwrap().next().unwrap();
+    let refused = refused.unwrap_err().to_string();
+    let expected = "refused: the publisher has as many subscribers as it can";
+    assert_eq!(refused, expected);
 }
 
 /// Values that are not valid for their type, in memory that is as it should be.

@@ -1,5 +1,8 @@
 //! Leases: what is kept until when, back-pressure, ends, and what may be done with memory that was sent.
 
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use arrow_device::device::sim::{SimConfig, SimDevice};
@@ -258,6 +261,33 @@ fn streams_and_readers() {
     let reader = DeviceRecordBatches::new(batches, schema, arrow_device::ArrowDeviceType::CPU);
     let read: Vec<_> = reader.into_host_reader().map(Result::unwrap).collect();
     assert_eq!(read, [numbers(3)]);
+}
+
+/// Says that it was called, and panics.
+struct Panics(Mutex<Sender<()>>);
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.lock().unwrap().send(());
+        std::panic::resume_unwind(Box::new("a waker's own panic"));
+    }
+}
+
+/// Wakers that panic do not end the wait for what comes next.
+#[test]
+fn a_stream_whose_wakers_panic() {
+    let (publisher, subscriber) = pair(PublisherOptions::default());
+    let mut stream = subscriber.into_stream();
+    let (called, calls) = channel();
+    for i in 0..2 {
+        let waker = Waker::from(Arc::new(Panics(Mutex::new(called.clone()))));
+        let polled = stream.poll_next_unpin(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        publisher.send(&shared(i)).unwrap();
+        calls.recv_timeout(LONG).unwrap();
+        let batch = futures::executor::block_on(stream.next());
+        assert_eq!(batch.unwrap().unwrap().to_host().unwrap(), numbers(i));
+    }
 }
 
 /// Long manifests and schemas travel apart.

@@ -9,6 +9,7 @@ mod leases;
 mod order;
 mod raw;
 mod round_trips;
+mod stalls;
 mod two;
 mod users;
 
