@@ -106,7 +106,8 @@ impl DeviceRecordBatch {
                 let (got, declared) = (&view.node.data_type, field.data_type());
                 if got != declared {
                     let path = format!("concat on {device}: column '{}'", field.name());
-                    let fit = Fit(&format!("batch {i}"), "the schema");
+                    let batch = format!("batch {i}");
+                    let fit = Fit(&batch, "the schema");
                     fit.types(&path, view, [got, declared], true)?;
                 }
             }
