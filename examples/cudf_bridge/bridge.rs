@@ -75,7 +75,7 @@ impl Cudf {
         values: i32,
     ) -> Result<DeviceRecordBatch, Box<dyn Error>> {
         self.call(batch, |array, schema, out, out_schema| {
-            // SAFETY: as in `sort`.
+            // SAFETY: `call` passes the structs that the function needs.
             unsafe { (self.sum)(array, schema, key, values, out, out_schema) }
         })
     }

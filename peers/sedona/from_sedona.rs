@@ -108,7 +108,7 @@ async fn back_pressure() {
 async fn on_one_task() {
     let source = Counted::default();
     let (handler, opening) = handler(2);
-    // SAFETY: as in `send`.
+    // SAFETY: the handler stays where it is until its release, and this producer alone gets it.
     let producing = unsafe { drive_stream_to_handler(source.theirs(100, Last::End), handler) };
     let ((), (batches, error)) = within(future::join(producing, read(opening))).await;
     assert!(batches.len() == 100 && error.is_none());
@@ -199,7 +199,7 @@ async fn dropped() {
 async fn a_driver_that_is_never_polled() {
     let source = Counted::default();
     let (handler, opening) = handler(2);
-    // SAFETY: as in `send`.
+    // SAFETY: the handler stays where it is until its release, and this producer alone gets it.
     drop(unsafe { drive_stream_to_handler(source.theirs(3, Last::End), handler) });
     let error = within(opening).await.unwrap_err();
     assert_eq!(reported(&error).0, libc::ECANCELED);

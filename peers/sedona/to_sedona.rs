@@ -111,7 +111,7 @@ async fn back_pressure() {
 async fn on_one_task() {
     let source = Counted::default();
     let (mut consumer, handler) = ImportedAsyncDeviceStream::new(2);
-    // SAFETY: as in `send`.
+    // SAFETY: theirs is a handler that stays where it is until its release, and this producer alone gets it.
     let producing = unsafe {
         produce(
             source.ours(100, Last::End),
@@ -229,7 +229,7 @@ async fn gone_before_the_schema() {
         let (consumer, handler) = ImportedAsyncDeviceStream::new(2);
         consumer.cancel();
         let kept = (!is_dropped).then_some(consumer);
-        // SAFETY: as in `send`.
+        // SAFETY: theirs is a handler that stays where it is until its release, and this producer alone gets it.
         let producing = unsafe {
             produce(
                 source.ours(3, Last::End),

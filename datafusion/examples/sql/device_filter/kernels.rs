@@ -38,7 +38,7 @@ impl Launcher {
             // SAFETY: the caller guarantees parameters and memory (see `# Safety`).
             Kernels::Sim => unsafe { sim::launch(&self.queue, kernel, rows, words) },
             #[cfg(feature = "cuda")]
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees parameters and memory (see `# Safety`).
             Kernels::Cuda(kernels) => unsafe { kernels.launch(&self.queue, kernel, rows, words) },
         }
     }
