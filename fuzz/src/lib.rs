@@ -16,10 +16,12 @@
 //! simulated devices find them on a device.
 //!
 //! Inputs are read front to back, integers by fixed widths: kept inputs decode to what they always did. Targets know no devices but
-//! those of their `World`; one for real GPUs would bring another.
+//! those of their `World`. With the feature `cuda`, the program `cuda_operations` runs random operations in the memories of a GPU, on several threads.
 
 mod async_streams;
 mod check;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod dlpack;
 mod exercise;
 mod foreign;

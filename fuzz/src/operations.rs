@@ -14,7 +14,7 @@ use arrow_device::{
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
 use crate::check::{comparable, read};
-use crate::exercise::{self, nulls_of};
+use crate::exercise::{self, delay, nulls_of};
 use crate::foreign::Foreign;
 use crate::input::Input;
 use crate::kinds;
@@ -35,11 +35,17 @@ const HELD: usize = 6;
 /// | 1 + ... | operations |
 /// | ... | a type, and rows, nulls and a seed, or an array of it and its arena |
 pub(crate) fn target(input: &mut Input<'_>) {
+    let world = World::enter();
+    on(&world, input);
+    world.assert_clean();
+}
+
+/// The same where other threads may use the devices, too.
+pub(crate) fn on(world: &World, input: &mut Input<'_>) {
     let flags = input.u8();
     let mut steps = Input::new(input.text());
     let data_type = kinds::data_type(input);
-    let world = World::enter();
-    let (cpu, place) = (&world.places[0], &world.places[usize::from(flags) % 3]);
+    let (cpu, place) = (&world.places[0], world.place(flags.into()));
     let (first, foreign) = match flags & 4 {
         0 => (generated(input, &data_type), None),
         _ => {
@@ -57,12 +63,11 @@ pub(crate) fn target(input: &mut Input<'_>) {
             rows,
         };
         held.check("upload");
-        run(&world, held, true, &mut steps);
+        run(world, held, true, &mut steps);
     }
     if let Some(foreign) = foreign {
-        foreign.assert_released(&world);
+        foreign.assert_released(world);
     }
-    world.assert_clean();
 }
 
 /// What holds of an array that came from elsewhere, then operations on it.
@@ -163,7 +168,8 @@ fn step(
     if !ours && !matches!(op, 0..=4 | 6 | 9 | 10) {
         return None;
     }
-    let to = |input: &mut Input<'_>| &world.places[input.choice(3)].device;
+    let to = |input: &mut Input<'_>| &world.place(input.u8().into()).device;
+    delay(&device.device().default_queue());
     let (name, device, rows) = match op {
         0 => {
             let (offset, length) = part(input, n);
@@ -186,6 +192,7 @@ fn step(
         4 => {
             let to = to(input);
             let queue = to.new_queue().expect("the device is alive");
+            delay(&queue);
             let host = device.to_host().expect("valid");
             let up = to.upload_array_on(&host, &queue).expect("valid");
             ("upload_array_on", up, rows.clone())
@@ -356,7 +363,7 @@ fn batch(
     up = match input.choice(5) {
         0 => up.compact().expect("valid"),
         1 => up
-            .to_device(&world.places[input.choice(3)].device)
+            .to_device(&world.place(input.u8().into()).device)
             .expect("valid"),
         2 => {
             expected = expected.project(&[1]).expect("there are two");
@@ -424,6 +431,7 @@ fn stream(
 /// A download on a queue of its own: waited for, polled, or dropped while it runs.
 fn downloads(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) {
     let queue = device.device().new_queue().expect("the device is alive");
+    delay(&queue);
     let start = || device.start_to_host(&queue).expect("valid");
     let host = match input.choice(5) {
         0 => device.start_to_host(&queue).and_then(|down| down.wait()),

@@ -1,6 +1,6 @@
 //! The devices that targets use: made once, and clean between inputs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
@@ -9,14 +9,13 @@ use arrow_device::{Device, Devices, ImportOptions, Validation};
 pub(crate) use crate::support_c::sim::Place;
 
 /// The CPU, a simulated device whose work runs when it is waited for, and one that runs it at once on a thread and that reaches
-/// the other.
+/// the other. Of the program for GPUs: the CPU and the memories of one.
 pub(crate) struct World {
-    pub places: [Place; 3],
+    pub places: Vec<Place>,
 }
 
 impl World {
     fn new() -> Self {
-        let devices = Devices::new();
         let sim = |mode, peer_access| {
             let config = SimConfig {
                 capacity_bytes: 256 << 20,
@@ -26,14 +25,21 @@ impl World {
             };
             let sim = SimDevice::new(config).expect("targets run on Linux");
             let device = Device::new(sim.clone()).expect("the queue is there");
-            devices.add(device.clone()).expect("ids differ");
             (device, Some(sim))
         };
-        let all = [
+        Self::of(vec![
             (Devices::cpu(), None),
             sim(SimMode::Deferred, false),
             sim(SimMode::Async, true),
-        ];
+        ])
+    }
+
+    /// The CPU, and others, which imports find.
+    pub(crate) fn of(all: Vec<(Device, Option<Arc<SimDevice>>)>) -> Self {
+        let devices = Devices::new();
+        for (device, _) in &all[1..] {
+            devices.add(device.clone()).expect("ids differ");
+        }
         let options = ImportOptions {
             devices: Some(devices),
             ..Default::default()
@@ -44,7 +50,7 @@ impl World {
             options: options.clone(),
         };
         Self {
-            places: all.map(place),
+            places: all.into_iter().map(place).collect(),
         }
     }
 
@@ -59,6 +65,11 @@ impl World {
         });
         world.get_or_insert_with(Self::new);
         Entered(world)
+    }
+
+    /// One of the places, by any number.
+    pub(crate) fn place(&self, i: usize) -> &Place {
+        &self.places[i % self.places.len()]
     }
 
     pub(crate) fn place_of(&self, device: &Device) -> Option<&Place> {
