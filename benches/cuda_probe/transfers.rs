@@ -228,11 +228,11 @@ pub(crate) fn small(probe: &Probe) -> Res<()> {
         match id {
             "U4" => {
                 let what = "1,000 columns x 10 rows / packed by hand and one raw copy";
-                probe.row(id, what, took.over(&[2]), "<=", 2.0);
+                probe.row(id, what, took.over(&[2]), "<=", 0.7);
             }
             "U5" => {
                 let what = "1,000 columns x 1,000 rows / a block and a copy for each buffer";
-                probe.row(id, what, took.over(&[3]), "<=", 0.15);
+                probe.row(id, what, took.over(&[3]), "<=", 0.2);
                 let what = "1,000 columns x 1,000 rows / the driver's list of page-locked pieces";
                 if probe.lists.is_some() {
                     probe.row(id, what, took.over(&[4]), "<=", 0.8);
