@@ -1,11 +1,13 @@
 //! Random bytes and batches.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use arrow_array::{
     Array, ArrayRef, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
 };
 use arrow_buffer::{Buffer, ScalarBuffer};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::stats::Res;
 
@@ -43,13 +45,26 @@ pub(crate) fn ordinary(bytes: usize, seed: u64) -> Buffer {
 
 /// A batch of `columns` columns over equal parts of a buffer, without nulls.
 pub(crate) fn over(buffer: &Buffer, columns: usize) -> Res<RecordBatch> {
-    let bytes = buffer.len() / columns;
-    let arrays = (0..columns).map(|i| -> (String, ArrayRef) {
-        let part = buffer.slice_with_length(i * bytes, bytes);
-        let values = ScalarBuffer::<i64>::from(part);
-        (format!("c{i}"), Arc::new(Int64Array::new(values, None)))
-    });
-    Ok(RecordBatch::try_from_iter(arrays)?)
+    let fields = (0..columns).map(|i| Field::new(format!("c{i}"), DataType::Int64, false));
+    let schema = Schema::new(fields.collect::<Vec<_>>());
+    built(&Arc::new(schema), parts(buffer, columns))
+}
+
+/// Equal parts of a buffer.
+pub(crate) fn parts(buffer: &Buffer, count: usize) -> impl Iterator<Item = Buffer> {
+    let bytes = buffer.len() / count;
+    (0..count).map(move |i| buffer.slice_with_length(i * bytes, bytes))
+}
+
+/// A batch whose columns have these values, without nulls.
+pub(crate) fn built(
+    schema: &SchemaRef,
+    values: impl IntoIterator<Item = Buffer>,
+) -> Res<RecordBatch> {
+    let columns = values
+        .into_iter()
+        .map(|values| -> ArrayRef { Arc::new(Int64Array::new(ScalarBuffer::from(values), None)) });
+    Ok(RecordBatch::try_new(schema.clone(), columns.collect())?)
 }
 
 /// A batch of columns of four kinds in turn: Int64 and Int32 with nulls, Float64 without, text with
@@ -100,4 +115,13 @@ pub(crate) fn buffers(batch: &RecordBatch) -> Vec<Buffer> {
     }
     all.retain(|buffer| !buffer.is_empty());
     all
+}
+
+/// Copies buffers behind each other, each to a multiple of 64 bytes.
+pub(crate) fn pack<B: Deref<Target = [u8]>>(to: &mut [u8], buffers: impl IntoIterator<Item = B>) {
+    let mut at = 0;
+    for buffer in buffers {
+        to[at..][..buffer.len()].copy_from_slice(&buffer);
+        at += buffer.len().next_multiple_of(64);
+    }
 }

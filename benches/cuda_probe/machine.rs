@@ -125,7 +125,7 @@ fn first(path: &str) -> String {
 }
 
 /// What follows "name:" in a file.
-fn of(path: &str, name: &str) -> String {
+pub(crate) fn of(path: &str, name: &str) -> String {
     let text = read_to_string(path).unwrap_or_default();
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     let found = lines.find(|(key, _)| key.trim() == name);

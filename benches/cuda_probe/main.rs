@@ -5,14 +5,16 @@
 //! cargo bench --features cuda --bench cuda_probe
 //! ```
 //!
-//! Tables of all that it measures, and after each the lines of its rows, which have targets. About a
-//! minute; less than 4 GiB of host memory. `gpu/run` makes a record of it.
+//! Tables of all that it measures, and after each the lines of its rows, which have targets; lines that
+//! begin with "grid" are for `gpu/picture`. About two minutes; less than 8 GiB of host memory. `gpu/run`
+//! makes a record of it.
 
 mod data;
+mod first;
+mod grid;
 mod machine;
 mod peer;
 mod raw;
-mod sizes;
 mod stats;
 mod streams;
 mod texts;
@@ -179,15 +181,14 @@ fn run(args: &Args, device: Device) -> Res<usize> {
         println!("QUICK: shows that the probe runs. These figures are no record.\n");
     }
     type Part = fn(&Probe) -> Res<()>;
-    let parts: [(&str, Part); 8] = [
-        ("the first upload", sizes::first),
+    let parts: [(&str, Part); 7] = [
+        ("the first upload", first::run),
         ("machine", machine::run),
-        ("raw copies", transfers::raw),
         ("this crate: 512 MiB", transfers::large),
         ("this crate: many and few columns", transfers::small),
         ("this crate: 300 text columns", texts::run),
         ("this crate: streams", streams::run),
-        ("this crate: sizes and threads", sizes::run),
+        ("sizes and columns", grid::run),
     ];
     let mut failed = 0;
     for (name, part) in parts {

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use arrow_buffer::Buffer;
-use arrow_device::cuda::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DriverError, PinnedHostSlice,
-};
+use arrow_device::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, PinnedHostSlice};
 
+use crate::data::pack;
 use crate::stats::{Res, Seconds, since};
 
 /// A stream of cudarc's own, in the primary context.
@@ -36,10 +34,7 @@ impl Peer {
     }
 
     /// Times `work`; what it makes is freed untimed.
-    fn timed<T>(
-        &self,
-        work: impl FnOnce(&Arc<CudaStream>) -> Result<T, DriverError>,
-    ) -> Res<Seconds> {
+    fn timed<T>(&self, work: impl FnOnce(&Arc<CudaStream>) -> Res<T>) -> Res<Seconds> {
         let start = Instant::now();
         let made = work(&self.0)?;
         let submitted = since(start);
@@ -52,29 +47,63 @@ impl Peer {
 
     /// One copy into a block.
     pub(crate) fn up(&self, from: &[u8], to: &mut CudaSlice<u8>) -> Res<Seconds> {
-        self.timed(|stream| stream.memcpy_htod(from, to))
+        self.timed(|stream| Ok(stream.memcpy_htod(from, to)?))
     }
 
     /// One copy out of a block.
     pub(crate) fn down(&self, from: &CudaSlice<u8>, to: &mut PinnedHostSlice<u8>) -> Res<Seconds> {
-        self.timed(|stream| stream.memcpy_dtoh(from, to))
+        self.timed(|stream| Ok(stream.memcpy_dtoh(from, to)?))
     }
 
     /// A new block and a copy for each buffer.
-    pub(crate) fn up_each(&self, buffers: &[Buffer]) -> Res<Seconds> {
+    pub(crate) fn up_each<'a>(&self, buffers: impl Iterator<Item = &'a [u8]>) -> Res<Seconds> {
         self.timed(|stream| {
-            let blocks = buffers
-                .iter()
-                .map(|from| stream.clone_htod(from.as_slice()));
-            blocks.collect::<Result<Vec<_>, _>>()
+            let blocks = buffers.map(|from| stream.clone_htod(from));
+            Ok(blocks.collect::<Result<Vec<_>, _>>()?)
         })
     }
 
-    /// A copy of each block into fresh memory.
-    pub(crate) fn down_each(&self, blocks: &[CudaSlice<u8>]) -> Res<Seconds> {
+    /// Buffers packed into page-locked memory that is there, which is copied into a new block.
+    pub(crate) fn up_packed<'a>(
+        &self,
+        buffers: impl Iterator<Item = &'a [u8]>,
+        locked: &mut PinnedHostSlice<u8>,
+    ) -> Res<Seconds> {
+        self.timed(|stream| {
+            pack(locked.as_mut_slice()?, buffers);
+            Ok(stream.clone_htod(&*locked)?)
+        })
+    }
+
+    /// A copy of each block into fresh memory, and what `make` makes of it.
+    pub(crate) fn down_each<T>(
+        &self,
+        blocks: &[CudaSlice<u8>],
+        make: impl FnOnce(Vec<Vec<u8>>) -> Res<T>,
+    ) -> Res<Seconds> {
         self.timed(|stream| {
             let here = blocks.iter().map(|from| stream.clone_dtoh(from));
-            here.collect::<Result<Vec<_>, _>>()
+            make(here.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// A block copied into page-locked memory that is there, from there `each` bytes at a time into fresh memory, and what `make` makes of it.
+    pub(crate) fn down_packed<T>(
+        &self,
+        block: &CudaSlice<u8>,
+        locked: &mut PinnedHostSlice<u8>,
+        each: usize,
+        make: impl FnOnce(Vec<Vec<u8>>) -> Res<T>,
+    ) -> Res<Seconds> {
+        self.timed(|stream| {
+            stream.memcpy_dtoh(block, locked)?;
+            make(
+                locked
+                    .as_slice()?
+                    .chunks(each)
+                    .map(<[u8]>::to_vec)
+                    .collect(),
+            )
         })
     }
 }

@@ -1,9 +1,12 @@
 //! The driver, without this crate: what the figures of the crate stand beside.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
+use std::ptr::{NonNull, with_exposed_provenance_mut};
+use std::sync::Arc;
 use std::time::Instant;
 
+use arrow_buffer::Buffer;
 use arrow_device::cuda::cudarc::driver::{result, sys};
 use libloading::Library;
 
@@ -53,34 +56,42 @@ pub(crate) fn address(bytes: &[u8]) -> u64 {
 }
 
 /// Page-locked memory, made as the crate makes it.
-pub(crate) struct Locked(*mut c_void, usize);
+pub(crate) struct Locked(usize, usize);
 
 impl Locked {
     /// The pages are there.
     pub(crate) fn new(bytes: usize) -> Res<Self> {
         const PORTABLE: c_uint = 1;
         // SAFETY: a context is current.
-        Ok(Self(
-            unsafe { result::malloc_host(bytes, PORTABLE) }?,
-            bytes,
-        ))
+        let memory = unsafe { result::malloc_host(bytes, PORTABLE) }?;
+        Ok(Self(memory.expose_provenance(), bytes))
     }
 
     pub(crate) fn span(&self) -> Span<'_> {
-        Span(self.0.expose_provenance() as u64, self.1, PhantomData)
+        Span(self.0 as u64, self.1, PhantomData)
     }
 
     /// The bytes, while nothing on the device uses them.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is the driver's own, of this size, zeroed by the kernel; all copies here are waited for.
-        unsafe { std::slice::from_raw_parts_mut(self.0.cast(), self.1) }
+        unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut(self.0), self.1) }
+    }
+
+    /// The first `bytes` bytes, which nobody reads while a copy writes them.
+    pub(crate) fn buffer(self: &Arc<Self>, bytes: usize) -> Buffer {
+        assert!(bytes <= self.1, "too many bytes");
+        let memory = NonNull::new(with_exposed_provenance_mut(self.0));
+        let memory = memory.expect("the driver's memory is not at 0");
+        // SAFETY: the memory is the driver's own, of this size, zeroed by the kernel; the buffer keeps it. The probe drops what it has
+        // made of the buffer before the next copy.
+        unsafe { Buffer::from_custom_allocation(memory, bytes, self.clone()) }
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
         // SAFETY: from `malloc_host`, freed once; all copies here are waited for.
-        let _ = unsafe { result::free_host(self.0) };
+        let _ = unsafe { result::free_host(with_exposed_provenance_mut(self.0)) };
     }
 }
 

@@ -55,9 +55,19 @@ pub(crate) fn whole<'a>(name: impl Into<String>, mut run: impl FnMut() -> Res<()
 }
 
 /// The seconds of each way, run for run.
-pub(crate) struct Compared(Vec<Vec<f64>>);
+pub(crate) struct Compared {
+    submits: Vec<Vec<f64>>,
+    totals: Vec<Vec<f64>>,
+    /// The second run's time divided by the first's.
+    twice: Vec<Vec<f64>>,
+}
 
 impl Compared {
+    /// The median of a way, until all was done.
+    pub(crate) fn median(&self, way: usize) -> f64 {
+        Sample::new(self.totals[way].clone()).median()
+    }
+
     /// The first way's time divided by that of the slowest of others.
     pub(crate) fn over(&self, others: &[usize]) -> f64 {
         self.ratio(|all, i| {
@@ -70,13 +80,41 @@ impl Compared {
 
     /// The first way's time divided by what `under` makes of a run's times.
     pub(crate) fn ratio(&self, under: impl Fn(&[Vec<f64>], usize) -> f64) -> f64 {
-        let runs = self.0[0].iter().enumerate();
-        Sample::new(runs.map(|(i, own)| own / under(&self.0, i)).collect()).median()
+        let runs = self.totals[0].iter().enumerate();
+        let ratios = runs.map(|(i, own)| own / under(&self.totals, i));
+        Sample::new(ratios.collect()).median()
     }
 }
 
-/// The first way beside the others, for `seconds` and 5 rounds at least. Each round begins with another way and runs each twice in a row:
+/// The first way beside the others, for `seconds` and `least` rounds. Each round begins with another way and runs each twice in a row:
 /// the second time counts, since the first may pay for what the way before has left behind, such as a pool that has given its memory back.
+pub(crate) fn measure(
+    probe: &Probe,
+    least: usize,
+    seconds: f64,
+    ways: &mut [Way<'_>],
+) -> Res<Compared> {
+    let all = ways.len();
+    let [mut submits, mut totals, mut twice] = [(); 3].map(|()| vec![Vec::new(); all]);
+    let (start, mut done) = (Instant::now(), 0);
+    while done < if probe.quick { 2 } else { least } || (!probe.quick && since(start) < seconds) {
+        for i in (done..done + all).map(|i| i % all) {
+            let run = &mut ways[i].1;
+            let ([_, before], [submit, total]) = (run()?, run()?);
+            submits[i].push(submit);
+            totals[i].push(total);
+            twice[i].push(total / before);
+        }
+        done += 1;
+    }
+    Ok(Compared {
+        submits,
+        totals,
+        twice,
+    })
+}
+
+/// The same with 5 rounds at least, and a table of it.
 pub(crate) fn compare(
     probe: &Probe,
     title: &str,
@@ -84,30 +122,16 @@ pub(crate) fn compare(
     seconds: f64,
     mut ways: Vec<Way<'_>>,
 ) -> Res<Compared> {
-    let mut times: Vec<[Vec<f64>; 2]> = vec![Default::default(); ways.len()];
-    // The second run's time divided by the first's.
-    let mut twice: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
-    let (start, mut done) = (Instant::now(), 0);
-    while done < if probe.quick { 2 } else { 5 } || (!probe.quick && since(start) < seconds) {
-        let all = ways.len();
-        for i in (done..done + all).map(|i| i % all) {
-            let run = &mut ways[i].1;
-            let (before, took) = (run()?, run()?);
-            twice[i].push(took[1] / before[1]);
-            for (times, took) in times[i].iter_mut().zip(took) {
-                times.push(took);
-            }
-        }
-        done += 1;
-    }
-    println!("{title}\n{} a run, {done} rounds", size(bytes));
+    let took = measure(probe, 5, seconds, &mut ways)?;
+    let first = &took.totals[0];
+    println!("{title}\n{} a run, {} rounds", size(bytes), first.len());
     let mut table =
         Table::new("way submit median p10 p90 rate first/this p10 p90 second/first-run-p10 p90");
-    let first = times[0][1].clone();
-    for (((name, _), [submitted, own]), twice) in ways.iter().zip(&times).zip(twice) {
-        let ratios = first.iter().zip(own).map(|(first, own)| first / own);
-        let (ratios, twice) = (Sample::new(ratios.collect()), Sample::new(twice));
-        let (submitted, own) = (Sample::new(submitted.clone()), Sample::new(own.clone()));
+    for (i, (name, _)) in ways.iter().enumerate() {
+        let ratios = first.iter().zip(&took.totals[i]);
+        let ratios = Sample::new(ratios.map(|(first, own)| first / own).collect());
+        let [submitted, own, twice] =
+            [&took.submits, &took.totals, &took.twice].map(|all| Sample::new(all[i].clone()));
         let mut cells = vec![name.clone(), time(submitted.median())];
         cells.extend(own.spread().map(time));
         cells.push(rate(bytes, own.median()));
@@ -116,9 +140,7 @@ pub(crate) fn compare(
         table.row(cells);
     }
     drop(table);
-    Ok(Compared(
-        times.into_iter().map(|[_, total]| total).collect(),
-    ))
+    Ok(took)
 }
 
 /// What the columns of [`compare`] are.

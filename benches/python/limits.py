@@ -36,7 +36,7 @@ LIMITS = {
     "U1": ("one raw copy of as many bytes", None),
     "U2": ("the slower of one raw copy and memcpy by T threads", None),
     "U3": ("as U2", None),
-    "U4": ("packed by hand from the batch, and one raw copy", None),
+    "U4": ("one raw copy of as many bytes", None),
     "U5": ("as U4", None),
     "U6": ("one raw copy of as many bytes", None),
     "U7": ("a block and a copy for each column", None),
@@ -45,4 +45,7 @@ LIMITS = {
     "S2": ("raw copies both ways at once", None),
     "D1": ("one raw copy of as many bytes", None),
     "D2": ("as D1, or the first touch of memory if that is slower", None),
+    "G1": ("one raw copy of as many bytes", None),
+    "G2": ("as G1", None),
+    "G3": ("as G1", None),
 }

@@ -110,7 +110,7 @@ class Report:
             return
         progress("GPU")
         printed = gpu.probe()
-        self.probe = [line for line in printed if not line.startswith("row\t")]
+        self.probe = [line for line in printed if not line.startswith(("row\t", "grid\t"))]
         self.add(row for row in rows.of_gpu(printed) if not (row.missing and row.id in self.rows))
 
     def measure(self):
