@@ -123,6 +123,24 @@ fn source() -> PathBuf {
     })
 }
 
+/// The files that an `include` means, of whose names one part may be a `*`.
+fn included(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let Some((start, end)) = name.split_once('*') else {
+        return vec![path.to_owned()];
+    };
+    let folder = fs::read_dir(path.parent().unwrap()).unwrap();
+    let paths = folder.map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> = paths
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.starts_with(start) && name.ends_with(end)
+        })
+        .collect();
+    found.sort();
+    found
+}
+
 /// The records of a file and of those that it includes. What a file expects of results is left out.
 fn parse(path: &Path, records: &mut Vec<Record>) {
     let text = fs::read_to_string(path).unwrap();
@@ -134,7 +152,10 @@ fn parse(path: &Path, records: &mut Vec<Record>) {
             ["onlyif", engine, ..] => skipped |= engine != "Datafusion",
             ["skipif", engine, ..] => skipped |= engine == "Datafusion",
             ["halt", ..] => return,
-            ["include", other, ..] => parse(&path.parent().unwrap().join(other), records),
+            ["include", other, ..] => {
+                let included = included(&path.parent().unwrap().join(other));
+                included.iter().for_each(|path| parse(path, records));
+            }
             ["statement" | "query", what, ..] => {
                 let sql = lines.by_ref().map(|(_, line)| line);
                 let sql: Vec<_> = sql.take_while(|line| !line.trim().is_empty()).collect();
