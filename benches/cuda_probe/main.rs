@@ -2,7 +2,7 @@
 //! beside it in the same run.
 //!
 //! ```text
-//! cargo bench --features cuda --bench cuda_probe
+//! cargo bench -p arrow-device-gpu --bench cuda_probe
 //! ```
 //!
 //! Tables of all that it measures, and after each the lines of its rows, which have targets; lines that

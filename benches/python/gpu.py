@@ -27,7 +27,7 @@ def has_driver():
 
 def probe():
     """The lines of the probe, which says why if it has measured nothing. A measurement that fails leaves out its rows."""
-    command = "cargo bench --locked --features cuda --bench cuda_probe"
+    command = "cargo bench --locked -p arrow-device-gpu --bench cuda_probe"
     return subprocess.run(command.split(), stdout=subprocess.PIPE, text=True).stdout.splitlines()
 
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_device::{Device, Devices};
+use arrow_device::{Device, Devices, ReleasePolicy};
 use streams::{Result, Worker};
 use watch::Watch;
 
@@ -24,6 +24,7 @@ Options:
       --batches N         how many batches come back [default: 100000]
       --threads N         threads that stream at once [default: 4]
       --device NAME[:N]   cpu, sim, cuda, ... [default: sim]
+      --synchronize       releases wait for the whole device, as DLPack's do
       --unwatched         do not fail if memory, files or threads grow, as they do under a sanitizer
   -h, --help              print this text
 
@@ -42,6 +43,7 @@ struct Args {
     batches: u64,
     threads: usize,
     device: String,
+    release: ReleasePolicy,
     watched: bool,
 }
 
@@ -51,6 +53,7 @@ fn args() -> Result<Option<Args>> {
         batches: 100_000,
         threads: 4,
         device: "sim".into(),
+        release: ReleasePolicy::Ordered,
         watched: true,
     };
     let mut given = std::env::args().skip(1);
@@ -60,6 +63,7 @@ fn args() -> Result<Option<Args>> {
             "--batches" => args.batches = value()?.parse()?,
             "--threads" => args.threads = value()?.parse()?,
             "--device" => args.device = value()?,
+            "--synchronize" => args.release = ReleasePolicy::Synchronize,
             "--unwatched" => args.watched = false,
             "-h" | "--help" => return Ok(None),
             _ => return Err(format!("there is no option {option}").into()),
@@ -108,7 +112,7 @@ fn soak(args: &Args, device: &Device) -> Result<()> {
             .map(|seed| {
                 let (pool, done, stop) = (&pool, &done, &stop);
                 scope.spawn(move || -> Result<streams::Totals> {
-                    let mut worker = Worker::new(device, seed as u64, pool)?;
+                    let mut worker = Worker::new(device, args.release, seed as u64, pool)?;
                     let worked: Result<()> = (|| {
                         while done.load(Ordering::Relaxed) < args.batches
                             && !stop.load(Ordering::Relaxed)

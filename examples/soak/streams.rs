@@ -13,7 +13,8 @@ use arrow_array::{
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
-    FFI_ArrowDeviceArrayStream, ImportOptions, export_reader,
+    ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, ReleasePolicy, SyncPolicy,
+    upload_reader,
 };
 use arrow_schema::ArrowError;
 
@@ -84,6 +85,7 @@ impl fmt::Display for Totals {
 /// One thread's.
 pub(crate) struct Worker<'a> {
     device: &'a Device,
+    release: ReleasePolicy,
     kept: &'a Kept,
     random: u64,
     batches: Vec<RecordBatch>,
@@ -91,10 +93,16 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(device: &'a Device, seed: u64, kept: &'a Kept) -> Result<Self> {
+    pub(crate) fn new(
+        device: &'a Device,
+        release: ReleasePolicy,
+        seed: u64,
+        kept: &'a Kept,
+    ) -> Result<Self> {
         let rows = [0, 1, 7, 64, 1000, 20_000];
         Ok(Self {
             device,
+            release,
             kept,
             random: seed + 1,
             batches: rows.map(batch).into_iter().collect::<Result<_>>()?,
@@ -148,7 +156,12 @@ impl<'a> Worker<'a> {
             batches.push(Err(ArrowError::ComputeError(PLANNED.into())));
         }
         let reader = RecordBatchIterator::new(batches, self.batches[0].schema());
-        Ok((n, export_reader(reader, device)?))
+        let options = ExportOptions {
+            release: self.release,
+            ..ExportOptions::new(SyncPolicy::Event)
+        };
+        let stream = FFI_ArrowDeviceArrayStream::new(upload_reader(reader, device), options)?;
+        Ok((n, stream))
     }
 
     fn whole(&mut self) -> Result<u64> {
