@@ -157,7 +157,7 @@ fn touch_bits(queue: &Queue, bits: &Loan<'_, bool>) {
 /// Lets what is queued next run late, on a GPU: simulated devices are late by themselves.
 pub(crate) fn delay(queue: &Queue) {
     #[cfg(feature = "cuda")]
-    crate::cuda::delay(queue);
+    crate::gpu::delay(queue);
     let _ = queue;
 }
 
@@ -167,7 +167,7 @@ fn touch(queue: &Queue, address: DevicePtr, bytes: usize) {
         return;
     }
     #[cfg(feature = "cuda")]
-    if crate::cuda::touch(queue, address, bytes) {
+    if crate::gpu::touch(queue, address, bytes) {
         return;
     }
     let sum = |bytes: &[u8]| _ = std::hint::black_box(bytes.iter().fold(0u8, |sum, b| sum ^ b));

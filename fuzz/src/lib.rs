@@ -25,6 +25,8 @@ pub mod cuda;
 mod dlpack;
 mod exercise;
 mod foreign;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod import;
 mod input;
 mod kinds;

@@ -81,9 +81,18 @@ pub(crate) async fn run(device: &Device, scale: f64) -> Result<bool> {
     let on_host = Arc::new(MemTable::try_new(schema, parts)?);
     let plugin = || DeviceRule::default().with_plugin(Arc::new(FilterPlugin::whole()));
     let ways = [
-        ("DataFusion alone", session(on_host.clone(), DeviceRule::default(), partitions)?),
-        ("table on the device", session(on_device, plugin(), partitions)?),
-        ("sent up for each query", session(on_host, plugin().with_uploads(device, 0), partitions)?),
+        (
+            "DataFusion alone",
+            session(on_host.clone(), DeviceRule::default(), partitions)?,
+        ),
+        (
+            "table on the device",
+            session(on_device, plugin(), partitions)?,
+        ),
+        (
+            "sent up for each query",
+            session(on_host, plugin().with_uploads(device, 0), partitions)?,
+        ),
     ];
     println!("| query | way | median | up | down |\n| --- | --- | ---: | ---: | ---: |");
     let mut all_same = true;
