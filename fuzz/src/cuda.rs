@@ -1,5 +1,6 @@
 //! The memories of one GPU as a world that threads share: streams are late at random, so that a missing wait shows in the rows, and
-//! loans are read by copies on the device.
+//! loans are read by copies on the device. The stand-in for the driver runs one operation after the other, so that no wait is missed
+//! there: it shows that this runs.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
-use arrow_device::{DeviceArray, Error, Loan, Queue};
+use arrow_device::{Device, DeviceArray, Error, Loan, Queue};
 use arrow_schema::DataType;
 
 use crate::check::{comparable, read};
@@ -159,6 +159,16 @@ pub(crate) fn delay(queue: &Queue) {
     #[cfg(feature = "cuda")]
     crate::gpu::delay(queue);
     let _ = queue;
+}
+
+/// Another queue than that on which the memory was made, each second time on a GPU.
+pub(crate) fn other_queue(device: &Device) -> Option<Queue> {
+    #[cfg(feature = "cuda")]
+    if crate::gpu::is_used(device) && crate::gpu::random() % 2 == 0 {
+        return Some(device.new_queue().expect("the device is alive"));
+    }
+    let _ = device;
+    None
 }
 
 /// Reads memory as a kernel would. Addresses that do not hold that much end the device, or the process.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arrow_device::Queue;
 use arrow_device::cuda::cudarc::driver::{CudaContext, sys};
 use arrow_device::device::DevicePtr;
+use arrow_device::{Device, Queue};
 
 /// What the threads have done.
 #[derive(Debug, Default)]
@@ -100,6 +100,11 @@ pub(crate) fn touch(queue: &Queue, address: DevicePtr, bytes: usize) -> bool {
     }
     gpu.counts.reads.fetch_add(1, Relaxed);
     true
+}
+
+/// Whether the device is a GPU's.
+pub(crate) fn is_used(device: &Device) -> bool {
+    GPU.get().is_some() && stream(&device.default_queue()).is_some()
 }
 
 fn stream(queue: &Queue) -> Option<sys::CUstream> {

@@ -14,7 +14,7 @@ use arrow_device::{
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
 use crate::check::{comparable, read};
-use crate::exercise::{self, delay, nulls_of};
+use crate::exercise::{self, delay, nulls_of, other_queue};
 use crate::foreign::Foreign;
 use crate::input::Input;
 use crate::kinds;
@@ -142,9 +142,11 @@ impl Held {
                 "{what}: the null count of {device:?}"
             );
         }
-        let host = device
-            .to_host()
-            .unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
+        let host = match other_queue(device.device()) {
+            Some(queue) => device.start_to_host(&queue).and_then(|down| down.wait()),
+            None => device.to_host(),
+        };
+        let host = host.unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
         read(&host);
         same(rows, &host).unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
     }
