@@ -182,9 +182,12 @@ impl Running {
         leaders: u64,
     ) -> Result<DeviceArray> {
         let (launcher, queue) = (&self.selector.launcher, &self.selector.launcher.queue);
-        let n = rows as u64;
+        let field = self.selector.schema.field(self.aggregate.keys.len() + i);
+        let width = field.data_type().primitive_width().unwrap_or(0);
+        let (start, n) = (rows.div_ceil(8).next_multiple_of(64), rows as u64);
         let mut cells = launcher.zeros(rows * size_of::<i128>())?;
-        let mut seen = launcher.zeros(rows.div_ceil(8))?;
+        // Bits, and then the values.
+        let mut out = launcher.zeros(start + rows * width)?;
         let of = state.of.as_ref().zip(batch);
         let array = of.map(|(of, batch)| of.evaluate(batch, launcher, &self.overflow));
         let input = array.map(|array| Input::new(array?, queue)).transpose()?;
@@ -196,7 +199,7 @@ impl Running {
             Change::Most(mask) => (1..3, mask, c.values),
         };
         for step in steps.filter(|_| batch.is_some()) {
-            let written = [to(&mut cells), to(&mut seen)];
+            let written = [to(&mut cells), to(&mut out)];
             let changed = [step, low(mask), high(mask), leaders];
             let column = [c.family, c.width, values, c.bits, c.bit, n];
             let words = [&changed[..], &written, &column].concat();
@@ -204,16 +207,15 @@ impl Running {
             // and changes cells and bits of as many rows, which are not frozen.
             unsafe { launcher.launch("accumulate", n, &words) }?;
         }
-        let field = self.selector.schema.field(self.aggregate.keys.len() + i);
-        let width = field.data_type().primitive_width().unwrap_or(0);
-        let mut out = DeviceBufferMut::allocate(queue, rows * width)?;
         let cells = [to(&mut cells), n, low(mask), high(mask)];
-        let words = [&cells[..], &[width as u64, to(&mut out)]].concat();
+        let words = [&cells[..], &[width as u64, to(&mut out) + start as u64]].concat();
         // SAFETY: these are the kernel's parameters. It reads as many cells, and writes as many values of this width to memory that is not frozen.
         unsafe { launcher.launch("finish", n, &words) }?;
-        let seen = Validity::new(seen.freeze()?, 0, rows)?;
+        let out = out.freeze()?;
+        let seen = Validity::new(out.clone(), 0, rows)?;
         let seen = field.is_nullable().then_some(seen);
-        DeviceArray::from_values(field.data_type().clone(), rows, out.freeze()?, seen)
+        let values = out.slice(start, rows * width)?;
+        DeviceArray::from_values(field.data_type().clone(), rows, values, seen)
     }
 
     fn outcome(&self, outcome: &Outcome, states: &DeviceRecordBatch) -> Result<DeviceArray> {

@@ -169,7 +169,7 @@ async fn a_batch_is_waited_for_once() {
     // The filter's events are of the counts, of their download, of the result, and of the end of all loans.
     for (sql, operator, most_events, copies) in [
         (&filter, "DeviceFilterExec", 4, 1),
-        (&aggregate, "DeviceAggregateExec", BATCHES as u64, 3),
+        (&aggregate, "DeviceAggregateExec", 13, 3),
     ] {
         // Of a deferred device the uploads have not begun either.
         for (sim, waits) in [(Sim::new(), 0), (Sim::deferred(), BATCHES as u64)] {
