@@ -115,21 +115,18 @@ impl Formula {
         overflow: &Overflow,
     ) -> Result<DeviceArray> {
         let queue = &launcher.queue;
-        let [a, b] = operands.each_ref();
-        let lent = [
-            Input::lend(a.as_ref(), queue)?,
-            Input::lend(b.as_ref(), queue)?,
-        ];
+        let column = |of: &Option<Input>| of.as_ref().map(|of| of.column).unwrap_or_default();
+        let columns = operands.each_ref().map(column);
         let mut out = DeviceBufferMut::for_values::<i128>(queue, rows)?;
         let mut bits = None;
-        if lent.iter().any(|lent| lent.column.bits != 0) {
+        if columns.iter().any(|column| column.bits != 0) {
             bits = Some(launcher.zeros(rows.div_ceil(8))?);
         }
         let (n, valid) = (rows as u64, bits.as_mut().map_or(0, to));
         let most = [self.operation, n, low(self.most), high(self.most)];
         let mut words = [&most[..], &[to(&mut out), valid, overflow.at()]].concat();
-        for (lent, number) in lent.iter().zip(self.numbers) {
-            let (c, low, high) = (lent.column, low(number), high(number));
+        for (c, number) in columns.iter().zip(self.numbers) {
+            let (low, high) = (low(number), high(number));
             words.extend([c.family, c.width, c.values, low, high, c.bits, c.bit]);
         }
         // SAFETY: these are the kernel's parameters. It reads numbers that are lent, and writes as many, and words of as many bits, to memory that
@@ -207,8 +204,10 @@ impl DeviceOperator for DeviceArithmeticExec {
         let (expressions, schema) = (self.expressions.clone(), task.node().schema());
         let compute = move |batch: Result<DeviceRecordBatch>| {
             let (batch, overflow) = (batch?, Overflow::new(&launcher)?);
+            let lent = launcher.lend(&batch)?;
             let of = |one: &Expression| one.evaluate(&batch, &launcher, &overflow);
             let columns = expressions.iter().map(of).collect::<Result<Vec<_>>>()?;
+            drop(lent);
             let batch = DeviceRecordBatch::try_new(schema.clone(), &columns)?;
             Ok::<_, Error>((batch, overflow.check(launcher.queue.clone())))
         };

@@ -41,7 +41,7 @@ where
                 && let Some(batch) = input.try_next().await?
             {
                 let (queued, held) = queue(batch)?;
-                last = held.bytes();
+                last = held.bytes;
                 kept += last;
                 chunk.push((queued, held));
             }

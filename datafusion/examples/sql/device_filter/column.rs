@@ -1,6 +1,6 @@
 //! Columns as arguments of kernels.
 
-use arrow_device::{DeviceArray, DeviceBuffer, Error, Loan, Queue, Result, Validity};
+use arrow_device::{DeviceArray, DeviceBuffer, Error, Queue, Result};
 use datafusion::arrow::array::{BinaryArray, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, IntervalUnit};
 
@@ -62,7 +62,7 @@ impl Format {
     }
 }
 
-/// A column as parameters of kernels.
+/// A column as parameters of kernels. The default has no bytes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Column {
     pub(crate) rows: u64,
@@ -82,22 +82,13 @@ pub(crate) struct Column {
     pub(crate) bit: u64,
 }
 
-/// A column of a batch that is not empty.
+/// A column that is not empty: of a batch that is lent to a queue, or of memory that is freed in the order of this queue.
 pub(crate) struct Input {
-    array: DeviceArray,
+    pub(crate) array: DeviceArray,
     pub(crate) format: Format,
-    /// The values, offsets or views.
-    values: DeviceBuffer,
-    validity: Option<Validity>,
-    /// The buffers that views refer to, and their addresses in device memory.
-    buffers: Vec<DeviceBuffer>,
-}
-
-/// A column that is lent to a queue. Its memory is not freed before the kernels are done that were queued until this is dropped.
-#[derive(Default)]
-pub(crate) struct Lent<'a> {
     pub(crate) column: Column,
-    _loans: Vec<Loan<'a>>,
+    /// Of views, the addresses of the buffers that they refer to.
+    _table: Option<DeviceArray>,
 }
 
 impl Input {
@@ -107,82 +98,52 @@ impl Input {
         let format = Format::of(array.data_type()).ok_or_else(unsupported)?;
         // The first buffer is the validity bitmap.
         let values = array.buffer(1).ok_or_else(unsupported)?;
-        let mut buffers = Vec::new();
-        if format.layout == Layout::Views && array.num_buffers() > 2 {
-            // A view never refers to a buffer that is missing, which is one without bytes.
-            let others: Vec<_> = (2..array.num_buffers()).map(|i| array.buffer(i)).collect();
-            let at = others
-                .iter()
-                .map(|buffer: &Option<DeviceBuffer>| buffer.as_ref());
-            let at = at.map(|buffer| buffer.map_or(0, |buffer| word(buffer.address())));
-            let table = UInt64Array::from_iter_values(at);
-            let table = queue.device().upload_array_on(&table, queue)?;
-            let others = others.into_iter().flatten();
-            buffers = table.buffer(1).into_iter().chain(others).collect();
+        let at = |buffer: &DeviceBuffer| word(buffer.address());
+        let (mut data, mut table) = (0, None);
+        match format.layout {
+            Layout::Offsets32 | Layout::Offsets64 => {
+                data = match array.buffer(2) {
+                    Some(bytes) => at(&bytes),
+                    // The size is read first.
+                    None => word(array.bytes_on(queue)?.address()),
+                };
+            }
+            Layout::Views if array.num_buffers() > 2 => {
+                let others = (2..array.num_buffers()).map(|i| array.buffer(i));
+                // A view never refers to a buffer that is missing, which is one without bytes.
+                let all = others.map(|buffer| buffer.as_ref().map_or(0, at));
+                let all = UInt64Array::from_iter_values(all);
+                let all = table.insert(queue.device().upload_array_on(&all, queue)?);
+                data = all.buffer(1).as_ref().map_or(0, at);
+            }
+            _ => {}
         }
-        Ok(Self {
-            validity: array.validity(),
-            array,
-            format,
-            values,
-            buffers,
-        })
-    }
-
-    pub(crate) fn array(&self) -> &DeviceArray {
-        &self.array
-    }
-
-    /// As [`on`](Self::on), or a column of no bytes.
-    pub(crate) fn lend<'a>(input: Option<&'a Self>, queue: &Queue) -> Result<Lent<'a>> {
-        input.map_or_else(|| Ok(Lent::default()), |input| input.on(queue))
-    }
-
-    /// Lends the column to kernels, for which the queue waits until its memory is ready.
-    pub(crate) fn on(&self, queue: &Queue) -> Result<Lent<'_>> {
-        let mut loans = Vec::new();
-        let mut lend = |loan| {
-            loans.push(loan);
-            loans
-                .last()
-                .map_or(0, |loan: &Loan<'_>| word(loan.address()))
-        };
-        let (width, unit) = (self.format.width, self.format.unit);
-        let offset = self.array.offset();
-        let values = lend(self.values.on(queue)?) + (offset * width) as u64;
-        let bits = match &self.validity {
-            Some(validity) => lend(validity.buffer().on(queue)?),
-            None => 0,
-        };
-        let mut data = match self.format.layout {
-            Layout::Offsets32 | Layout::Offsets64 => lend(self.array.bytes_on(queue)?),
-            _ => 0,
-        };
-        for (i, buffer) in self.buffers.iter().enumerate() {
-            let at = lend(buffer.on(queue)?);
-            data = if i == 0 { at } else { data };
-        }
+        let (offset, unit) = (array.offset(), format.unit);
+        let values = at(&values) + (offset * format.width) as u64;
         if !values.is_multiple_of(unit as u64) {
-            let (device, of) = (queue.device(), self.array.data_type());
+            let (device, of) = (queue.device(), array.data_type());
             let what = format!(
                 "filter on {device}: values of {of} at {values:#x} are not aligned to {unit} bytes; copy the batch with compact()"
             );
             return Err(Error::InvalidArgument(what.into()));
         }
+        let validity = array.validity();
         let column = Column {
-            rows: self.array.len() as u64,
-            family: Kind::of(self.array.data_type()).map_or(0, |kind| kind.family),
-            layout: self.format.layout as u64,
-            width: width as u64,
+            rows: array.len() as u64,
+            family: Kind::of(array.data_type()).map_or(0, |kind| kind.family),
+            layout: format.layout as u64,
+            width: format.width as u64,
             values,
             first_bit: offset as u64,
             data,
-            bits,
-            bit: self.validity.as_ref().map_or(0, |v| v.bit_offset() as u64),
+            bits: validity.as_ref().map_or(0, |bits| at(bits.buffer())),
+            bit: validity.map_or(0, |bits| bits.bit_offset() as u64),
         };
-        Ok(Lent {
+        Ok(Self {
+            array,
+            format,
             column,
-            _loans: loans,
+            _table: table,
         })
     }
 }

@@ -96,6 +96,8 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
     let on_host = Arc::new(MemTable::try_new(schema.clone(), on_host)?);
     let table = on_device.and_then(|up| DeviceTable::from_batches(schema, device.clone(), up));
     let table = Arc::new(table.map_err(to_datafusion)?);
+    // No kernel waits for the uploads, whose time is not that of a query.
+    device.synchronize().map_err(to_datafusion)?;
 
     let plugin = Arc::new(FilterPlugin::whole());
     let rule = DeviceRule::default().with_plugin(plugin.clone());

@@ -14,7 +14,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use super::cache::KernelCache;
 use super::chunks::chunks;
-use super::column::{Format, Input, Lent, upload_text};
+use super::column::{Column, Format, Input, upload_text};
 use super::held::Held;
 use super::kernels::{Launcher, to, word};
 use super::predicate::{Condition, Test, conditions};
@@ -71,7 +71,7 @@ impl DeviceOperator for DeviceFilterExec {
         let choices = chunks(task, move |batch| {
             // Its own bytes, also those that are a table's for ever, which cannot be told from others.
             let needed = batch.get_array_memory_size() + batch.num_rows() * of_row;
-            let held = Held::new(&memory, needed)?;
+            let held = Held::new(&memory, needed, Some(launcher.lend(&batch)?))?;
             let choice = choose(&launcher, &conditions, &literals, &columns, &batch)?;
             Ok((choice, held))
         })?;
@@ -86,7 +86,7 @@ impl DeviceOperator for DeviceFilterExec {
                 _ => selected.try_next().await?,
             };
             let Some(next) = next else { return Ok(None) };
-            let batch = selector.gather(&next)?;
+            let batch = selector.gather(next)?;
             let batch = batch.slice(0, batch.num_rows().min(left))?;
             let left = left - batch.num_rows();
             Ok(Some((batch, (selected, selector, left))))
@@ -100,7 +100,7 @@ impl DeviceOperator for DeviceFilterExec {
     }
 }
 
-/// Queues the kernels that test a batch.
+/// Queues the kernels that test a batch, which is lent.
 fn choose(
     launcher: &Launcher,
     conditions: &[Condition],
@@ -119,8 +119,8 @@ fn choose(
     let mut passing = DeviceBufferMut::allocate(queue, batch.num_rows())?;
     passing.fill(1)?;
     for (condition, literal) in conditions.iter().zip(literals) {
-        let lent = inputs[&condition.column].on(queue)?;
-        test(launcher, &lent, condition, literal.as_ref(), &mut passing)?;
+        let column = inputs[&condition.column].column;
+        test(launcher, column, condition, literal.as_ref(), &mut passing)?;
     }
     let columns = columns.iter().map(|column| inputs[column].clone());
     let columns = columns.collect();
@@ -129,12 +129,12 @@ fn choose(
 
 fn test(
     launcher: &Launcher,
-    lent: &Lent<'_>,
+    c: Column,
     condition: &Condition,
     literal: Option<&DeviceBuffer>,
     passing: &mut DeviceBufferMut,
 ) -> Result<()> {
-    let (c, passing) = (lent.column, to(passing));
+    let passing = to(passing);
     let keep = |at, bit, wanted: bool| {
         let words = [at, bit, c.rows, u64::from(wanted), passing];
         // SAFETY: these are the kernel's parameters. It reads lent bits, and writes a byte for each row of memory that is not frozen.
@@ -144,7 +144,6 @@ fn test(
     if is_null || c.bits != 0 {
         keep(c.bits, c.bit, !is_null)?;
     }
-    let mut loan = None;
     let (kernel, words) = match &condition.test {
         Test::IsNull | Test::IsNotNull => return Ok(()),
         Test::Boolean { passes } => {
@@ -162,19 +161,14 @@ fn test(
         Test::Bytes {
             passing: orderings, ..
         } => {
-            if let Some(literal) = literal {
-                loan = Some(literal.on(&launcher.queue)?);
-            }
-            let of = loan.as_ref().map(|loan| (word(loan.address()), loan.len()));
+            let of = literal.map(|literal| (word(literal.address()), literal.len()));
             let (at, len) = of.unwrap_or_default();
             let column = [c.layout, c.width, c.values, c.data, c.rows];
             let literal = [at, len as u64, u64::from(*orderings), passing];
             ("compare_bytes", [&column[..], &literal].concat())
         }
     };
-    // SAFETY: these are the kernel's parameters. It reads rows of a valid column and the literal, which are lent, and writes a byte for
-    // each row of memory that is not frozen.
-    let launched = unsafe { launcher.launch(kernel, c.rows, &words) };
-    drop(loan);
-    launched
+    // SAFETY: these are the kernel's parameters. It reads rows of a valid column, which is lent, and the literal, which was uploaded on the
+    // queue and is freed in its order. It writes a byte for each row of memory that is not frozen.
+    unsafe { launcher.launch(kernel, c.rows, &words) }
 }

@@ -21,7 +21,7 @@ use super::cache::KernelCache;
 use super::chunks::chunks;
 use super::column::Input;
 use super::held::Held;
-use super::kernels::to;
+use super::kernels::{Lent, to};
 use super::select::{Choice, Selected, Selector};
 
 /// An aggregate, whole or a half of one, in the place of DataFusion's.
@@ -54,7 +54,8 @@ impl DeviceOperator for DeviceAggregateExec {
         };
         let (of, schema) = (running.clone(), task.node().schema());
         let choices = chunks(task, move |batch| {
-            of.choose(&batch, &of.aggregate.keys, &of.aggregate.states)
+            let lent = of.selector.launcher.lend(&batch)?;
+            of.choose(&batch, Some(lent), &of.aggregate.keys, &of.aggregate.states)
         })?;
         let batch = stream::once(running.result(choices, schema));
         Ok(task.stream(batch.filter_map(|batch| ready(batch.transpose()))))
@@ -85,7 +86,7 @@ impl Running {
         let keys: Vec<usize> = (0..self.aggregate.keys.len()).collect();
         let groups = self.groups(choices, &keys).await?;
         let states = if !groups.is_empty() {
-            self.selector.gather(&groups)?
+            self.selector.gather(groups)?
         } else if keys.is_empty() {
             let states = self.aggregate.states.iter().enumerate();
             let columns = states.map(|(i, state)| self.state(i, state, None, 1, 0));
@@ -114,18 +115,20 @@ impl Running {
         while let Some(more) = selected.try_next().await? {
             groups.extend(more);
             if groups.len() > 1 {
-                let states = self.selector.gather(&groups)?;
-                let choice = self.choose(&states, keys, &merged)?;
+                let states = self.selector.gather(groups)?;
+                let choice = self.choose(&states, None, keys, &merged)?;
                 groups = self.selector.select(vec![choice])?.await?;
             }
         }
         Ok(groups)
     }
 
-    /// Queues the kernels that find the groups of a batch. A row of each group is chosen, and has its states.
+    /// Queues the kernels that find the groups of a batch, which is lent or was made on the queue. A row of each group is chosen, and has
+    /// its states.
     fn choose(
         &self,
         batch: &DeviceRecordBatch,
+        lent: Option<Lent>,
         keys: &[usize],
         states: &[State],
     ) -> Result<(Choice, Held)> {
@@ -133,7 +136,7 @@ impl Running {
         // For each row its group, four places in the table, and a number of 128 bits for each state.
         let of_row = self.selector.bytes_of_row() + 8 + 32 + 16 * states.len();
         let needed = batch.get_array_memory_size() + rows * of_row;
-        let held = Held::new(&self.memory, needed)?;
+        let held = Held::new(&self.memory, needed, lent)?;
         let input = |array: Result<_>| Input::new(array?, queue).map(Arc::new);
         let columns = keys.iter().map(|key| input(batch.column(*key)));
         let mut columns = columns.collect::<Result<Vec<_>>>()?;
@@ -154,8 +157,7 @@ impl Running {
         let mut passing = DeviceBufferMut::allocate(queue, rows)?;
         // No keys are one of no bytes.
         for key in keys.iter().map(Some).chain(keys.is_empty().then_some(None)) {
-            let lent = Input::lend(key.map(|key| &**key), queue)?;
-            let c = lent.column;
+            let c = key.map(|key| key.column).unwrap_or_default();
             let mut table = launcher.zeros(places * size_of::<u64>())?;
             let mut own = DeviceBufferMut::for_values::<u64>(queue, rows)?;
             let (before, table, n) = (to(&mut leaders), to(&mut table), rows as u64);
@@ -180,14 +182,16 @@ impl Running {
         leaders: u64,
     ) -> Result<DeviceArray> {
         let (launcher, queue) = (&self.selector.launcher, &self.selector.launcher.queue);
-        let n = rows as u64;
+        let field = self.selector.schema.field(self.aggregate.keys.len() + i);
+        let width = field.data_type().primitive_width().unwrap_or(0);
+        let (start, n) = (rows.div_ceil(8).next_multiple_of(64), rows as u64);
         let mut cells = launcher.zeros(rows * size_of::<i128>())?;
-        let mut seen = launcher.zeros(rows.div_ceil(8))?;
+        // Bits, and then the values.
+        let mut out = launcher.zeros(start + rows * width)?;
         let of = state.of.as_ref().zip(batch);
         let array = of.map(|(of, batch)| of.evaluate(batch, launcher, &self.overflow));
         let input = array.map(|array| Input::new(array?, queue)).transpose()?;
-        let lent = Input::lend(input.as_ref(), queue)?;
-        let c = lent.column;
+        let c = input.as_ref().map(|of| of.column).unwrap_or_default();
         let (steps, mask, values) = match state.change {
             Change::Count => (0..1, 0, 0),
             Change::Add => (0..1, 0, c.values),
@@ -195,7 +199,7 @@ impl Running {
             Change::Most(mask) => (1..3, mask, c.values),
         };
         for step in steps.filter(|_| batch.is_some()) {
-            let written = [to(&mut cells), to(&mut seen)];
+            let written = [to(&mut cells), to(&mut out)];
             let changed = [step, low(mask), high(mask), leaders];
             let column = [c.family, c.width, values, c.bits, c.bit, n];
             let words = [&changed[..], &written, &column].concat();
@@ -203,16 +207,15 @@ impl Running {
             // and changes cells and bits of as many rows, which are not frozen.
             unsafe { launcher.launch("accumulate", n, &words) }?;
         }
-        let field = self.selector.schema.field(self.aggregate.keys.len() + i);
-        let width = field.data_type().primitive_width().unwrap_or(0);
-        let mut out = DeviceBufferMut::allocate(queue, rows * width)?;
         let cells = [to(&mut cells), n, low(mask), high(mask)];
-        let words = [&cells[..], &[width as u64, to(&mut out)]].concat();
+        let words = [&cells[..], &[width as u64, to(&mut out) + start as u64]].concat();
         // SAFETY: these are the kernel's parameters. It reads as many cells, and writes as many values of this width to memory that is not frozen.
         unsafe { launcher.launch("finish", n, &words) }?;
-        let seen = Validity::new(seen.freeze()?, 0, rows)?;
+        let out = out.freeze()?;
+        let seen = Validity::new(out.clone(), 0, rows)?;
         let seen = field.is_nullable().then_some(seen);
-        DeviceArray::from_values(field.data_type().clone(), rows, out.freeze()?, seen)
+        let values = out.slice(start, rows * width)?;
+        DeviceArray::from_values(field.data_type().clone(), rows, values, seen)
     }
 
     fn outcome(&self, outcome: &Outcome, states: &DeviceRecordBatch) -> Result<DeviceArray> {

@@ -1,9 +1,10 @@
 //! How kernels are launched. Each has a name and parameters of 8 bytes, the same on all devices; `filter.cu` says what it does.
 
+use std::mem::take;
 use std::sync::Arc;
 
 use arrow_device::device::DevicePtr;
-use arrow_device::{DeviceBufferMut, Queue, Result};
+use arrow_device::{DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result};
 
 use super::sim;
 
@@ -43,11 +44,49 @@ impl Launcher {
         }
     }
 
+    /// Lends a batch to kernels. The queue waits once, until all memory of the batch is ready, and not for each buffer.
+    pub(crate) fn lend(&self, batch: &DeviceRecordBatch) -> Result<Lent> {
+        if let Some(event) = batch.as_struct().ready_event(&self.queue)? {
+            self.queue.wait(&event)?;
+        }
+        let (queue, batches) = (self.queue.clone(), vec![batch.clone()]);
+        Ok(Lent { queue, batches })
+    }
+
     /// Allocates memory of zeros.
     pub(crate) fn zeros(&self, bytes: usize) -> Result<DeviceBufferMut> {
         let mut zeros = DeviceBufferMut::allocate(&self.queue, bytes)?;
         zeros.fill(0)?;
         Ok(zeros)
+    }
+}
+
+/// Batches that are lent to a queue. Their memory is not freed before the kernels are done that were queued until this is dropped.
+pub(crate) struct Lent {
+    queue: Queue,
+    batches: Vec<DeviceRecordBatch>,
+}
+
+impl Lent {
+    /// Ends the loans of one queue with one event.
+    pub(crate) fn end(loans: impl Iterator<Item = Self>) {
+        drop(loans.reduce(|mut all, mut one| {
+            all.batches.append(&mut one.batches);
+            all
+        }));
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.batches.is_empty() {
+            return;
+        }
+        let (device, kept) = (self.queue.device(), Box::new(take(&mut self.batches)));
+        // SAFETY: there are no bytes that could be used, or change.
+        let all = unsafe { DeviceBuffer::from_raw(device, DevicePtr::NULL, 0, kept, None) };
+        // The end of this loan records the event until which the buffer keeps the batches.
+        drop(all.on(&self.queue));
     }
 }
 

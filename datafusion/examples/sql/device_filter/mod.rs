@@ -25,7 +25,7 @@
 //! | `column.rs` | how kernels read columns of all layouts |
 //! | `select.rs` | how kernels make new columns, in memory of just their size |
 //! | `chunks.rs`, `held.rs` | how the host waits for several batches at once, and how the memory that waits for that is limited and reserved |
-//! | `kernels.rs`, `cache.rs` | how kernels are launched, and how a device's are loaded once |
+//! | `kernels.rs`, `cache.rs` | how kernels are launched, how a batch is lent to them once for all of its buffers, and how a device's are loaded once |
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | sessions, a table on a device, a table on the host, queries |
 

@@ -2,6 +2,7 @@
 //!
 //! Nothing here blocks. Only counts come to the host, once for several batches.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_device::{
@@ -93,13 +94,15 @@ impl Selector {
             for (one, counts) in found.iter_mut().zip(counts.chunks(numbers)) {
                 one.counts = counts.iter().map(|n| *n as usize).collect();
                 // The kernels have run, so what else the batch has is no longer in use.
-                let columns = one.columns.iter().map(|column| column.array());
+                let columns = one.columns.iter().map(|column| &column.array);
                 let kept: usize = columns.map(DeviceArray::get_array_memory_size).sum();
                 let starts = one.starts.iter().flatten();
                 let starts: usize = starts.map(DeviceBufferMut::len).sum();
                 one.held.shrink_to(kept + one.picked.len() + starts);
             }
-            found.retain(|selected| selected.rows() > 0);
+            let (found, empty): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|one| one.rows() > 0);
+            Held::end(empty.into_iter().map(|one| one.held));
             Ok(found)
         })
     }
@@ -108,25 +111,22 @@ impl Selector {
     fn find(&self, mut choice: Choice, held: Held, counts: u64) -> Result<Selected> {
         let (launcher, queue) = (&self.launcher, &self.launcher.queue);
         let (rows, passing) = (choice.passing.len() as u64, to(&mut choice.passing));
-        let mut picked = DeviceBufferMut::for_values::<u64>(queue, rows as usize)?;
         let tiles = rows.div_ceil(TILE_ROWS).max(1);
-        // Freed in the order of the queue, and so after the kernels.
-        let mut of_tiles = DeviceBufferMut::for_values::<u64>(queue, tiles as usize)?;
-        let at = to(&mut of_tiles);
+        let mut picked = DeviceBufferMut::for_values::<u64>(queue, (rows + tiles) as usize)?;
+        let (first, at) = (to(&mut picked), to(&mut picked) + 8 * rows);
         // The first counts the rows of each tile that pass, the second turns the counts into places, and the third writes the numbers of
         // the rows there.
-        // SAFETY: these are the kernels' parameters. They read a byte for each row, and write a number for each tile to `of_tiles`, one of
-        // the counts, and at most a number for each row to `picked`; all of them have room and are not frozen.
+        // SAFETY: these are the kernels' parameters. They read a byte for each row, and write a number for each tile behind `picked`, one
+        // of the counts, and at most a number for each row to `picked`; all of them have room and are not frozen.
         unsafe {
             launcher.launch("count_passing", rows, &[passing, rows, tiles, at])?;
             launcher.launch("scan_u64", tiles, &[at, tiles, counts])?;
-            let words = [passing, rows, tiles, at, to(&mut picked)];
+            let words = [passing, rows, tiles, at, first];
             launcher.launch("select", rows, &words)?;
         }
         let mut starts = Vec::new();
         for (i, input) in choice.columns.iter().enumerate() {
-            let lent = input.on(queue)?;
-            let c = lent.column;
+            let c = input.column;
             let (nulls, bytes) = (counts + 8 + 16 * i as u64, counts + 16 + 16 * i as u64);
             if c.bits != 0 {
                 let words = [passing, c.bits, c.bit, rows, nulls];
@@ -156,18 +156,34 @@ impl Selector {
         })
     }
 
-    /// Queues the kernels that copy the selected rows of some batches, at least one, to one batch. Its memory has the size of these rows, rounded
-    /// up to 64 bytes for each buffer.
-    pub(crate) fn gather(&self, batches: &[Selected]) -> Result<DeviceRecordBatch> {
+    /// Queues the kernels that copy the selected rows of some batches, at least one, to one batch. Its memory is one allocation, with one
+    /// event, and has the size of these rows, rounded up to 64 bytes for each buffer.
+    pub(crate) fn gather(&self, batches: Vec<Selected>) -> Result<DeviceRecordBatch> {
+        let (launcher, queue) = (&self.launcher, &self.launcher.queue);
         let rows = batches.iter().map(Selected::rows).sum();
-        let (device, schema) = (self.launcher.queue.device(), self.schema.clone());
-        let columns = (0..schema.fields().len()).map(|i| self.gather_column(batches, i, rows));
+        let (fields, mut bytes) = (self.schema.fields(), 0);
+        let places = (0..fields.len()).map(|i| self.place(&batches, i, rows, &mut bytes));
+        let places: Vec<_> = places.collect::<Result<_>>()?;
+        let mut memory = match places.iter().any(Place::has_bits) {
+            true => launcher.zeros(bytes)?,
+            false => DeviceBufferMut::allocate(queue, bytes)?,
+        };
+        let at = to(&mut memory);
+        for (i, place) in places.iter().enumerate() {
+            self.fill(&batches, i, place, at)?;
+        }
+        Held::end(batches.into_iter().map(|one| one.held));
+        let memory = memory.freeze()?;
+        let columns = places
+            .into_iter()
+            .zip(fields)
+            .map(|(place, of)| place.column(&memory, of.data_type(), rows));
         let columns: Vec<_> = columns.collect::<Result<_>>()?;
-        DeviceRecordBatch::try_new_with_rows(device, schema, &columns, rows)
+        DeviceRecordBatch::try_new_with_rows(queue.device(), self.schema.clone(), &columns, rows)
     }
 
-    fn gather_column(&self, batches: &[Selected], i: usize, rows: usize) -> Result<DeviceArray> {
-        let (launcher, queue) = (&self.launcher, &self.launcher.queue);
+    /// Where the buffers of a column lie in memory that ends at `end` so far.
+    fn place(&self, batches: &[Selected], i: usize, rows: usize, end: &mut usize) -> Result<Place> {
         let data_type = self.schema.field(i).data_type();
         let format = batches[0].columns[i].format;
         let nulls = batches.iter().map(|batch| batch.counts[1 + 2 * i]).sum();
@@ -175,34 +191,47 @@ impl Selector {
         if bytes > i32::MAX as usize && format.layout != Layout::Offsets64 {
             let what = format!(
                 "{bytes} bytes of {data_type} in a result of {rows} rows on {}; smaller batches are needed",
-                queue.device()
+                self.launcher.queue.device()
             );
             return Err(Error::InvalidArgument(what.into()));
         }
-        let zeros = || launcher.zeros(rows.div_ceil(8));
-        let mut validity = (nulls > 0).then(zeros).transpose()?;
-        let mut values = match format.layout {
-            Layout::Bits => zeros()?,
-            Layout::Fixed | Layout::Views => DeviceBufferMut::allocate(queue, rows * format.width)?,
-            _ => DeviceBufferMut::allocate(queue, (rows + 1) * format.width)?,
+        let values = match format.layout {
+            Layout::Bits => rows.div_ceil(8),
+            Layout::Fixed | Layout::Views => rows * format.width,
+            _ => (rows + 1) * format.width,
         };
-        let mut data = DeviceBufferMut::allocate(queue, bytes)?;
+        let validity = if nulls > 0 { rows.div_ceil(8) } else { 0 };
+        let buffers = [validity, values, bytes].map(|bytes| {
+            let start = *end;
+            *end += bytes.next_multiple_of(64);
+            start..start + bytes
+        });
+        Ok(Place {
+            format,
+            nulls,
+            buffers,
+        })
+    }
+
+    /// Queues the kernels for a column of a result, whose memory begins at an address.
+    fn fill(&self, batches: &[Selected], i: usize, place: &Place, memory: u64) -> Result<()> {
+        let (launcher, format) = (&self.launcher, place.format);
+        let at = |buffer: &Range<usize>| memory + buffer.start as u64;
+        let [validity, out, out_data] = place.buffers.each_ref().map(at);
         let (mut row, mut byte) = (0, 0);
         for batch in batches {
-            let lent = batch.columns[i].on(queue)?;
-            let c = lent.column;
+            let c = batch.columns[i].column;
             let (picked, n) = (word(batch.picked.address()), batch.rows() as u64);
-            let out = to(&mut values);
             let bits = |at, bit, out| {
                 let words = [at, bit, picked, n, out, row];
                 // SAFETY: these are the kernel's parameters. It reads lent bits at the numbers that `select` has written, and writes the
                 // words of as many bits of memory that is not frozen, has room for them, and is padded.
                 unsafe { launcher.launch("gather_bits", n.div_ceil(32) + 1, &words) }
             };
-            if let Some(validity) = &mut validity {
-                bits(c.bits, c.bit, to(validity))?;
+            if place.nulls > 0 {
+                bits(c.bits, c.bit, validity)?;
             }
-            let at = out + row * c.width;
+            let to = out + row * c.width;
             let (kernel, words) = match (format.layout, &batch.starts[i]) {
                 (Layout::Bits, _) => {
                     bits(c.values, c.first_bit, out)?;
@@ -210,12 +239,12 @@ impl Selector {
                     continue;
                 }
                 (_, None) => {
-                    let words = [format.unit as u64, c.width, c.values, picked, n, at];
+                    let words = [format.unit as u64, c.width, c.values, picked, n, to];
                     ("gather", words.to_vec())
                 }
                 (_, Some(starts)) => {
                     let of = [c.layout, c.values, c.data, c.bits, c.bit, picked];
-                    let written = [word(starts.address()), n, byte, at, to(&mut data)];
+                    let written = [word(starts.address()), n, byte, to, out_data];
                     ("gather_bytes", [&of[..], &written].concat())
                 }
             };
@@ -226,19 +255,40 @@ impl Selector {
             row += n;
             byte += batch.counts[2 + 2 * i] as u64;
         }
-        let validity = validity.map(|bits| Validity::new(bits.freeze()?, 0, rows));
-        let validity = validity.transpose()?;
-        let mut buffers: Vec<Option<DeviceBuffer>> = vec![Some(values.freeze()?)];
-        if format.is_text() && (bytes > 0 || format.layout != Layout::Views) {
-            buffers.push(Some(data.freeze()?));
+        Ok(())
+    }
+}
+
+/// The buffers of a column in the memory of a result, each from a multiple of 64 bytes on, so that none shares a word with another.
+struct Place {
+    format: Format,
+    nulls: usize,
+    /// Validity, if there are nulls, then values, offsets or views, then the bytes of text.
+    buffers: [Range<usize>; 3],
+}
+
+impl Place {
+    /// Whether there are bits, which kernels set in memory of zeros.
+    fn has_bits(&self) -> bool {
+        self.nulls > 0 || self.format.layout == Layout::Bits
+    }
+
+    /// The column, once its kernels are queued.
+    fn column(self, memory: &DeviceBuffer, of: &DataType, rows: usize) -> Result<DeviceArray> {
+        let [validity, values, data] = self.buffers;
+        let slice = |buffer: Range<usize>| memory.slice(buffer.start, buffer.len());
+        let mut buffers = vec![Some(slice(values)?)];
+        if self.format.is_text() && (!data.is_empty() || self.format.layout != Layout::Views) {
+            buffers.push(Some(slice(data)?));
         }
+        let validity = (self.nulls > 0).then(|| Validity::new(slice(validity)?, 0, rows));
+        let validity = validity.transpose()?;
         // SAFETY: the rows are copies of rows of a valid column, nulls as empty text; `gather_bytes` makes offsets that ascend
         // to the size of the data, and views into the only data buffer; `count_nulls` has counted the unset bits that
         // `gather_bits` copies. All batches have a column of this type, since they are of this schema.
         unsafe {
-            let validity = validity.map(|bits| bits.with_null_count(nulls));
-            let device = queue.device();
-            DeviceArray::from_parts(device, data_type.clone(), rows, validity, &buffers, &[])
+            let validity = validity.map(|bits| bits.with_null_count(self.nulls));
+            DeviceArray::from_parts(memory.device(), of.clone(), rows, validity, &buffers, &[])
         }
     }
 }

@@ -1,17 +1,20 @@
 //! What a filter keeps, joins and loads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use arrow_device::{Device, DeviceId, DeviceRecordBatch};
+use arrow_device::{Device, DeviceId, DeviceRecordBatch, TransferStats};
 use arrow_device_datafusion::{
     DeviceExec, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable, execute_on_device,
 };
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, StringViewArray};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray, StringViewArray,
+};
 use datafusion::arrow::compute::concat_batches;
 use datafusion::datasource::MemTable;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 
 use super::kit::*;
 use crate::device_filter::FilterPlugin;
@@ -100,6 +103,99 @@ async fn small_results_are_joined() {
     let found = on_device(&context, &sim, "SELECT n, s FROM t WHERE n = 7").await;
     let rows: Vec<_> = found.iter().map(DeviceRecordBatch::num_rows).collect();
     assert_eq!(rows, [16, 16, 8]);
+}
+
+/// So many rows of a part of TPC-H's `lineitem`. Some columns have nulls.
+fn line_items(first: i64, rows: i64) -> RecordBatch {
+    let of = |n: i64, most: i64| (first + n) * 7919 % most;
+    let decimals = |most: i64, nulls: i64| -> ArrayRef {
+        let values = (0..rows).map(|n| (n % nulls != 3).then(|| i128::from(of(n, most))));
+        let values: Decimal128Array = values.collect();
+        Arc::new(values.with_precision_and_scale(15, 2).unwrap())
+    };
+    let shipped = Date32Array::from_iter_values((0..rows).map(|n| 8000 + of(n, 2500) as i32));
+    RecordBatch::try_from_iter([
+        ("quantity", decimals(5000, 11)),
+        ("price", decimals(9_000_000, 17)),
+        ("discount", decimals(11, 1000)),
+        ("shipped", Arc::new(shipped)),
+    ])
+    .unwrap()
+}
+
+/// The rows of a query, what it cost until the last one, and the waits of this test, without which nothing runs on a deferred device. They
+/// begin after so many waits of queues.
+async fn cost(
+    (context, sim): (&SessionContext, &Sim),
+    sql: &str,
+    queue_waits: u64,
+) -> (RecordBatch, TransferStats, u64) {
+    let query = plan(context, sql).await;
+    let (schema, before) = (query.schema(), sim.stats());
+    let stream = execute_on_device(query, context.task_ctx(), sim).unwrap();
+    let mut found = Box::pin(stream.map(Result::unwrap).collect::<Vec<_>>());
+    let (mut polls, mut waits) = (0, 0);
+    let found = loop {
+        if let Some(found) = (&mut found).now_or_never() {
+            break found;
+        }
+        if sim.stats().since(&before).queue_waits >= queue_waits {
+            sim.synchronize().unwrap();
+            waits += 1;
+        }
+        polls += 1;
+        assert!(polls < 20_000, "no progress");
+        // Whoever wakes the task does so from another thread.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    let cost = sim.stats().since(&before);
+    let found = concat_batches(&schema, &crate::kit::to_host(&found)).unwrap();
+    (found, cost, waits)
+}
+
+/// However many buffers a batch has, the queue of an operator waits for it once, and not at all if its memory is ready. The host waits for
+/// none.
+#[tokio::test]
+async fn a_batch_is_waited_for_once() {
+    const BATCHES: i64 = 16;
+    let batches: Vec<_> = (0..BATCHES).map(|i| line_items(i * 1000, 1000)).collect();
+    let host = MemTable::try_new(batches[0].schema(), vec![batches.clone()]).unwrap();
+    let host = session(Arc::new(host), 1, false);
+    let of = "FROM t WHERE shipped >= DATE '1994-01-01' AND shipped < DATE '1995-01-01' \
+              AND discount BETWEEN 0.05 AND 0.07 AND quantity < 24";
+    let filter = format!("SELECT price, discount, shipped {of}");
+    // TPC-H 6.
+    let aggregate = format!("SELECT sum(price * discount) {of}");
+    // The filter's events are of the counts, of their download, of the result, and of the end of all loans.
+    for (sql, operator, most_events, copies) in [
+        (&filter, "DeviceFilterExec", 4, 1),
+        (&aggregate, "DeviceAggregateExec", 13, 3),
+    ] {
+        // Of a deferred device the uploads have not begun either.
+        for (sim, waits) in [(Sim::new(), 0), (Sim::deferred(), BATCHES as u64)] {
+            let context = table(&sim, &batches);
+            if waits == 0 {
+                sim.synchronize().unwrap();
+            }
+            let shown = crate::kit::text(&plan(&context, sql).await, &[]);
+            says(&shown, &["DeviceFilterExec", operator]);
+            let (found, cost, own_waits) = cost((&context, &sim), sql, waits).await;
+            let expected = rows(&host, plan(&host, sql).await).await;
+            assert_eq!(found, expected[0], "{sql}");
+            assert_eq!(cost.host_waits, own_waits, "{sql}: {cost:?}");
+            // The aggregate waits for the filter's batch.
+            let most = waits + u64::from(operator != "DeviceFilterExec");
+            assert!(
+                (waits..=most).contains(&cost.queue_waits),
+                "{sql}: {cost:?}"
+            );
+            assert!(cost.events <= most_events, "{sql}: {cost:?}");
+            // The counts of all batches come in one.
+            assert_eq!((cost.copies, cost.bytes_on_device), (copies, 0), "{sql}");
+            drop((context, found));
+            sim.assert_done();
+        }
+    }
 }
 
 /// A session with the rule, which uploads to `spec`, and with these devices.

@@ -328,8 +328,8 @@ fn the_program_says_how_it_went() {
     let parts = [
         "On the host:\nFilterExec",
         // The guide shows these counts: see "What moves when" in docs/guide/datafusion.md.
-        "output_batches=2, peak_mem_used=1568.0 B, bytes_on_device=0, bytes_to_device=0, bytes_to_host=1.57 K, copies=4, host_waits=0, queue_waits=4]\n",
-        "bytes_on_device=0, bytes_to_device=0, bytes_to_host=1.28 K, copies=2, host_waits=0, queue_waits=288]\n",
+        "output_batches=2, peak_mem_used=1568.0 B, bytes_on_device=0, bytes_to_device=0, bytes_to_host=1.57 K, copies=4, host_waits=0, queue_waits=2]\n",
+        "bytes_on_device=0, bytes_to_device=0, bytes_to_host=1.28 K, copies=2, host_waits=0, queue_waits=0]\n",
         "output_batches=32, peak_mem_used=0.0 B, bytes_on_device=0, bytes_to_device=0, bytes_to_host=0, copies=0, host_waits=0, queue_waits=0]\n",
         "DeviceFilterExec: device=sim",
         "host_waits=0",
