@@ -12,7 +12,7 @@ use crate::data::node::{Node, NullCount, View};
 use crate::data::numbers::{Numbers, resolve};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
-use crate::transfer::plan::{Planner, Scope};
+use crate::transfer::plan::{Planner, Scope, walk};
 
 impl DeviceArray {
     /// Whether an export reads bitmaps, or makes something. If it `counts`, it states all null counts.
@@ -32,13 +32,12 @@ impl DeviceArray {
     /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as this one would. Its
     /// bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known, to this array too.
     pub(crate) async fn to_exported(&self, counts: bool, polls: bool) -> Result<Self> {
-        let walk = |numbers: &Numbers| {
-            let arrays = [self];
-            let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-            let root = planner.exported(self.node(), counts)?;
-            Ok(planner.end(root))
+        let plan = |numbers: &Numbers| {
+            walk(&[self], Scope::Rows, None, numbers, |planner| {
+                planner.exported(self.node(), counts)
+            })
         };
-        let plan = resolve(&mut Numbers::default(), &[self], None, polls, walk).await?;
+        let plan = resolve(&mut Numbers::default(), &[self], None, polls, plan).await?;
         let device = self.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
