@@ -16,10 +16,11 @@ use crate::data::node::owners;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{ExportSync, completion, now};
 use crate::error::Result;
-use crate::interchange::c_array::{self, Event};
+use crate::interchange::c_array::{Event, Exporter};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
+use crate::transfer::export_reads;
 
 impl DeviceArray {
     /// Exports the array and its type as C structs, without copying, except for some validity
@@ -62,7 +63,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        match self.export_reads(options.counts_nulls) {
+        match export_reads(self.node(), options.counts_nulls) {
             true => now(export(self, options, false)),
             // As `export`, which need not be entered to read nothing.
             false => export_resolved(self, options),
@@ -106,7 +107,7 @@ pub(crate) async fn export(
     options: &ExportOptions,
     polls: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let exported = match array.export_reads(options.counts_nulls) {
+    let exported = match export_reads(array.node(), options.counts_nulls) {
         true => Some(array.to_exported(options.counts_nulls, polls).await?),
         false => None,
     };
@@ -127,8 +128,13 @@ fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_A
         Some(Event::Own(event)) => event.as_ptr().as_ptr(),
         Some(Event::Of(owner)) => address(owner),
     };
+    let exporter = Exporter {
+        device: array.device(),
+        policy: options.release,
+        event,
+    };
     Ok(FFI_ArrowDeviceArray {
-        array: c_array::build(array, event, options.release)?,
+        array: exporter.node(array.node())?,
         device_id: id.id,
         device_type: options.label(id.device_type),
         sync_event,
