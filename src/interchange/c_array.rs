@@ -3,6 +3,7 @@
 //! their parent and release everything in any order, on any thread, and the memory of a column goes with that column.
 
 use std::ffi::c_void;
+use std::mem::take;
 use std::ptr;
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ struct Exported {
     buffers: SmallVec<[*const c_void; 3]>,
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
-    pointers: Vec<*mut CArray>,
+    pointers: SmallVec<[*mut CArray; 2]>,
     /// What owns the buffers.
     owners: SmallVec<[Arc<Owner>; 1]>,
     event: Option<Event>,
@@ -55,7 +56,7 @@ impl Drop for Exported {
             // caught already.
             let _ = unsafe { CArray::release(child) };
         }
-        for owner in self.owners.drain(..) {
+        for owner in take(&mut self.owners) {
             self.policy.release(owner);
         }
         match self.event.take() {
@@ -79,17 +80,19 @@ impl Exporter<'_> {
     pub(super) fn node(&self, node: &Arc<Node>) -> Result<CArray> {
         let (view, layout) = (View::whole(node), &node.layout);
         let (nulls, n_buffers) = (view.null_count(), node.buffers.len());
-        let addresses = node.buffers.iter().map(NodeBuffer::address);
         // It owns what was made so far, after an error too.
         let mut exported = Box::new(Exported {
-            buffers: addresses.map(|at| at.as_ptr().cast_const()).collect(),
+            buffers: SmallVec::with_capacity(n_buffers),
             children: Vec::with_capacity(node.children.len()),
-            pointers: Vec::new(),
+            pointers: SmallVec::new(),
             owners: SmallVec::new(),
             event: self.event.clone(),
             policy: self.policy,
         });
         let this = &mut *exported;
+        for buffer in &node.buffers {
+            this.buffers.push(buffer.address().as_ptr().cast_const());
+        }
         // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
         // not matter: the others were moved before (`DeviceArray::to_exported`).
         if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
@@ -124,12 +127,13 @@ impl Exporter<'_> {
         for child in &node.children {
             this.children.push(self.node(child)?);
         }
-        let (mut dictionary, first) = (ptr::null_mut(), this.children.as_mut_ptr());
-        match layout.nesting {
-            Nesting::Dictionary => dictionary = first,
-            _ => {
-                let children = 0..this.children.len();
-                this.pointers = children.map(|i| first.wrapping_add(i)).collect();
+        let (first, mut dictionary) = (this.children.as_mut_ptr(), ptr::null_mut());
+        if layout.nesting == Nesting::Dictionary {
+            dictionary = first;
+        } else {
+            this.pointers.reserve(this.children.len());
+            for i in 0..this.children.len() {
+                this.pointers.push(first.wrapping_add(i));
             }
         }
         let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
