@@ -135,21 +135,7 @@ unsafe fn run(
     let event = unsafe { queue.copy(&copies) }.and_then(|()| queue.record());
     let sources: Vec<_> = arrays.iter().map(|array| (*array).clone()).collect();
     // A list may be copied in part even after an error.
-    keep_until(queue, event, (sources, buffer))
-}
-
-/// Keeps `sources` until `event`, which was recorded on `queue`; if that failed, until all work that the queue has
-/// been given is done.
-pub(super) fn keep_until<T: Send + 'static>(
-    queue: &Queue,
-    event: Result<Option<SyncEvent>>,
-    sources: T,
-) -> Result<Option<SyncEvent>> {
-    match &event {
-        Ok(Some(event)) => event.keep(sources),
-        Ok(None) => {}
-        Err(_) => queue.keep_until_done(sources),
-    }
+    queue.keep_until(&event, (sources, buffer));
     event
 }
 
