@@ -52,7 +52,7 @@ impl Drop for Exported {
     /// Never unwinds: all code of others (owners, events, children that a consumer put in) runs under a guard of its own.
     fn drop(&mut self) {
         for child in &mut self.children {
-            // SAFETY: the children are valid, or were moved out and are marked as released. An error is a panic that the callee has
+            // SAFETY: the children are valid, or were not made or moved out, and are marked as released. An error is a panic that the callee has
             // caught already.
             let _ = unsafe { CArray::release(child) };
         }
@@ -76,14 +76,15 @@ pub(super) struct Exporter<'a> {
 }
 
 impl Exporter<'_> {
-    /// Makes the struct of a node, and those of its descendants. Null counts that are not known are stated as -1.
-    pub(super) fn node(&self, node: &Arc<Node>) -> Result<CArray> {
+    /// Makes the struct of a node, and those of its descendants. Null counts that are not known are stated as -1. After an error `out`
+    /// is as it was.
+    pub(super) fn node(&self, node: &Arc<Node>, out: &mut CArray) -> Result<()> {
         let (view, layout) = (View::whole(node), &node.layout);
         let (nulls, n_buffers) = (view.null_count(), node.buffers.len());
         // It owns what was made so far, after an error too.
         let mut exported = Box::new(Exported {
             buffers: SmallVec::with_capacity(n_buffers),
-            children: Vec::with_capacity(node.children.len()),
+            children: node.children.iter().map(|_| CArray::empty()).collect(),
             pointers: SmallVec::new(),
             owners: SmallVec::new(),
             event: self.event.clone(),
@@ -124,8 +125,8 @@ impl Exporter<'_> {
                 this.owners.push(Arc::new(owner));
             }
         }
-        for child in &node.children {
-            this.children.push(self.node(child)?);
+        for (child, out) in node.children.iter().zip(&mut this.children) {
+            self.node(child, out)?;
         }
         let (first, mut dictionary) = (this.children.as_mut_ptr(), ptr::null_mut());
         if layout.nesting == Nesting::Dictionary {
@@ -140,7 +141,7 @@ impl Exporter<'_> {
         let data = Box::into_raw(exported);
         // SAFETY: the box was just made, and nothing else refers to it.
         let exported = unsafe { &mut *data };
-        Ok(CArray {
+        *out = CArray {
             length: view.length as i64,
             null_count: nulls.map_or(-1, |n| n as i64),
             // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
@@ -159,7 +160,8 @@ impl Exporter<'_> {
             dictionary,
             release: Some(release),
             private_data: data.cast(),
-        })
+        };
+        Ok(())
     }
 }
 

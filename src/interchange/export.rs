@@ -122,8 +122,10 @@ pub(crate) async fn export(
 fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
     array.device().check_export()?;
     let event = event_for(array, options.sync)?;
-    let id = array.device().id();
-    let sync_event = match &event {
+    let (id, mut exported) = (array.device().id(), FFI_ArrowDeviceArray::empty());
+    exported.device_id = id.id;
+    exported.device_type = options.label(id.device_type);
+    exported.sync_event = match &event {
         None => ptr::null_mut(),
         Some(Event::Own(event)) => event.as_ptr().as_ptr(),
         Some(Event::Of(owner)) => address(owner),
@@ -133,13 +135,8 @@ fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_A
         policy: options.release,
         event,
     };
-    Ok(FFI_ArrowDeviceArray {
-        array: exporter.node(array.node())?,
-        device_id: id.id,
-        device_type: options.label(id.device_type),
-        sync_event,
-        reserved: [0; 3],
-    })
+    exporter.node(array.node(), &mut exported.array)?;
+    Ok(exported)
 }
 
 /// Returns what an export of the array carries. With [`ExportSync::Wait`] the memory must be ready.
