@@ -90,7 +90,6 @@ const _: () = {
 
 impl CArray {
     /// Returns a released struct, all of whose members are zero.
-    #[cfg(any(test, feature = "pyo3"))]
     pub(crate) const fn empty() -> Self {
         // SAFETY: null pointers, no callback and zeros are values of all members.
         unsafe { std::mem::zeroed() }

@@ -19,6 +19,7 @@ use crate::data::array::{DeviceArray, path};
 use crate::data::fit::are_of_one_kind;
 use crate::data::layout::{Nesting, check_type, child_type};
 use crate::data::node::{Buffers, Node, NodeBuffer, NullCount, View};
+use crate::data::numbers::Numbers;
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result, bail};
 use crate::memory::{Memory, Owner, Ready};
@@ -168,8 +169,7 @@ fn make_ready(array: &DeviceArray) -> Result<()> {
     if !array.device().is_host_readable() {
         bail!("the host cannot read this device's memory; use to_host");
     }
-    array.wait()?;
-    array.resolve_sizes()
+    Numbers::in_place(&[array])?.all_sizes(array)
 }
 
 /// Rows of a node of an array, for which [`make_ready`] was called; `is_run_ends` says what they are.

@@ -196,7 +196,8 @@ impl Numbers {
         Ok(true)
     }
 
-    fn all_sizes(&self, array: &DeviceArray) -> Result<()> {
+    /// Keeps the sizes of all nodes' buffers, unless they must be read first.
+    pub(super) fn all_sizes(&self, array: &DeviceArray) -> Result<()> {
         let mut all = array.node().all().into_iter();
         all.try_for_each(|node| self.sizes(&[array], node).map(drop))
     }

@@ -74,7 +74,7 @@ impl Block {
             let ptr = DevicePtr::new(self.ptr.as_ptr().cast());
             // SAFETY: `new` allocated the block from this backend with this size. Its
             // holder does not use it any more, and holders outlive the copies that use it
-            // (`Queue::keep_until_done`, `Reading`).
+            // (`Queue::keep_until`, `Reading`).
             unsafe { backend.free_host(ptr, self.capacity) }
         }
     }

@@ -205,13 +205,20 @@ impl Queue {
         }
     }
 
-    /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
-    /// recorded, the release thread waits for the device.
-    pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
-        match self.record() {
-            Ok(None) => drop(sources),
-            Ok(Some(event)) => self.device.when(vec![event], move || drop(sources)),
-            Err(_) => self.device.settled(move || drop(sources)),
+    /// Keeps `sources` until `event`, which was recorded on this queue; if that failed, until all work of the queue so far has
+    /// completed, or else of the device.
+    pub(crate) fn keep_until(
+        &self,
+        event: &Result<Option<SyncEvent>>,
+        sources: impl Send + 'static,
+    ) {
+        match event {
+            Ok(Some(event)) => event.keep(sources),
+            Ok(None) => {}
+            Err(_) => match self.record() {
+                Err(_) => self.device.settled(move || drop(sources)),
+                event => self.keep_until(&event, sources),
+            },
         }
     }
 }

@@ -3,6 +3,7 @@
 //! their parent and release everything in any order, on any thread, and the memory of a column goes with that column.
 
 use std::ffi::c_void;
+use std::mem::take;
 use std::ptr;
 use std::sync::Arc;
 
@@ -10,10 +11,9 @@ use smallvec::SmallVec;
 
 use crate::abi::c_data::CArray;
 use crate::abi::guard;
-use crate::data::DeviceArray;
 use crate::data::layout::Nesting;
 use crate::data::node::{Node, NodeBuffer, View};
-use crate::device::SyncEvent;
+use crate::device::{Device, SyncEvent};
 use crate::error::Result;
 use crate::interchange::options::ReleasePolicy;
 use crate::memory::{Memory, Owner, Ready};
@@ -24,7 +24,7 @@ struct Exported {
     buffers: SmallVec<[*const c_void; 3]>,
     children: Vec<CArray>,
     /// The addresses of the children. A dictionary has none: its values are the only child.
-    pointers: Vec<*mut CArray>,
+    pointers: SmallVec<[*mut CArray; 2]>,
     /// What owns the buffers.
     owners: SmallVec<[Arc<Owner>; 1]>,
     event: Option<Event>,
@@ -48,104 +48,100 @@ impl Event {
     }
 }
 
-/// Makes the C struct of an array. Null counts that are not known are stated as -1.
-pub(super) fn build(
-    array: &DeviceArray,
-    event: Option<Event>,
-    policy: ReleasePolicy,
-) -> Result<CArray> {
-    let mut exporter = Exporter {
-        policy,
-        event,
-        sizes: None,
-        next_size: ptr::null_mut(),
-        room: number_of_sizes(array.node()),
-    };
-    if exporter.room > 0 {
-        let host = array.device().host_buffer(exporter.room * 8)?;
-        exporter.next_size = host.as_device_ptr().as_ptr().cast();
-        let owner = Owner::new(array.device().clone(), Memory::Host(host), Ready::Now);
-        exporter.sizes = Some(Arc::new(owner));
-    }
-    Ok(exporter.node(array.node()))
-}
-
-/// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
-fn known_sizes(node: &Node) -> Option<&[NodeBuffer]> {
-    let [_, _, data @ .., _] = &node.buffers[..] else {
-        return None;
-    };
-    let known = node.layout.variadic && data.iter().all(|data| data.bytes().is_some());
-    known.then_some(data)
-}
-
-/// The lengths to list for all view arrays: for each array one more, so that its list is there even if it is empty.
-fn number_of_sizes(node: &Node) -> usize {
-    let own = known_sizes(node).map_or(0, |data| data.len() + 1);
-    let children = node.children.iter();
-    own + children.map(|child| number_of_sizes(child)).sum::<usize>()
-}
-
-struct Exporter {
-    policy: ReleasePolicy,
-    event: Option<Event>,
-    /// The lengths of the data buffers of all view arrays, in memory that the device can read.
-    sizes: Option<Arc<Owner>>,
-    /// Where the next length goes, and for how many there is room.
-    next_size: *mut i64,
-    room: usize,
-}
-
-impl Exporter {
-    /// Makes the struct of a node, and those of its descendants.
-    fn node(&mut self, node: &Arc<Node>) -> CArray {
-        let (view, layout) = (View::whole(node), &node.layout);
-        let nulls = view.null_count();
-        let mut buffers = SmallVec::<[_; 3]>::with_capacity(node.buffers.len());
-        for buffer in &node.buffers {
-            buffers.push(buffer.address().as_ptr().cast_const());
+impl Drop for Exported {
+    /// Never unwinds: all code of others (owners, events, children that a consumer put in) runs under a guard of its own.
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // SAFETY: the children are valid, or were not made or moved out, and are marked as released. An error is a panic that the callee has
+            // caught already.
+            let _ = unsafe { CArray::release(child) };
         }
-        let n_buffers = buffers.len();
+        for owner in take(&mut self.owners) {
+            self.policy.release(owner);
+        }
+        match self.event.take() {
+            None => {}
+            Some(Event::Of(owner)) => self.policy.release(owner),
+            // An error here is a panic in a backend, which a release cannot report.
+            Some(event) => drop(guard::call_foreign("release", || drop(event))),
+        }
+    }
+}
+
+/// What the structs of one export have in common.
+pub(super) struct Exporter<'a> {
+    pub(super) device: &'a Device,
+    pub(super) policy: ReleasePolicy,
+    pub(super) event: Option<Event>,
+}
+
+impl Exporter<'_> {
+    /// Makes the struct of a node, and those of its descendants. Null counts that are not known are stated as -1. After an error `out`
+    /// is as it was.
+    pub(super) fn node(&self, node: &Arc<Node>, out: &mut CArray) -> Result<()> {
+        let (view, layout) = (View::whole(node), &node.layout);
+        let (nulls, n_buffers) = (view.null_count(), node.buffers.len());
+        // It owns what was made so far, after an error too.
+        let mut exported = Box::new(Exported {
+            buffers: SmallVec::with_capacity(n_buffers),
+            children: node.children.iter().map(|_| CArray::empty()).collect(),
+            pointers: SmallVec::new(),
+            owners: SmallVec::new(),
+            event: self.event.clone(),
+            policy: self.policy,
+        });
+        let this = &mut *exported;
+        for buffer in &node.buffers {
+            this.buffers.push(buffer.address().as_ptr().cast_const());
+        }
         // The bitmap starts at the bit that the values' offset says. If there is no whole number of bytes between, its bits do
         // not matter: the others were moved before (`DeviceArray::to_exported`).
         if let (Some(bitmap), Some(bytes)) = (node.bitmap(), view.bitmap_shift()) {
-            buffers[0] = bitmap.address().offset(bytes).as_ptr().cast_const();
+            this.buffers[0] = bitmap.address().offset(bytes).as_ptr().cast_const();
         }
         if nulls == Some(0) && layout.has_validity() {
-            buffers[0] = ptr::null();
+            this.buffers[0] = ptr::null();
         }
-        let mut owners = SmallVec::<[_; 1]>::new();
-        for (buffer, address) in node.buffers.iter().zip(&buffers) {
+        for (buffer, address) in node.buffers.iter().zip(&this.buffers) {
             let owner = buffer.owner.as_ref().filter(|_| !address.is_null());
             let Some(owner) = owner else { continue };
-            if owners.last().is_none_or(|last| !Arc::ptr_eq(last, owner)) {
-                owners.push(owner.clone());
+            if (this.owners.last()).is_none_or(|last| !Arc::ptr_eq(last, owner)) {
+                this.owners.push(owner.clone());
             }
         }
-        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
-            owners.extend(self.sizes.clone());
-            buffers[n_buffers - 1] = list;
+        if let ([_, _, data @ .., _], true) = (&node.buffers[..], layout.variadic) {
+            // Unless all lengths of the data buffers are known, the producer's own list of them is passed on.
+            if let Some(sizes) = data
+                .iter()
+                .map(NodeBuffer::bytes)
+                .collect::<Option<Vec<_>>>()
+            {
+                let mut list = self.device.host_buffer(8 * sizes.len())?;
+                for (bytes, size) in list.chunks_exact_mut(8).zip(sizes) {
+                    bytes.copy_from_slice(&(size as i64).to_ne_bytes());
+                }
+                this.buffers[n_buffers - 1] = list.as_device_ptr().as_ptr().cast_const();
+                let owner = Owner::new(self.device.clone(), Memory::Host(list), Ready::Now);
+                this.owners.push(Arc::new(owner));
+            }
         }
-        let children = node.children.iter().map(|child| self.node(child));
-        let mut children: Vec<_> = children.collect();
-        let (mut pointers, mut dictionary) = (Vec::new(), ptr::null_mut());
-        let first = children.as_mut_ptr();
-        match layout.nesting {
-            Nesting::Dictionary => dictionary = first,
-            _ => pointers = (0..children.len()).map(|i| first.wrapping_add(i)).collect(),
+        for (child, out) in node.children.iter().zip(&mut this.children) {
+            self.node(child, out)?;
+        }
+        let (first, mut dictionary) = (this.children.as_mut_ptr(), ptr::null_mut());
+        if layout.nesting == Nesting::Dictionary {
+            dictionary = first;
+        } else {
+            this.pointers.reserve(this.children.len());
+            for i in 0..this.children.len() {
+                this.pointers.push(first.wrapping_add(i));
+            }
         }
         let list = |n: usize, list: *mut *mut CArray| if n == 0 { ptr::null_mut() } else { list };
-        let data = Box::into_raw(Box::new(Exported {
-            buffers,
-            children,
-            pointers,
-            owners,
-            event: self.event.clone(),
-            policy: self.policy,
-        }));
+        let data = Box::into_raw(exported);
         // SAFETY: the box was just made, and nothing else refers to it.
         let exported = unsafe { &mut *data };
-        CArray {
+        *out = CArray {
             length: view.length as i64,
             null_count: nulls.map_or(-1, |n| n as i64),
             // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
@@ -164,51 +160,24 @@ impl Exporter {
             dictionary,
             release: Some(release),
             private_data: data.cast(),
-        }
-    }
-
-    /// Lists the lengths of a view array's data buffers; returns where. `None` if another thread has found them out only after the
-    /// room was made.
-    fn list_sizes(&mut self, data: &[NodeBuffer]) -> Option<*const c_void> {
-        self.room = self.room.checked_sub(data.len() + 1)?;
-        let list = self.next_size;
-        for (i, buffer) in data.iter().enumerate() {
-            // SAFETY: there is room for so many lengths (`room`) in the host buffer that `sizes` keeps, which the host can write to, and to
-            // which nobody else has access yet.
-            unsafe { list.add(i).write(buffer.bytes().map_or(0, |n| n as i64)) };
-        }
-        self.next_size = list.wrapping_add(data.len() + 1);
-        Some(list.cast_const().cast())
+        };
+        Ok(())
     }
 }
 
-/// The release callback of every exported struct. It never unwinds: all code of others (owners,
-/// events, children that a consumer put in) runs under a guard of its own.
+/// The release callback of every exported struct. It never unwinds.
 ///
 /// # Safety
-/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data
+/// `array` is null, or a struct that [`Exporter::node`] made or a bitwise move of one, as the C data
 /// interface demands; it is not used at the same time elsewhere.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
     // SAFETY: the caller guarantees a valid struct. It is not released, so its private data is the box that `Exporter::node` made,
-    // which is taken back once. Its children are valid, or were moved out and are marked as released.
+    // which is taken back once.
     unsafe {
         if array.is_null() || (*array).release.is_none() {
             return;
         }
         (*array).release = None;
-        let data = *Box::from_raw((*array).private_data.cast::<Exported>());
-        for child in &mut { data.children } {
-            // An error here is a panic that the callee has caught already.
-            let _ = CArray::release(child);
-        }
-        for owner in data.owners {
-            data.policy.release(owner);
-        }
-        match data.event {
-            None => {}
-            Some(Event::Of(owner)) => data.policy.release(owner),
-            // An error here is a panic in a backend, which a release cannot report.
-            Some(event) => drop(guard::call_foreign("release", || drop(event))),
-        }
+        drop(Box::from_raw((*array).private_data.cast::<Exported>()));
     }
 }

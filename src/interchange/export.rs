@@ -16,10 +16,11 @@ use crate::data::node::owners;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{ExportSync, completion, now};
 use crate::error::Result;
-use crate::interchange::c_array::{self, Event};
+use crate::interchange::c_array::{Event, Exporter};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
+use crate::transfer::export_reads;
 
 impl DeviceArray {
     /// Exports the array and its type as C structs, without copying, except for some validity
@@ -62,7 +63,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        match self.export_reads(options.counts_nulls) {
+        match export_reads(self.node(), options.counts_nulls) {
             true => now(export(self, options, false)),
             // As `export`, which need not be entered to read nothing.
             false => export_resolved(self, options),
@@ -106,7 +107,7 @@ pub(crate) async fn export(
     options: &ExportOptions,
     polls: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let exported = match array.export_reads(options.counts_nulls) {
+    let exported = match export_reads(array.node(), options.counts_nulls) {
         true => Some(array.to_exported(options.counts_nulls, polls).await?),
         false => None,
     };
@@ -121,19 +122,21 @@ pub(crate) async fn export(
 fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
     array.device().check_export()?;
     let event = event_for(array, options.sync)?;
-    let id = array.device().id();
-    let sync_event = match &event {
+    let (id, mut exported) = (array.device().id(), FFI_ArrowDeviceArray::empty());
+    exported.device_id = id.id;
+    exported.device_type = options.label(id.device_type);
+    exported.sync_event = match &event {
         None => ptr::null_mut(),
         Some(Event::Own(event)) => event.as_ptr().as_ptr(),
         Some(Event::Of(owner)) => address(owner),
     };
-    Ok(FFI_ArrowDeviceArray {
-        array: c_array::build(array, event, options.release)?,
-        device_id: id.id,
-        device_type: options.label(id.device_type),
-        sync_event,
-        reserved: [0; 3],
-    })
+    let exporter = Exporter {
+        device: array.device(),
+        policy: options.release,
+        event,
+    };
+    exporter.node(array.node(), &mut exported.array)?;
+    Ok(exported)
 }
 
 /// Returns what an export of the array carries. With [`ExportSync::Wait`] the memory must be ready.

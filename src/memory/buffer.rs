@@ -241,17 +241,12 @@ impl Reading {
             // which `kept` holds until the event, or until the queue's work has completed: a list may be copied in part even after an error.
             event = unsafe { queue.copy(copies) }.and_then(|()| queue.record());
         }
-        let kept = (host, owners);
-        match event {
-            Ok(event) => Ok(Self {
-                event,
-                kept: Some(kept),
-            }),
-            Err(e) => {
-                queue.keep_until_done(kept);
-                Err(e)
-            }
+        let mut kept = Some((host, owners));
+        if event.is_err() {
+            queue.keep_until(&event, kept.take());
         }
+        let event = event?;
+        Ok(Self { event, kept })
     }
 
     /// Returns the event that completes with the copies; `None` if there is nothing to wait for.

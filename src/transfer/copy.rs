@@ -10,7 +10,7 @@ use crate::data::node::{Node, owners};
 use crate::device::{CopyKind, CopyOp, Counters, Device, DeviceId, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, Memory, Owner, Ready};
-use crate::transfer::plan::{Plan, Scope, plan};
+use crate::transfer::plan::{Plan, Scope, place, plan};
 use crate::transfer::region::{CopyRegion, Rewrite, stage};
 
 /// Copies rows of arrays of one device, at least one, to fresh memory of `queue`'s device, which is the arrays' own or reaches it: one
@@ -57,14 +57,15 @@ pub(super) fn execute(plan: Plan, arrays: &[&DeviceArray], queue: &Queue) -> Res
 
 /// Copies what was planned of memory that the host can read, and for which the plan waited, to a host buffer, which is memory of
 /// `device`.
-pub(super) fn to_host_buffer(plan: Plan, device: &Device) -> Result<Arc<Node>> {
+pub(super) fn to_host_buffer(mut plan: Plan, device: &Device) -> Result<Arc<Node>> {
     let buffer = device.host_buffer(plan.bytes)?;
     let base = buffer.as_device_ptr();
     // SAFETY: the buffer has room for the plan, and nothing else uses it.
     unsafe { fill(&plan, base) };
     Counters::add(&device.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(device.clone(), Memory::Host(buffer), Ready::Now);
-    Ok(plan.place(base, &Arc::new(owner)))
+    place(&mut plan.root, base, &Arc::new(owner));
+    Ok(plan.root)
 }
 
 /// Writes all regions of a plan for memory that the host can read, for which the plan waited.
@@ -134,29 +135,20 @@ unsafe fn run(
     let event = unsafe { queue.copy(&copies) }.and_then(|()| queue.record());
     let sources: Vec<_> = arrays.iter().map(|array| (*array).clone()).collect();
     // A list may be copied in part even after an error.
-    keep_until(queue, event, (sources, buffer))
-}
-
-/// Keeps `sources` until `event`, which was recorded on `queue`; if that failed, until all work that the queue has
-/// been given is done.
-pub(super) fn keep_until<T: Send + 'static>(
-    queue: &Queue,
-    event: Result<Option<SyncEvent>>,
-    sources: T,
-) -> Result<Option<SyncEvent>> {
-    match &event {
-        Ok(Some(event)) => event.keep(sources),
-        Ok(None) => {}
-        Err(_) => queue.keep_until_done(sources),
-    }
+    queue.keep_until(&event, (sources, buffer));
     event
 }
 
 /// What a plan makes of device memory that is filled once `event` has completed.
-pub(super) fn result(plan: Plan, memory: DeviceBufferMut, event: Option<SyncEvent>) -> Arc<Node> {
+pub(super) fn result(
+    mut plan: Plan,
+    memory: DeviceBufferMut,
+    event: Option<SyncEvent>,
+) -> Arc<Node> {
     let base = memory.address();
     let device = memory.queue.device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device, memory.into_memory(), ready);
-    plan.place(base, &Arc::new(owner))
+    place(&mut plan.root, base, &Arc::new(owner));
+    plan.root
 }

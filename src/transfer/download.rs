@@ -13,7 +13,7 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner, Reading, Ready};
-use crate::transfer::plan::{Plan, Scope, walk};
+use crate::transfer::plan::{Parts, Plan, Scope, place, walk};
 use crate::transfer::region::Rewrite;
 
 /// A copy of an array (`T` is [`ArrayRef`](arrow_array::ArrayRef)) or of a batch ([`RecordBatch`]) to the host that was started and may still be
@@ -172,7 +172,13 @@ impl<T> Download<T> {
             array.ready_event(queue)?
         } else {
             let (of, scope) = (array.data_type(), self.scope);
-            match numbers.walk(|numbers| walk(&[array], of, scope, None, numbers))? {
+            let rows = Parts::from([array.view()]);
+            let planned = numbers.walk(|numbers| {
+                walk(&[array], scope, None, numbers, |planner| {
+                    planner.node(of, &rows)
+                })
+            })?;
+            match planned {
                 Some(plan) => {
                     let reading = copy(&plan, array, queue)?;
                     let event = reading.event().cloned();
@@ -225,7 +231,7 @@ fn copy(plan: &Plan, array: &DeviceArray, queue: &Queue) -> Result<Reading> {
 }
 
 /// Changes what was copied where it must be, and returns the array that it is.
-fn arrived(array: &DeviceArray, plan: Plan, reading: Reading) -> Result<DeviceArray> {
+fn arrived(array: &DeviceArray, mut plan: Plan, reading: Reading) -> Result<DeviceArray> {
     let buffer = reading.finish()?;
     let base = buffer.as_device_ptr();
     for region in &plan.regions {
@@ -245,8 +251,8 @@ fn arrived(array: &DeviceArray, plan: Plan, reading: Reading) -> Result<DeviceAr
         unsafe { region.write(src, out) };
     }
     let owner = Owner::new(Devices::cpu(), Memory::Host(buffer), Ready::Now);
-    let node = plan.place(base, &Arc::new(owner));
-    Ok(array.like(Devices::cpu(), node))
+    place(&mut plan.root, base, &Arc::new(owner));
+    Ok(array.like(Devices::cpu(), plan.root))
 }
 
 impl Download<RecordBatch> {

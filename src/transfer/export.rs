@@ -12,33 +12,19 @@ use crate::data::node::{Node, NullCount, View};
 use crate::data::numbers::{Numbers, resolve};
 use crate::error::Result;
 use crate::transfer::copy::{execute, to_host_buffer};
-use crate::transfer::plan::{Planner, Scope};
+use crate::transfer::plan::{Planner, Scope, walk};
 
 impl DeviceArray {
-    /// Whether an export reads bitmaps, or makes something. If it `counts`, it states all null counts.
-    pub(crate) fn export_reads(&self, counts: bool) -> bool {
-        fn reads(node: &Arc<Node>, counts: bool) -> bool {
-            let view = View::whole(node);
-            let mut children = node.children.iter();
-            counts && view.null_count().is_none()
-                || moves(view)
-                || lacks_offset(node)
-                || children.any(|child| reads(child, counts))
-        }
-        reads(self.node(), counts)
-    }
-
     /// Reads the bitmaps on the device's default queue, with one list of copies and one wait: the task's if this `polls`, else the host's.
     /// Bitmaps that move go to one fresh allocation, with one list of copies. Returns an array that exports as this one would. Its
     /// bitmaps start at the bit that the values' offset says, and the nulls in those that were read are known, to this array too.
     pub(crate) async fn to_exported(&self, counts: bool, polls: bool) -> Result<Self> {
-        let walk = |numbers: &Numbers| {
-            let arrays = [self];
-            let mut planner = Planner::new(&arrays, Scope::Rows, None, numbers);
-            let root = planner.exported(self.node(), counts)?;
-            Ok(planner.end(root))
+        let plan = |numbers: &Numbers| {
+            walk(&[self], Scope::Rows, None, numbers, |planner| {
+                planner.exported(self.node(), counts)
+            })
         };
-        let plan = resolve(&mut Numbers::default(), &[self], None, polls, walk).await?;
+        let plan = resolve(&mut Numbers::default(), &[self], None, polls, plan).await?;
         let device = self.device();
         // The device's memory is host memory, of which the device itself may have none to give: page-locked memory whose
         // backend is missing. The fresh bitmaps are the device's all the same, as the array is.
@@ -48,6 +34,16 @@ impl DeviceArray {
         };
         Ok(self.like(device.clone(), node))
     }
+}
+
+/// Whether an export of a node reads bitmaps, or makes something. If it `counts`, it states all null counts.
+pub(crate) fn export_reads(node: &Arc<Node>, counts: bool) -> bool {
+    let view = View::whole(node);
+    let mut children = node.children.iter();
+    counts && view.null_count().is_none()
+        || moves(view)
+        || lacks_offset(node)
+        || children.any(|child| export_reads(child, counts))
 }
 
 /// Whether an export moves a bitmap: if it has nulls and there is no whole number of bytes between its first bit and the bit that the

@@ -35,6 +35,7 @@ use crate::memory::{DeviceBuffer, check_queue, queue_for};
 use crate::transfer::copy::copy;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::download::DownloadQueues;
+pub(crate) use crate::transfer::export::export_reads;
 pub(crate) use crate::transfer::plan::Scope;
 use crate::transfer::upload::upload;
 

@@ -38,8 +38,8 @@ pub(crate) enum Scope {
 /// a multiple of 64 with zeros.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// The result, whose buffers have their offsets, and get their memory by [`place`](Self::place).
-    root: Arc<Node>,
+    /// The result, whose buffers have their offsets, and get their memory by [`place`].
+    pub(super) root: Arc<Node>,
     /// In ascending order of destination.
     pub(super) regions: Vec<CopyRegion>,
     /// The bytes of all buffers and their padding.
@@ -65,23 +65,48 @@ pub(super) fn plan(
         true => Numbers::in_place(arrays)?,
         false => Numbers::default(),
     };
-    let walk = |numbers: &Numbers| walk(arrays, of, scope, to, numbers);
+    let parts: Parts<'_> = arrays.iter().map(|array| array.view()).collect();
+    let walk = |numbers: &Numbers| {
+        walk(arrays, scope, to, numbers, |planner| {
+            planner.node(of, &parts)
+        })
+    };
     let plan = now(resolve(&mut numbers, arrays, queue, false, walk))?;
     Ok(Plan { numbers, ..plan })
 }
 
-/// As [`plan`], as far as the numbers are known; where the host can read the arrays, they are known to be in place.
-pub(super) fn walk(
-    arrays: &[&DeviceArray],
-    of: &DataType,
+/// Plans what `root` walks over, as far as the numbers are known; where the host can read the arrays, they are known to be in place.
+pub(super) fn walk<'a>(
+    arrays: &'a [&'a DeviceArray],
     scope: Scope,
     to: Option<&Device>,
-    numbers: &Numbers,
+    numbers: &'a Numbers,
+    root: impl FnOnce(&mut Planner<'a>) -> Result<Arc<Node>>,
 ) -> Result<Plan> {
-    let parts: Parts<'_> = arrays.iter().map(|array| array.view()).collect();
-    let mut planner = Planner::new(arrays, scope, to, numbers);
-    let root = planner.node(of, &parts)?;
-    Ok(planner.end(root))
+    let device = arrays[0].device();
+    let mut planner = Planner {
+        arrays,
+        device,
+        scope,
+        readable: device.is_host_readable(),
+        to_device: to.is_some(),
+        grain: to.map_or(ALIGNMENT, Device::alignment),
+        numbers,
+        plan: Plan {
+            root: arrays[0].node().clone(),
+            regions: Vec::new(),
+            bytes: 0,
+            has_buffers: false,
+            made: Vec::new(),
+            numbers: Numbers::default(),
+        },
+        end: 0,
+        room: 0,
+        shared: None,
+        places: HashMap::new(),
+    };
+    planner.plan.root = root(&mut planner)?;
+    Ok(planner.plan)
 }
 
 impl Plan {
@@ -92,25 +117,20 @@ impl Plan {
             false => self.bytes,
         }
     }
+}
 
-    /// Returns the result, whose memory starts at `base`.
-    pub(super) fn place(mut self, base: DevicePtr, owner: &Arc<Owner>) -> Arc<Node> {
-        fn place(node: &mut Arc<Node>, base: DevicePtr, owner: &Arc<Owner>) {
-            // The plan has the only reference.
-            let Some(node) = Arc::get_mut(node) else {
-                return;
-            };
-            for buffer in &mut node.buffers {
-                if !buffer.is_null() && buffer.owner.is_none() {
-                    (buffer.base, buffer.owner) = (base, Some(owner.clone()));
-                }
-            }
-            let children = node.children.iter_mut();
-            children.for_each(|child| place(child, base, owner));
+/// Gives the result of a plan, which has the only reference to it, its memory: what `owner` owns, which starts at `base`.
+pub(super) fn place(result: &mut Arc<Node>, base: DevicePtr, owner: &Arc<Owner>) {
+    let Some(node) = Arc::get_mut(result) else {
+        return;
+    };
+    for buffer in &mut node.buffers {
+        if !buffer.is_null() && buffer.owner.is_none() {
+            (buffer.base, buffer.owner) = (base, Some(owner.clone()));
         }
-        place(&mut self.root, base, owner);
-        self.root
     }
+    let children = node.children.iter_mut();
+    children.for_each(|child| place(child, base, owner));
 }
 
 /// The rows that become a node, one part after the other: of one array, or of several.
@@ -154,42 +174,6 @@ pub(super) fn too_large() -> Error {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(
-        arrays: &'a [&'a DeviceArray],
-        scope: Scope,
-        to: Option<&Device>,
-        numbers: &'a Numbers,
-    ) -> Self {
-        let device = arrays[0].device();
-        Self {
-            arrays,
-            device,
-            scope,
-            readable: device.is_host_readable(),
-            to_device: to.is_some(),
-            grain: to.map_or(ALIGNMENT, Device::alignment),
-            numbers,
-            plan: Plan {
-                root: arrays[0].node().clone(),
-                regions: Vec::new(),
-                bytes: 0,
-                has_buffers: false,
-                made: Vec::new(),
-                numbers: Numbers::default(),
-            },
-            end: 0,
-            room: 0,
-            shared: None,
-            places: HashMap::new(),
-        }
-    }
-
-    /// The plan, whose result is `root`.
-    pub(super) fn end(mut self, root: Arc<Node>) -> Plan {
-        self.plan.root = root;
-        self.plan
-    }
-
     /// Adds a region to the buffer that is planned now. A copy on a device takes what is rewritten from the host, where it is read first:
     /// what was not yet is left out.
     pub(super) fn add(&mut self, mut region: CopyRegion) -> Result<()> {
@@ -219,36 +203,9 @@ impl<'a> Planner<'a> {
                 return Ok(());
             }
         }
-        self.add_region(region);
-        Ok(())
-    }
-
-    /// Ends the buffer that is planned now. Without bytes it is there if it is to be `present`.
-    pub(super) fn finish(&mut self, present: bool) -> Result<NodeBuffer> {
-        let (start, end) = (self.plan.bytes, self.end);
-        let shared = self.shared.take();
-        if shared.is_some() || end == start {
-            self.end = start;
-            return Ok(match present || end > start {
-                true => self.placed(shared.unwrap_or(0), end - start),
-                false => NodeBuffer::absent(),
-            });
-        }
-        let padded = end.max(self.room).checked_next_multiple_of(ALIGNMENT);
-        let padded = padded.ok_or_else(too_large)?;
-        if let Some(last) = self.plan.regions.last_mut() {
-            last.pad = padded - end;
-        }
-        let next = padded.checked_next_multiple_of(self.grain);
-        self.end = add(next.ok_or_else(too_large)?, 0)?;
-        self.plan.bytes = self.end;
-        Ok(self.placed(start, end - start))
-    }
-
-    /// Adds a region, or to the last one if it continues that on both sides of the copy: buffers that an earlier transfer put next to
-    /// each other stay so.
-    fn add_region(&mut self, region: CopyRegion) {
         match self.plan.regions.last_mut() {
+            // What continues the last region on both sides of the copy is added to it: buffers that an earlier transfer put next to each
+            // other stay so.
             Some(last)
                 if last.padded
                     && region.padded
@@ -261,15 +218,34 @@ impl<'a> Planner<'a> {
             }
             _ => self.plan.regions.push(region),
         }
+        Ok(())
     }
 
-    /// A buffer of the result, which has no memory yet.
-    fn placed(&mut self, offset: usize, bytes: usize) -> NodeBuffer {
-        self.plan.has_buffers = true;
+    /// Ends the buffer that is planned now, which has no memory yet. Without bytes it is there if it is to be `present`.
+    pub(super) fn finish(&mut self, present: bool) -> Result<NodeBuffer> {
+        let (start, end, shared) = (self.plan.bytes, self.end, self.shared.take());
         let mut buffer = NodeBuffer::absent();
-        (buffer.base, buffer.offset) = (DevicePtr::new(std::ptr::dangling_mut()), offset);
-        buffer.bytes.set(bytes);
-        buffer
+        if end == start && !present {
+            return Ok(buffer);
+        }
+        self.plan.has_buffers = true;
+        buffer.base = DevicePtr::new(std::ptr::dangling_mut());
+        buffer.bytes.set(end - start);
+        if shared.is_some() || end == start {
+            buffer.offset = shared.unwrap_or(0);
+            self.end = start;
+            return Ok(buffer);
+        }
+        buffer.offset = start;
+        let padded = end.max(self.room).checked_next_multiple_of(ALIGNMENT);
+        let padded = padded.ok_or_else(too_large)?;
+        if let Some(last) = self.plan.regions.last_mut() {
+            last.pad = padded - end;
+        }
+        let next = padded.checked_next_multiple_of(self.grain);
+        self.end = add(next.ok_or_else(too_large)?, 0)?;
+        self.plan.bytes = self.end;
+        Ok(buffer)
     }
 
     /// Adds bytes that are known to the buffer that is planned now.

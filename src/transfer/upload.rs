@@ -14,7 +14,7 @@ use crate::device::{
 };
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostBuffer};
-use crate::transfer::copy::{keep_until, result};
+use crate::transfer::copy::result;
 use crate::transfer::plan::{Plan, Scope, plan};
 use crate::transfer::region::{CopyRegion, DIRECT, Rewrite, stage};
 use crate::transfer::staging;
@@ -46,12 +46,12 @@ pub(super) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Arc<Node>> {
     // copies are done, even after an error. The memory has room for the plan, and is freed in the queue's order.
     let (packed, buffers) = unsafe { pack(&plan, queue, memory.address()) };
     // Lists may read the source even after an error. The buffers return to their pool before the source is dropped.
-    let event = match packed.and_then(|()| queue.record()) {
-        // Neither is read any more, and the buffers serve the next upload at once.
-        Ok(event) if device.capabilities().copies_read_host_at_once => event,
-        event => keep_until(queue, event, (buffers, array.clone()))?,
-    };
-    Ok(result(plan, memory, event))
+    let event = packed.and_then(|()| queue.record());
+    // Otherwise neither is read any more, and the buffers serve the next upload at once.
+    if event.is_err() || !device.capabilities().copies_read_host_at_once {
+        queue.keep_until(&event, (buffers, array.clone()));
+    }
+    Ok(result(plan, memory, event?))
 }
 
 /// Packs and copies all regions of a plan to memory at `base`. Returns the host buffers.

@@ -11,7 +11,7 @@ use super::api::{
     RawStream, code,
 };
 use super::vendor::{Kind, Library, Vendor};
-use crate::device::backend::{device_error, out_of_memory};
+use crate::device::backend::device_error;
 use crate::device::engine::Health;
 use crate::device::{DeviceId, absent, lock};
 use crate::error::{Error, Result};
@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 pub(crate) struct Context<V: Vendor> {
     pub(crate) vendor: V,
     library: &'static V::Library,
+    pub(crate) calls: &'static Calls,
     pub(crate) health: Health,
     /// Which memory the device allocates.
     pub(super) kind: Kind,
@@ -35,8 +36,10 @@ pub(crate) struct Context<V: Vendor> {
 impl<V: Vendor> Context<V> {
     /// Makes the context of a device, with a pool of its own if the device allocates its own memory and has pools.
     pub(super) fn new(id: DeviceId, vendor: V, pools: bool, reads_managed: bool) -> Result<Self> {
+        let library = V::Library::get().map_err(|why| absent(id, why))?;
         let mut context = Self {
-            library: V::Library::get().map_err(|why| absent(id, why))?,
+            library,
+            calls: library.calls(),
             health: Health::new(id),
             kind: Kind::of(id.device_type),
             reads_managed,
@@ -62,10 +65,6 @@ impl<V: Vendor> Context<V> {
         self.health.id().id as c_int // of the devices that there are, as `find` has checked
     }
 
-    pub(crate) fn calls(&self) -> &'static Calls {
-        self.library.calls()
-    }
-
     /// Makes the context current for as long as the returned guard lives. Foreign code must not run meanwhile: it would find the context
     /// current. What allocates memory for a program is told that it does ([`Device::with_memory`](crate::Device::with_memory)).
     ///
@@ -78,24 +77,12 @@ impl<V: Vendor> Context<V> {
     /// Makes a call in the context.
     pub(super) fn call<T>(&self, call: impl FnOnce(&Calls) -> Answer<T>) -> Result<T> {
         let current = self.enter()?;
-        self.check(call(current.calls()))
+        self.check(call(current.context.calls))
     }
 
     /// Makes an error of a call's failure. If this context is lost, the device is from now on.
     pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
         answer.map_err(|failed| self.error(failed, || self.is_lost()))
-    }
-
-    /// As [`check`](Self::check), for a call that allocates `bytes` bytes.
-    pub(super) fn check_memory<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
-        match answer {
-            // Some drivers call a size invalid that no device has. All else about the call is in order, so nothing but the size can be.
-            Err(Failed {
-                call,
-                code: code::OUT_OF_MEMORY | code::INVALID_VALUE,
-            }) => Err(out_of_memory(self.health.id(), call, bytes)),
-            answer => self.check(answer),
-        }
     }
 
     fn error(&self, Failed { call, code }: Failed, is_own: impl FnOnce() -> bool) -> Error {
@@ -112,7 +99,7 @@ impl<V: Vendor> Context<V> {
     fn is_lost(&self) -> bool {
         let asked = Current::new(self).and_then(|current| {
             // SAFETY: the legacy default stream always exists.
-            unsafe { current.calls().query_stream(RawStream::LEGACY) }
+            unsafe { current.context.calls.query_stream(RawStream::LEGACY) }
         });
         asked.is_err_and(|failed| is_final::<V>(failed.code))
     }
@@ -221,7 +208,7 @@ impl<'a, V: Vendor> Current<'a, V> {
         // Other libraries' stream captures stay as they are: the streams of this crate are not captured, and it touches no others'.
         let mut mode = RELAXED;
         // SAFETY: the mode is valid for the exchange of an int.
-        let exchanged = unsafe { context.calls().exchange_capture_mode(&raw mut mode) };
+        let exchanged = unsafe { context.calls.exchange_capture_mode(&raw mut mode) };
         Ok(Self {
             context,
             before,
@@ -230,14 +217,10 @@ impl<'a, V: Vendor> Current<'a, V> {
         })
     }
 
-    pub(super) fn calls(&self) -> &'static Calls {
-        self.context.calls()
-    }
-
     /// Creates a pool that keeps freed memory until it is trimmed. The device's default pool is shared with other libraries, and CUDA's
     /// frees its idle memory at every synchronisation.
     fn new_pool(&self) -> Answer<RawPool> {
-        let (calls, mut pool, mut keep) = (self.calls(), RawPool(0), u64::MAX);
+        let (calls, mut pool, mut keep) = (self.context.calls, RawPool(0), u64::MAX);
         let props = PoolProps::of_device(self.context.ordinal());
         // SAFETY: `pool` is valid for the write of a handle, and `props` has the layout of both libraries' headers; the attribute is a
         // 64-bit number of bytes. A pool without it is destroyed before anything else has its handle.
@@ -256,7 +239,7 @@ impl<V: Vendor> Drop for Current<'_, V> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.capture_mode {
             // SAFETY: the mode is valid for the exchange of an int.
-            let _ = unsafe { self.calls().exchange_capture_mode(&raw mut mode) };
+            let _ = unsafe { self.context.calls.exchange_capture_mode(&raw mut mode) };
         }
         self.context.vendor.leave(self.before);
     }

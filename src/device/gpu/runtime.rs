@@ -107,7 +107,12 @@ impl<V: Vendor> Stream<V> {
         let mut status = NOT_CAPTURED;
         if self.lent.load(Ordering::Relaxed) && !self.raw.is_default() {
             // SAFETY: the stream is live while this is, and no default stream; `status` is valid for the write of an int.
-            let asked = unsafe { current.calls().is_capturing(self.raw, &raw mut status) };
+            let asked = unsafe {
+                current
+                    .context
+                    .calls
+                    .is_capturing(self.raw, &raw mut status)
+            };
             self.context.check(asked)?;
         }
         match status {
@@ -123,7 +128,7 @@ impl<V: Vendor> Stream<V> {
     /// Makes a call that gives work to the stream.
     fn call(&self, call: impl FnOnce(&Calls) -> Answer) -> Result<()> {
         let current = self.enter()?;
-        self.context.check(call(current.calls()))
+        self.context.check(call(current.context.calls))
     }
 }
 
