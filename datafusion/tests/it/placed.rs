@@ -366,6 +366,22 @@ async fn why_a_node_stays_is_reported() {
     assert_eq!(found, [expected]);
     let plan = placed(&plan, &with(is_filter));
     assert_eq!(declined(&plan, &rule, &any_sim()).unwrap(), []);
+    // As well as too few rows of the host, or an unknown number.
+    let rule = with(is_filter).with_uploads(any_sim(), 11);
+    let (unknown, _) = host_stream(|_| None);
+    for (input, why) in [
+        (
+            host_scan().await,
+            "it reads 10 rows, and they go up from 11 on",
+        ),
+        (scan(unknown).await, "nobody knows whether it reads 11 rows"),
+    ] {
+        let plan = placed(&filter(input), &rule);
+        let shown = format!("declined=[FilterExec: {why}]");
+        says(&text(&plan, &[]), &[&shown]);
+        let found = declined(&plan, &rule, &any_sim()).unwrap();
+        assert_eq!(found, [("FilterExec".to_owned(), why.to_owned())]);
+    }
 }
 
 #[tokio::test]
