@@ -26,11 +26,28 @@ impl DeviceTask<'_> {
 
     /// As [`input`](Self::input), for any partition of the child: a join reads all partitions of the side that it builds a table of, say.
     ///
+    /// A child whose description fits the device runs there and moves nothing; that is so of all children once
+    /// [`DeviceRule`](super::DeviceRule) has run. Without the rule the results are the same: the batches of a child on
+    /// another device are moved, and those of a child on the host are uploaded, and the operator's metrics count it.
+    ///
     /// # Errors
     /// As [`input`](Self::input).
     pub fn input_partition(&self, child: usize, partition: usize) -> Result<SendableDeviceStream> {
-        let (child, target) = (self.child(child)?, self.target.clone());
-        execute_child(child, partition, self.device, self.context, target)
+        let (child, device, context) = (self.child(child)?, self.device, self.context);
+        let fits = |node: &&DeviceExec| node.device().fits(device) && !node.runs_on_host(context);
+        if let Some(node) = device_node(child).filter(fits) {
+            return node.execute_on(partition, device, context);
+        }
+        let name = format!("input {}", child.name());
+        let memory = DeviceReservation::new(context, &name, partition, device);
+        execute_child_apart(
+            child,
+            partition,
+            device,
+            context,
+            self.target.clone(),
+            memory,
+        )
     }
 
     pub(super) fn child(&self, child: usize) -> Result<&Arc<dyn ExecutionPlan>> {
@@ -39,30 +56,8 @@ impl DeviceTask<'_> {
     }
 }
 
-/// Starts a partition of a child of an operator, and returns its stream, whose batches are on `device`.
-///
-/// A child whose description fits `device` runs there and moves nothing; that is so of all children once
-/// [`DeviceRule`](super::DeviceRule) has run. Without the rule the results are the same: the batches of a child on
-/// another device are moved, and those of a child on the host are uploaded, and the operator's metrics count it.
-fn execute_child(
-    child: &Arc<dyn ExecutionPlan>,
-    partition: usize,
-    device: &Device,
-    context: &Arc<TaskContext>,
-    target: Target,
-) -> Result<SendableDeviceStream> {
-    let name = format!("input {}", child.name());
-    let memory = DeviceReservation::new(context, &name, partition, device);
-    match device_node(child) {
-        Some(node) if node.device().fits(device) && !node.runs_on_host(context) => {
-            node.execute_on(partition, device, context)
-        }
-        _ => execute_child_apart(child, partition, device, context, target, memory),
-    }
-}
-
-/// As [`execute_child`], but a child that may run on any device of its type runs on the one of its own partition, whose number
-/// is not the operator's, and its batches are moved to `device` from there.
+/// Starts a partition of a child of an operator on its own device, which may be another one of its type if the partition is not the operator's,
+/// and returns its batches on `device`.
 pub(super) fn execute_child_apart(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,

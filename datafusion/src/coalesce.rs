@@ -3,18 +3,17 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Poll, ready};
+use std::task::Poll;
 
-use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue, TransferStats};
+use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue};
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures::stream::try_unfold;
 use tokio::runtime::Handle;
-use tokio::task::JoinSet;
 
 use super::memory::DeviceReservation;
-use super::metrics::{add_elsewhere, from_blocking, from_datafusion};
+use super::metrics::{from_datafusion, on_blocking_thread};
 use super::operator::{DeviceOperator, DeviceTask};
 use super::spec::DeviceSpec;
 use super::stream::{Item, SendableDeviceStream, device_stream};
@@ -85,7 +84,7 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
         let (device, name) = (task.device, self.name());
         let memory = DeviceReservation::new(task.context, name, task.partition, device);
         let joined = Joined {
-            stream: Some(stream),
+            stream,
             schema: schema.clone(),
             device: device.clone(),
             memory: Arc::new(memory),
@@ -104,8 +103,7 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
 }
 
 struct Joined {
-    /// `None` once it has ended.
-    stream: Option<SendableDeviceStream>,
+    stream: SendableDeviceStream,
     schema: SchemaRef,
     device: Device,
     /// The memory of the batches that wait, or are being joined.
@@ -157,19 +155,9 @@ impl Joined {
 
     /// The next batch; `None` at the end, or if others have waited for it long enough.
     async fn poll_next(&mut self, alone: bool) -> Option<Item> {
-        let (stream, patience) = (&mut self.stream, &mut self.patience);
-        poll_fn(|cx| {
-            let Some(own) = stream else {
-                return Poll::Ready(None);
-            };
-            let next = match own.as_mut().poll_next(cx) {
-                Poll::Pending if !alone && patience.ends(cx.waker()) => return Poll::Ready(None),
-                next => ready!(next),
-            };
-            if !matches!(next, Some(Ok(_))) {
-                *stream = None;
-            }
-            Poll::Ready(next)
+        poll_fn(|cx| match self.stream.as_mut().poll_next(cx) {
+            Poll::Pending if !alone && self.patience.ends(cx.waker()) => Poll::Ready(None),
+            next => next,
         })
         .await
     }
@@ -188,24 +176,13 @@ impl Joined {
         }
         let (schema, queue, memory) = (self.schema.clone(), queue.clone(), self.memory.clone());
         let join = move || {
-            let join = || DeviceRecordBatch::concat(&schema, &small, &queue);
-            let joined = TransferStats::scope(join);
+            let joined = DeviceRecordBatch::concat(&schema, &small, &queue);
             // If the stream has been dropped, they were reserved until now.
             drop((small, memory));
             joined
         };
         let operation = "joining batches on a device after the end of the Tokio runtime";
-        // Dropped before it begins, it does not begin.
-        let mut joining = JoinSet::new();
-        joining.spawn_blocking_on(join, &self.runtime);
-        match joining.join_next().await {
-            Some(Ok((joined, counts))) => {
-                add_elsewhere(&counts);
-                joined
-            }
-            Some(Err(e)) => Err(from_blocking(e, operation)),
-            None => Err(Error::Cancelled { operation }),
-        }
+        on_blocking_thread(&self.runtime, operation, join).await?
     }
 }
 

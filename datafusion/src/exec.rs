@@ -7,13 +7,12 @@ use std::sync::Arc;
 use datafusion_catalog::memory::DataSourceExec;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::TreeNodeRecursion;
-use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_common::{Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::execution_plan::{
-    CardinalityEffect, ChildrenPropertiesMode, InvariantLevel, ReplaceChildrenOptions,
-    check_default_invariants,
+    CardinalityEffect, ChildrenPropertiesMode, ReplaceChildrenOptions,
 };
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
@@ -30,7 +29,7 @@ use datafusion_physical_plan::{
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
 use super::on_host::{is_exhausted, until_first};
-use super::operator::{DeviceOperator, DeviceTask, Line};
+use super::operator::{DeviceOperator, DeviceTask};
 use super::options::DeviceOptions;
 use super::plugin::{DevicePlugin, target_of};
 use super::resolver::open_for;
@@ -43,7 +42,7 @@ use arrow_device::Device;
 ///
 /// A parent on the same device reads the operator's device stream. A parent on the host would read host batches, but
 /// [`DeviceRule`](super::DeviceRule) makes the download a node of its own. What DataFusion asks of a plan, the other node answers.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct DeviceExec {
     node: Arc<dyn ExecutionPlan>,
     device: DeviceSpec,
@@ -140,11 +139,6 @@ impl DeviceExec {
         device: &Device,
         context: &Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
-        let partitions = self.node.properties().partitioning.partition_count();
-        if partition >= partitions {
-            let what = format!("partition {partition} of {partitions} of {}", self.name());
-            return Err(DataFusionError::Internal(what));
-        }
         let memory = DeviceReservation::new(context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
         let stream = self.operator.execute(&DeviceTask {
@@ -263,16 +257,6 @@ impl DeviceExec {
     }
 }
 
-impl fmt::Debug for DeviceExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("DeviceExec");
-        debug
-            .field("operator", &self.operator)
-            .field("node", &self.node);
-        debug.finish_non_exhaustive()
-    }
-}
-
 impl DisplayAs for DeviceExec {
     fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match t {
@@ -286,8 +270,7 @@ impl DisplayAs for DeviceExec {
                 if self.node.name() == "DeviceToHostExec" {
                     return Ok(());
                 }
-                let text = Line(&*self.node, t).to_string();
-                text.lines().try_for_each(|line| writeln!(f, "{line}"))
+                self.node.fmt_as(t, f)
             }
         }
     }
@@ -300,11 +283,6 @@ impl ExecutionPlan for DeviceExec {
 
     fn properties(&self) -> &Arc<PlanProperties> {
         self.node.properties()
-    }
-
-    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
-        check_default_invariants(self, check)?;
-        self.node.check_invariants(check)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
@@ -320,12 +298,6 @@ impl ExecutionPlan for DeviceExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
         options: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let expected = self.children().len();
-        if children.len() != expected {
-            let (found, name) = (children.len(), self.name());
-            let what = format!("{found} children for {name}, which has {expected}");
-            return Err(DataFusionError::Internal(what));
-        }
         self.instead(self.node.clone().replace_children(children, options)?)
     }
 

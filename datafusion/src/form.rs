@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{DeviceRecordBatch, Result as DeviceResult};
@@ -18,7 +19,8 @@ use datafusion_physical_plan::union::UnionExec;
 use datafusion_physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, replace_children_if_necessary,
 };
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
+use futures::stream::poll_fn;
 
 use super::exec::DeviceExec;
 use super::operator::{DeviceOperator, DeviceTask};
@@ -61,9 +63,7 @@ use super::upload::with_types;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct DeviceForm {
-    name: &'static str,
-}
+pub struct DeviceForm(Kind);
 
 /// Which of DataFusion's nodes may become operators on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +73,7 @@ pub(super) enum Forms {
     WithoutExchanges,
 }
 
+#[derive(Clone, Debug)]
 enum Kind {
     Projection(Arc<[usize]>),
     Union,
@@ -217,9 +218,6 @@ impl DeviceForm {
         device: impl Into<DeviceSpec>,
     ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
         let device = device.into();
-        if Kind::of(&node).is_none() {
-            return Ok(None);
-        }
         let children = node.children().into_iter();
         let children =
             children.map(|c| Ok(lifted(c, &device, Forms::All)?.unwrap_or_else(|| c.clone())));
@@ -255,20 +253,19 @@ impl DevicePlugin for All {
         let name = node.name();
         let kind = Kind::of(node)
             .ok_or_else(|| DataFusionError::Plan(format!("no device form of this {name}")))?;
-        Ok(Arc::new(DeviceForm { name: kind.name() }))
+        Ok(Arc::new(DeviceForm(kind)))
     }
 }
 
 impl DeviceOperator for DeviceForm {
     fn name(&self) -> &str {
-        self.name
+        self.0.name()
     }
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
-        let internal = |what: &str| DataFusionError::Internal(format!("{}: {what}", self.name));
-        let kind = Kind::of(task.node()).ok_or_else(|| internal("a node without a form"))?;
+        let internal = |what: &str| DataFusionError::Internal(format!("{}: {what}", self.name()));
         let schema = task.node().schema();
-        match kind {
+        match self.0.clone() {
             Kind::Projection(columns) => Ok(with_columns(task.input(0)?, schema, Some(columns))),
             Kind::Union => {
                 let mut own = task.partition;
@@ -347,32 +344,27 @@ pub(super) fn limited(
     }
     let (schema, device_type) = (stream.schema(), stream.device_type());
     let mut left = fetch.unwrap_or(usize::MAX);
-    let cut = move |batch: DeviceRecordBatch| -> DeviceResult<_> {
-        let rows = batch.num_rows();
-        let skipped = skip.min(rows);
-        skip -= skipped;
-        let wanted = left.min(rows - skipped);
-        left -= wanted;
-        let batch = match wanted {
-            0 => None,
-            all if all == rows => Some(batch),
-            _ => Some(batch.slice(skipped, wanted)?),
-        };
-        Ok((batch, left == 0))
-    };
-    let batches = futures::stream::try_unfold(
-        (Some(stream).filter(|_| fetch != Some(0)), cut),
-        |(stream, mut cut)| async move {
-            let Some(mut stream) = stream else {
-                return Ok(None);
+    let mut stream = Some(stream).filter(|_| left > 0);
+    let batches = poll_fn(move |cx| {
+        while let Some(own) = &mut stream {
+            let Some(batch) = ready!(own.poll_next_unpin(cx)?) else {
+                break;
             };
-            while let Some(batch) = stream.try_next().await? {
-                if let (Some(batch), enough) = cut(batch)? {
-                    return Ok(Some((batch, (Some(stream).filter(|_| !enough), cut))));
-                }
+            let rows = batch.num_rows();
+            let skipped = skip.min(rows);
+            skip -= skipped;
+            let wanted = left.min(rows - skipped);
+            left -= wanted;
+            if left == 0 {
+                stream = None;
             }
-            Ok(None)
-        },
-    );
+            match wanted {
+                0 => {}
+                all if all == rows => return Poll::Ready(Some(Ok(batch))),
+                _ => return Poll::Ready(Some(batch.slice(skipped, wanted))),
+            }
+        }
+        Poll::Ready(None)
+    });
     device_stream(batches, schema, device_type)
 }

@@ -131,10 +131,6 @@ impl DeviceReservation {
         self.budget.poll_turn(cx)
     }
 
-    pub(super) fn end_turn(&self) {
-        self.budget.end_turn();
-    }
-
     /// Reserves this many bytes altogether.
     pub(super) fn resize(&self, bytes: usize) -> Result<()> {
         let size = self.size();

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use arrow_schema::ArrowError;
 use datafusion_common::DataFusionError;
 use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
-use tokio::task::JoinError;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 use arrow_device::{Error, TransferStats};
 
@@ -91,14 +92,6 @@ pub(super) fn named(
     }
 }
 
-/// The error of a task on a blocking thread that has not ended, and its panic, which goes on here.
-pub(super) fn from_blocking(e: JoinError, operation: &'static str) -> Error {
-    match e.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(_) => Error::Cancelled { operation },
-    }
-}
-
 /// What a poll costs.
 #[derive(Clone, Copy, Default)]
 struct Cost {
@@ -147,13 +140,25 @@ pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Attributes what another thread did to the poll that is being measured on this one.
-pub(super) fn add_elsewhere(counts: &TransferStats) {
-    let outer = WITHIN.get();
-    WITHIN.set(Cost {
-        elsewhere: outer.elsewhere + *counts,
-        ..outer
-    });
+/// Does work that may wait for a device on a thread of the runtime where that holds up no task, and attributes it to the poll that awaits it. Its
+/// panic goes on there. Dropped before the work begins, this does not begin it; what has begun goes on.
+pub(super) async fn on_blocking_thread<T: Send + 'static>(
+    runtime: &Handle,
+    operation: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let mut task = JoinSet::new();
+    task.spawn_blocking_on(|| TransferStats::scope(work), runtime);
+    match task.join_next().await {
+        Some(Ok((done, counts))) => {
+            let outer = WITHIN.get();
+            let elsewhere = outer.elsewhere + counts;
+            WITHIN.set(Cost { elsewhere, ..outer });
+            Ok(done)
+        }
+        Some(Err(e)) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+        _ => Err(Error::Cancelled { operation }),
+    }
 }
 
 /// Polls a node on the host, whose cost is not attributed to the operator that polls it.

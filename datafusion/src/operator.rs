@@ -8,9 +8,10 @@ use arrow_device::{Device, DeviceRecordBatch};
 use arrow_schema::SchemaRef;
 use datafusion_common::Result;
 use datafusion_execution::TaskContext;
+use datafusion_physical_plan::ExecutionPlan;
+use datafusion_physical_plan::display::DisplayableExecutionPlan;
 use datafusion_physical_plan::execution_plan::CardinalityEffect;
 use datafusion_physical_plan::metrics::ExecutionPlanMetricsSet;
-use datafusion_physical_plan::{DisplayFormatType, ExecutionPlan};
 use futures::Stream;
 
 use super::memory::DeviceReservation;
@@ -38,8 +39,8 @@ pub trait DeviceOperator: Any + fmt::Debug + Send + Sync {
 
     /// Writes what `EXPLAIN` shows after the name and the device, beginning with `", "`. By default, what it shows of the node.
     fn describe(&self, node: &dyn ExecutionPlan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = Line(node, DisplayFormatType::Default).to_string();
-        match text.split_once(": ") {
+        let text = DisplayableExecutionPlan::new(node).one_line().to_string();
+        match text.trim_end().split_once(": ") {
             Some((_, details)) => write!(f, ", {details}"),
             None => Ok(()),
         }
@@ -115,17 +116,5 @@ impl DeviceTask<'_> {
         batches: impl Stream<Item = arrow_device::Result<DeviceRecordBatch>> + Send + 'static,
     ) -> SendableDeviceStream {
         device_stream(batches, schema, self.device.id().device_type)
-    }
-}
-
-/// A node's own line in `EXPLAIN`.
-pub(super) struct Line<'a>(
-    pub(super) &'a dyn ExecutionPlan,
-    pub(super) DisplayFormatType,
-);
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt_as(self.1, f)
     }
 }

@@ -57,18 +57,7 @@ pub(super) fn merged(
         }
     }
     let tasks = streams.into_iter().map(|stream| on_task(stream, &runtime));
-    let mut open = Some(select_all(tasks));
-    let batches = poll_fn(move |cx| {
-        let next = match &mut open {
-            Some(open) => ready!(open.poll_next_unpin(cx)),
-            None => None,
-        };
-        if !matches!(next, Some(Ok(_))) {
-            open = None;
-        }
-        Poll::Ready(next)
-    });
-    Ok(device_stream(batches, schema, device_type))
+    Ok(device_stream(select_all(tasks), schema, device_type))
 }
 
 /// A partition's batches, from a task that runs it.

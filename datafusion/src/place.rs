@@ -142,13 +142,17 @@ impl<'a> Placing<'a> {
         let of: Vec<_> = node.children().into_iter().map(device_of).collect();
         let (device, rows_there) = match (of.iter().flatten().next(), self.uploads) {
             (Some(device), _) => (device, of.iter().all(|one| one.as_ref() == Some(device))),
-            (None, Some(uploads)) if self.are_enough(node, uploads) => (&uploads.device, false),
-            _ => return Ok(None),
+            (None, Some(uploads)) => (&uploads.device, false),
+            (None, None) => return Ok(None),
         };
         let mut declined = Vec::new();
         for plugin in self.plugins {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
+                    if let Some(why) = self.too_few(node) {
+                        declined.push(format!("{}: {why}", node.name()));
+                        continue;
+                    }
                     let merges = self.merges(node, device, plugin);
                     let up = self.uploaded(node, device, plugin, merges)?;
                     return with_partitions_of(node, up).map(Some);
@@ -224,8 +228,9 @@ impl<'a> Placing<'a> {
         Ok(Arc::new(exec))
     }
 
-    /// Whether a node reads so many rows of the host that they may go up.
-    fn are_enough(&self, node: &Plan, uploads: &Uploads) -> bool {
+    /// Why the rows of the host that a node reads do not go up, if they are too few.
+    pub(super) fn too_few(&self, node: &Plan) -> Option<String> {
+        let min = self.uploads?.min_rows;
         let rows = |input: &Plan| {
             if input.boundedness().is_unbounded() {
                 return None;
@@ -234,8 +239,14 @@ impl<'a> Placing<'a> {
             let known = self.statistics.compute(&**input, &StatisticsArgs::new());
             known.ok()?.num_rows.get_value().copied()
         };
-        let rows = || node.children().into_iter().map(rows).sum::<Option<usize>>();
-        uploads.min_rows == 0 || rows().is_some_and(|rows| rows >= uploads.min_rows)
+        match node.children().into_iter().map(rows).sum::<Option<usize>>() {
+            Some(rows) if rows >= min => None,
+            Some(rows) => Some(format!(
+                "it reads {rows} rows, and they go up from {min} on"
+            )),
+            None if min == 0 => None,
+            None => Some(format!("nobody knows whether it reads {min} rows")),
+        }
     }
 
     /// A node whose rows DataFusion has distributed over its tasks, so that they share its work: above a device's batches that belongs after the

@@ -47,7 +47,7 @@ pub(super) struct Budget {
     query: Weak<TaskContext>,
     options: DeviceOptions,
     /// `None` while it waits.
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Option<Arc<Turn>>>,
 }
 
 impl Budget {
@@ -104,12 +104,6 @@ impl Budget {
             }
         }
     }
-
-    /// The query has got all that it wants from this stream.
-    pub(super) fn end_turn(&self) {
-        let turn = unpoisoned(&self.turn).take();
-        drop(turn);
-    }
 }
 
 /// What all sessions of the process share of a device.
@@ -121,30 +115,22 @@ struct Shared {
 
 #[derive(Default)]
 struct Turns {
-    running: Vec<Running>,
+    /// Those of queries, which begin with their first stream.
+    running: Vec<(Weak<TaskContext>, Weak<Turn>)>,
     /// Tasks, each with the time at which the timer wakes it.
     waiting: Vec<(Waker, Option<Instant>)>,
 }
 
-struct Running {
-    query: Weak<TaskContext>,
-    turn: Weak<OnDrop>,
-    last: Arc<AtomicU64>,
-}
-
-/// A query's turn, which all its streams share.
+/// A query's turn, which all its streams share. Its end wakes those that wait.
 struct Turn {
-    _end: Arc<OnDrop>,
+    shared: Arc<Shared>,
     /// When one of them was polled last.
-    last: Arc<AtomicU64>,
+    last: AtomicU64,
 }
 
-/// Wakes those that wait.
-struct OnDrop(Arc<Shared>);
-
-impl Drop for OnDrop {
+impl Drop for Turn {
     fn drop(&mut self) {
-        let waiting = std::mem::take(&mut unpoisoned(&self.0.turns).waiting);
+        let waiting = std::mem::take(&mut unpoisoned(&self.shared.turns).waiting);
         waiting.into_iter().for_each(|(waker, _)| wake(waker));
     }
 }
@@ -173,19 +159,21 @@ impl Shared {
         query: &Weak<TaskContext>,
         options: &DeviceOptions,
         waker: &Waker,
-    ) -> Result<Turn, Option<Instant>> {
+    ) -> Result<Arc<Turn>, Option<Instant>> {
         let waker = waker.clone();
+        // Dropped after the lock, which the end of a turn takes.
+        let running: Vec<Arc<Turn>>;
         let mut turns = unpoisoned(&self.turns);
-        turns.running.retain(|one| one.turn.strong_count() > 0);
-        let mut own = turns.running.iter().filter(|one| one.query.ptr_eq(query));
-        if let Some((end, last)) = own.find_map(|one| Some((one.turn.upgrade()?, &one.last))) {
-            let last = last.clone();
-            return Ok(Turn { _end: end, last });
+        turns.running.retain(|(_, turn)| turn.strong_count() > 0);
+        let mut own = turns.running.iter().filter(|(of, _)| of.ptr_eq(query));
+        if let Some(own) = own.find_map(|(_, turn)| turn.upgrade()) {
+            return Ok(own);
         }
-        let polled = turns
-            .running
+        let all = turns.running.iter();
+        running = all.filter_map(|(_, turn)| turn.upgrade()).collect();
+        let polled = running
             .iter()
-            .map(|one| now().saturating_sub(one.last.load(Relaxed)));
+            .map(|turn| now().saturating_sub(turn.last.load(Relaxed)));
         let left = polled.filter_map(|ago| options.idle().checked_sub(Duration::from_millis(ago)));
         let left: Vec<_> = left.filter(|left| !left.is_zero()).collect();
         if let Some(first) = left.iter().min().filter(|_| left.len() >= options.queries) {
@@ -199,16 +187,13 @@ impl Shared {
             }
             return Err(free);
         }
-        let (end, last) = (
-            Arc::new(OnDrop(self.clone())),
-            Arc::new(AtomicU64::new(now())),
-        );
-        turns.running.push(Running {
-            query: query.clone(),
-            turn: Arc::downgrade(&end),
-            last: last.clone(),
+        let turn = Arc::new(Turn {
+            shared: self.clone(),
+            last: AtomicU64::new(now()),
         });
-        Ok(Turn { _end: end, last })
+        let of = (query.clone(), Arc::downgrade(&turn));
+        turns.running.push(of);
+        Ok(turn)
     }
 }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use datafusion_common::Result;
+use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::exec::DeviceExec;
+use super::form::{Forms, device_of};
 use super::plugin::Verdict;
 use super::rule::DeviceRule;
 use super::spec::DeviceSpec;
@@ -35,8 +37,8 @@ pub fn ran_on_host(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<(String, String)
     Ok(found)
 }
 
-/// Returns which nodes of a plan stay on the host though a plugin of the rule knows such nodes, and why, as the plugin says for rows on `device`
-/// ([`Verdict::Stays`]).
+/// Returns which nodes of a plan stay on the host though a plugin of the rule knows such nodes, and why: as the plugin says for rows on `device`
+/// ([`Verdict::Stays`]), or because they read too few rows of the host ([`DeviceRule::with_uploads`]).
 ///
 /// # Errors
 /// None but those of walking the plan.
@@ -45,13 +47,21 @@ pub fn declined(
     rule: &DeviceRule,
     device: &DeviceSpec,
 ) -> Result<Vec<(String, String)>> {
+    let placing = rule.placing(Forms::All, &ConfigOptions::default());
     let mut found = Vec::new();
     plan.apply(|node| {
         let host = DeviceExec::of(node).is_none() && !is_transition(node);
+        let no_rows_there = node
+            .children()
+            .into_iter()
+            .all(|child| device_of(child).is_none());
         for plugin in rule.plugins.iter().filter(|_| host) {
-            if let Verdict::Stays(why) = plugin.can_run(node, device) {
-                found.push((node.name().to_owned(), why.into_owned()));
-            }
+            let why = match plugin.can_run(node, device) {
+                Verdict::Stays(why) => Some(why.into_owned()),
+                Verdict::Runs if no_rows_there => placing.too_few(node),
+                _ => None,
+            };
+            found.extend(why.map(|why| (node.name().to_owned(), why)));
         }
         Ok(TreeNodeRecursion::Continue)
     })?;

@@ -109,7 +109,7 @@ impl DeviceRule {
 }
 
 impl DeviceRule {
-    fn placing(&self, forms: Forms, options: &ConfigOptions) -> Placing<'_> {
+    pub(super) fn placing(&self, forms: Forms, options: &ConfigOptions) -> Placing<'_> {
         Placing::new(&self.plugins, self.uploads.as_ref(), forms, options)
     }
 }

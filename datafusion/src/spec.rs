@@ -28,7 +28,7 @@ use arrow_device::{ArrowDeviceType, Device, DeviceId, Error, Result};
 /// assert_eq!(DeviceSpec::from(&Devices::cpu()), DeviceSpec::any(ArrowDeviceType::CPU));
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct DeviceSpec {
     device_type: ArrowDeviceType,
     /// `None`: any device of the type. Always `None` for the CPU, of which there is one.
@@ -109,19 +109,6 @@ impl FromStr for DeviceSpec {
         })
     }
 }
-
-impl PartialEq for DeviceSpec {
-    fn eq(&self, other: &Self) -> bool {
-        let devices = match (&self.device, &other.device) {
-            (Some(a), Some(b)) => a == b,
-            (None, None) => true,
-            _ => false,
-        };
-        devices && (self.device_type, self.id) == (other.device_type, other.id)
-    }
-}
-
-impl Eq for DeviceSpec {}
 
 impl Hash for DeviceSpec {
     fn hash<H: Hasher>(&self, state: &mut H) {

@@ -18,7 +18,7 @@ pub type SendableDeviceStream = Pin<Box<dyn DeviceRecordBatchStream<Item = Item>
 
 pub(super) type Item = arrow_device::Result<DeviceRecordBatch>;
 
-/// Makes a stream of these batches.
+/// Makes a stream of these batches. Their end or an error drops all that they read from, and what is reserved for them.
 pub(super) fn device_stream(
     batches: impl Stream<Item = Item> + Send + 'static,
     schema: SchemaRef,
@@ -31,11 +31,9 @@ pub(super) fn device_stream(
     ))
 }
 
-/// An operator's stream with its metrics. It ends after an error, and is as cooperative as
-/// DataFusion's own streams.
+/// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams.
 pub(super) struct Measured {
-    /// `None` after its end or an error, which drops what it reads from.
-    stream: Option<SendableDeviceStream>,
+    stream: SendableDeviceStream,
     metrics: DeviceMetrics,
     /// What the polls have allocated on the device since they returned a batch.
     allocated: usize,
@@ -53,7 +51,7 @@ impl Measured {
         let (schema, device_type) = (stream.schema(), stream.device_type());
         let mut measured = Self {
             metrics: DeviceMetrics::new(set, partition),
-            stream: Some(stream),
+            stream,
             allocated: 0,
             memory,
         };
@@ -65,25 +63,18 @@ impl Measured {
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         ready!(self.memory.poll_turn(cx));
         self.memory.shrink(usize::MAX);
-        let poll = || match &mut self.stream {
-            Some(stream) => stream.as_mut().poll_next(cx),
-            None => Poll::Ready(None),
-        };
+        let poll = || self.stream.as_mut().poll_next(cx);
         let (next, allocated) = self.metrics.poll(poll, DeviceRecordBatch::num_rows);
         self.allocated = self.allocated.saturating_add(allocated);
-        let mut next = ready!(next);
+        let next = ready!(next);
         budget.made_progress();
-        if let Some(Ok(batch)) = &next {
-            let own = std::mem::take(&mut self.allocated).min(batch.get_array_memory_size());
-            if let Err(e) = self.memory.grow(own) {
-                next = Some(Err(from_datafusion(e)));
-            }
-        }
-        if !matches!(next, Some(Ok(_))) {
-            self.stream = None;
-            self.memory.end_turn();
-        }
-        let named = |e| from_datafusion(self.memory.named(to_datafusion(e)));
-        Poll::Ready(next.map(|next| next.map_err(named)))
+        let allocated = std::mem::take(&mut self.allocated);
+        Poll::Ready(next.map(|batch| {
+            let batch = batch.map_err(to_datafusion).and_then(|batch| {
+                let own = allocated.min(batch.get_array_memory_size());
+                self.memory.grow(own).map(|()| batch)
+            });
+            batch.map_err(|e| from_datafusion(self.memory.named(e)))
+        }))
     }
 }

@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
-use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent, TransferStats};
+use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent};
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::coop::make_cooperative;
 use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
-use futures::FutureExt;
-use futures::future::{MaybeDone, maybe_done};
+use futures::future::{MaybeDone, maybe_done, try_join_all};
 use futures::stream::poll_fn;
+use futures::{FutureExt, TryFutureExt};
 use tokio::runtime::Handle;
 
 use super::memory::{DeviceReservation, Share};
-use super::metrics::{DeviceMetrics, add_elsewhere, from_blocking, reserved, to_datafusion};
+use super::metrics::{DeviceMetrics, on_blocking_thread, reserved, to_datafusion};
 use super::stream::{Item, SendableDeviceStream, device_stream};
 use super::upload::{fitted, typed_as};
 use arrow_device::{Error, Result};
@@ -55,16 +55,11 @@ pub(super) fn on_device(
             let moved = match runtime {
                 // It may have to wait for sizes, or rewrite some bytes.
                 Some(runtime) => {
-                    // The share goes along: the copy goes on if nobody waits for it any more.
-                    let copy = move || {
-                        let (moved, counts) = TransferStats::scope(|| batch.to_device(&to));
-                        (moved, counts, share)
-                    };
-                    let copied = runtime.spawn_blocking(copy).await;
                     let operation = "copying between devices after the end of the Tokio runtime";
-                    let (moved, counts, kept) = copied.map_err(|e| from_blocking(e, operation))?;
-                    add_elsewhere(&counts);
-                    share = kept;
+                    // The share goes along: the copy goes on if nobody waits for it any more.
+                    let copy = move || (batch.to_device(&to), share);
+                    let moved;
+                    (moved, share) = on_blocking_thread(&runtime, operation, copy).await?;
                     moved?
                 }
                 None if direct => batch.to_device(&to)?,
@@ -160,15 +155,25 @@ pub(super) fn host_stream(
             Ok((batch, Some(share)))
         }) as Coming<_>)
     };
-    let mut staged = Staged {
+    let mut staged = Some(Staged {
         batches: Ahead::new(stream, most, start),
         metrics,
         memory: own,
         schemas,
         rows: rows.max(1),
         rest: None,
-    };
-    let batches = poll_fn(move |cx| staged.poll(cx));
+    });
+    let batches = poll_fn(move |cx| {
+        let Some(own) = &mut staged else {
+            return Poll::Ready(None);
+        };
+        let next = std::task::ready!(own.poll(cx));
+        // What it has reserved ends with it, and its query's turn.
+        if !matches!(next, Some(Ok(_))) {
+            staged = None;
+        }
+        Poll::Ready(next)
+    });
     make_cooperative(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
 }
 
@@ -215,7 +220,6 @@ impl Staged {
                         first = first.div_ceil(2);
                         continue;
                     }
-                    Err(e) => Err(batches.end(e)),
                     passed => passed,
                 };
                 *rest = (first < all && passed.is_ok()).then(|| batch.slice(first, all - first));
@@ -226,9 +230,6 @@ impl Staged {
             Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
             None => poll(),
         };
-        if let Poll::Ready(None | Some(Err(_))) = polled {
-            self.memory.end_turn();
-        }
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
     }
 }
@@ -263,29 +264,15 @@ fn download(
     let mut parts = Vec::with_capacity(groups.len());
     for group in groups {
         let download = batch.project(&group)?.start_to_host(queue)?;
-        parts.push((group, download));
+        parts.push(download.map_ok(|part| (group, part)));
     }
     let (schema, rows) = (batch.schema(), batch.num_rows());
     Ok(async move {
         let mut columns = Vec::with_capacity(schema.fields().len());
         // All are polled: one that had to read sizes starts its copies then.
-        std::future::poll_fn(|cx| {
-            let mut waiting = Vec::new();
-            for (group, mut download) in parts.drain(..) {
-                match Pin::new(&mut download).poll(cx) {
-                    Poll::Pending => waiting.push((group, download)),
-                    Poll::Ready(part) => {
-                        columns.extend(group.into_iter().zip(part?.into_parts().1))
-                    }
-                }
-            }
-            parts = waiting;
-            match parts.is_empty() {
-                true => Poll::Ready(Ok::<_, Error>(())),
-                false => Poll::Pending,
-            }
-        })
-        .await?;
+        for (group, part) in try_join_all(parts).await? {
+            columns.extend(group.into_iter().zip(part.into_parts().1));
+        }
         columns.sort_unstable_by_key(|(i, _)| *i);
         let columns = columns.into_iter().map(|(_, column)| column).collect();
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -366,10 +353,9 @@ type Arrived<T> = Result<(T, Option<Share>)>;
 /// The batches of a stream, some of which are copied while the reader has the one before. What they take is reserved until the reader
 /// asks for the next one.
 struct Ahead<T> {
-    /// `None` after its end or an error.
-    stream: Option<SendableDeviceStream>,
+    stream: SendableDeviceStream,
     start: Box<dyn FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send>,
-    /// Oldest first, at most so many. An error is the last.
+    /// Oldest first, at most so many.
     coming: VecDeque<MaybeDone<Coming<T>>>,
     most: usize,
     /// Of the batch that was returned last.
@@ -383,7 +369,7 @@ impl<T: Send + 'static> Ahead<T> {
         start: impl FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send + 'static,
     ) -> Self {
         Self {
-            stream: Some(stream),
+            stream,
             start: Box::new(start),
             coming: VecDeque::new(),
             most,
@@ -391,53 +377,42 @@ impl<T: Send + 'static> Ahead<T> {
         }
     }
 
+    /// After an error, nobody asks again.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         self.returned = None;
+        let mut ended = false;
         loop {
             // Batches at hand go on first, so that their copies overlap with the making of the next one.
             for coming in &mut self.coming {
                 let _ = coming.poll_unpin(cx);
             }
-            let wanted = self.coming.len() < self.most;
-            let Some(stream) = self.stream.as_mut().filter(|_| wanted) else {
+            if ended || self.coming.len() == self.most {
                 break;
-            };
-            let coming = match stream.as_mut().poll_next(cx) {
+            }
+            match self.stream.as_mut().poll_next(cx) {
                 Poll::Pending => break,
-                Poll::Ready(None) => {
-                    self.stream = None;
-                    continue;
+                Poll::Ready(None) => ended = true,
+                Poll::Ready(Some(batch)) => {
+                    let coming = batch.and_then(&mut self.start);
+                    let coming = coming.unwrap_or_else(|e| Box::pin(ready(Err(e))));
+                    self.coming.push_back(maybe_done(coming));
                 }
-                Poll::Ready(Some(batch)) => batch.and_then(&mut self.start),
-            };
-            self.coming.push_back(maybe_done(coming.unwrap_or_else(|e| {
-                self.stream = None;
-                Box::pin(ready(Err(e)))
-            })));
+            }
         }
         let Some(oldest) = self.coming.front_mut() else {
-            return match self.stream {
-                Some(_) => Poll::Pending,
-                None => Poll::Ready(None),
+            return if ended {
+                Poll::Ready(None)
+            } else {
+                Poll::Pending
             };
         };
         let Some(arrived) = Pin::new(oldest).take_output() else {
             return Poll::Pending;
         };
         self.coming.pop_front();
-        Poll::Ready(Some(match arrived {
-            Ok((batch, share)) => {
-                self.returned = share;
-                Ok(batch)
-            }
-            Err(e) => Err(self.end(e)),
-        }))
-    }
-
-    /// The last error.
-    fn end(&mut self, e: Error) -> Error {
-        self.stream = None;
-        self.coming.clear();
-        e
+        Poll::Ready(Some(arrived.map(|(batch, share)| {
+            self.returned = share;
+            batch
+        })))
     }
 }

@@ -124,23 +124,14 @@ pub(super) fn upload_rows(
         }
         Poll::Ready(next)
     });
-    let uploads = upload_stream(admitted, schema.clone(), queue);
-    let mut uploads = Some(Box::pin(uploads));
+    let mut uploads = upload_stream(admitted, schema.clone(), queue);
     let uploaded = poll_fn(move |cx| {
-        let Some(stream) = &mut uploads else {
-            return Poll::Ready(None);
-        };
-        let give_back = || memory.iter().for_each(|memory| memory.shrink(usize::MAX));
-        give_back();
-        let mut next = ready!(reserved(|| stream.poll_next_unpin(cx)));
+        memory.iter().for_each(|memory| memory.shrink(usize::MAX));
+        let next = ready!(reserved(|| uploads.poll_next_unpin(cx)));
         if let (Some(Ok(batch)), Some(memory)) = (&next, &memory)
             && let Err(e) = memory.resize(batch.get_array_memory_size())
         {
-            next = Some(Err(from_datafusion(e)));
-        }
-        if !matches!(next, Some(Ok(_))) {
-            give_back();
-            uploads = None;
+            return Poll::Ready(Some(Err(from_datafusion(e))));
         }
         Poll::Ready(next)
     });

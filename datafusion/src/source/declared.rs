@@ -70,7 +70,7 @@ fn check_expression(
 }
 
 /// Checks the number of columns, and the types of their values.
-pub(super) fn check_statistics(source: &dyn DeviceSource, statistics: &Statistics) -> Result<()> {
+fn check_statistics(source: &dyn DeviceSource, statistics: &Statistics) -> Result<()> {
     let schema = source.schema();
     let (found, columns) = (statistics.column_statistics.len(), schema.fields().len());
     if found != columns {

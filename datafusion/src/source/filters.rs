@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use datafusion_common::tree_node::{Transformed, TreeNode};
-use datafusion_common::{DFSchema, DataFusionError, Result};
+use datafusion_common::{DFSchema, Result, internal_datafusion_err};
 use datafusion_expr::execution_props::ExecutionProps;
 use datafusion_expr::expr_rewriter::unnormalize_col;
 use datafusion_expr::physical_planning_context::PhysicalPlanningContext;
@@ -51,10 +51,8 @@ pub(super) fn over_columns(
     properties: &ExecutionProps,
 ) -> Result<Vec<Arc<dyn PhysicalExpr>>> {
     let schema = source.schema();
-    let filters = filters.iter();
-    filters
-        .map(|filter| over_table(filter, &schema, properties))
-        .collect()
+    let over_table = |filter| over_table(filter, &schema, properties);
+    filters.iter().map(over_table).collect()
 }
 
 /// A filter over the columns of a scan, over those of its table.
@@ -71,7 +69,7 @@ pub(super) fn of_projected(
         };
         let index = projection.get(column.index()).ok_or_else(|| {
             let columns = projection.len();
-            DataFusionError::Internal(format!("{column} of a scan of {columns} columns"))
+            internal_datafusion_err!("{column} of a scan of {columns} columns")
         })?;
         let column = Column::new(column.name(), *index);
         Ok(Transformed::yes(Arc::new(column) as Arc<dyn PhysicalExpr>))

@@ -7,13 +7,11 @@ use arrow_array::{RecordBatch, UInt64Array};
 use arrow_device::{Device, DeviceRecordBatch, Error};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use datafusion_common::tree_node::TreeNodeRecursion;
-use datafusion_common::{DataFusionError, Result};
+use datafusion_common::{Result, internal_err, plan_err};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
-use datafusion_physical_plan::execution_plan::{
-    EmissionType, EvaluationType, ReplaceChildrenOptions, SchedulingType,
-};
+use datafusion_physical_plan::execution_plan::{EmissionType, EvaluationType, SchedulingType};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
 use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion_physical_plan::{
@@ -21,10 +19,11 @@ use datafusion_physical_plan::{
 };
 use futures::TryStreamExt;
 use futures::stream::once;
+use tokio::runtime::Handle;
 
 use super::contract::DeviceSource;
 use super::insertion::InsertRequest;
-use crate::metrics::{from_blocking, named, to_datafusion};
+use crate::metrics::{named, on_blocking_thread, to_datafusion};
 use crate::parallel::merged;
 use crate::resolver::open_for;
 use crate::spec::DeviceSpec;
@@ -97,37 +96,21 @@ impl DeviceInsertExec {
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
-
-    /// The insertion of another plan's rows.
-    fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
-        let Ok([input]) = <[_; 1]>::try_from(children) else {
-            return Err(DataFusionError::Internal(
-                "DeviceInsertExec has one child".into(),
-            ));
-        };
-        let (source, name) = (self.source.clone(), self.table_name.clone());
-        Ok(Arc::new(Self::new(input, source, name, self.op)?))
-    }
 }
 
 /// Checks that the columns to insert are of the table's types, in its order.
 fn check_types(table: &SchemaRef, input: &SchemaRef, device: &DeviceSpec) -> Result<()> {
-    let (expected, found) = (table.fields().len(), input.fields().len());
-    if expected != found {
-        return Err(DataFusionError::Plan(format!(
-            "{found} columns to insert into a DeviceTable on {device} of {expected} columns"
-        )));
+    let types = |schema: &SchemaRef| {
+        let types = schema.fields().iter().map(|f| f.data_type().to_string());
+        types.collect::<Vec<_>>().join(", ")
+    };
+    let (expected, found) = (types(table), types(input));
+    if expected == found {
+        return Ok(());
     }
-    for (table, input) in table.fields().iter().zip(input.fields()) {
-        let (expected, found) = (table.data_type(), input.data_type());
-        if expected != found {
-            let name = table.name();
-            return Err(DataFusionError::Plan(format!(
-                "a column of type {found} to insert into column {name} of type {expected} of a DeviceTable on {device}"
-            )));
-        }
-    }
-    Ok(())
+    plan_err!(
+        "columns of types {found} to insert into a DeviceTable on {device} with columns of types {expected}"
+    )
 }
 
 impl DisplayAs for DeviceInsertExec {
@@ -169,19 +152,15 @@ impl ExecutionPlan for DeviceInsertExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.over(children)
-    }
-
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.over(children)
+        let Ok([input]) = <[_; 1]>::try_from(children) else {
+            return internal_err!("DeviceInsertExec has one child");
+        };
+        let (source, name) = (self.source.clone(), self.table_name.clone());
+        Ok(Arc::new(Self::new(input, source, name, self.op)?))
     }
 
     fn execute(
@@ -190,9 +169,7 @@ impl ExecutionPlan for DeviceInsertExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
         if partition > 0 {
-            return Err(DataFusionError::Internal(format!(
-                "partition {partition} of DeviceInsertExec, which has one"
-            )));
+            return internal_err!("partition {partition} of DeviceInsertExec, which has one");
         }
         let (node, schema) = (self.clone(), self.schema());
         let insertion = async move {
@@ -247,24 +224,18 @@ async fn of_table(
     device: &Device,
 ) -> arrow_device::Result<DeviceRecordBatch> {
     let (found, columns, rows) = batch.into_parts();
-    let (expected, width) = (schema.fields().len(), columns.len());
-    if width != expected {
-        let what = format!(
-            "DeviceInsertExec on {device}: a batch of {width} columns, but its plan and the table have {expected}"
-        );
-        return Err(Error::InvalidArgument(what.into()));
-    }
-    for (i, field) in schema.fields().iter().enumerate() {
-        if field.is_nullable() || !found.field(i).is_nullable() {
+    let fields = schema.fields().iter().zip(found.fields());
+    for ((field, found), column) in fields.zip(&columns) {
+        if field.is_nullable() || !found.is_nullable() {
             continue;
         }
-        let (column, name) = (columns[i].clone(), field.name());
+        let (column, name) = (column.clone(), field.name());
         let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
         let nulls = match column.null_count() {
             Some(nulls) => nulls,
             None => {
-                let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
-                counting.await.map_err(|e| from_blocking(e, operation))??
+                let count = move || column.resolve_null_counts();
+                on_blocking_thread(&Handle::current(), operation, count).await??
             }
         };
         if nulls > 0 {

@@ -7,13 +7,13 @@ use arrow_schema::SchemaRef;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::stats::Precision;
 use datafusion_common::tree_node::TreeNodeRecursion;
-use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_common::{Result, Statistics, internal_datafusion_err, plan_err};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_expr::TableProviderFilterPushDown;
 use datafusion_physical_expr::{
     DynamicFilterTracking, Partitioning, PhysicalExpr, PhysicalSortExpr,
 };
-use datafusion_physical_plan::execution_plan::{ReplaceChildrenOptions, apply_expression_roots};
+use datafusion_physical_plan::execution_plan::apply_expression_roots;
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterPushdownPhase, FilterPushdownPropagation, PushedDown,
 };
@@ -40,8 +40,6 @@ use crate::stream::SendableDeviceStream;
 pub struct DeviceScanExec {
     source: Arc<dyn DeviceSource>,
     table_name: Option<Arc<str>>,
-    /// Those of the whole table, if the source's own do not count.
-    statistics: Option<Arc<Statistics>>,
     /// `None`: all columns in their order.
     projection: Option<Arc<[usize]>>,
     /// Those that the source applies, over the table's columns.
@@ -58,7 +56,6 @@ impl DeviceScanExec {
     pub(super) fn new(
         source: Arc<dyn DeviceSource>,
         table_name: Option<Arc<str>>,
-        statistics: Option<Arc<Statistics>>,
         projection: Option<&[usize]>,
         fetch: Option<usize>,
     ) -> Result<Self> {
@@ -72,7 +69,6 @@ impl DeviceScanExec {
             projection: projection.map(Arc::from),
             source,
             table_name,
-            statistics,
             filters: Vec::new(),
             fetch,
             part: None,
@@ -95,15 +91,15 @@ impl DeviceScanExec {
     /// says in [`DeviceSource::supports_filter`].
     ///
     /// # Errors
-    /// Returns [`DataFusionError::Plan`] for a filter that the source does not support.
+    /// Returns [`DataFusionError::Plan`](datafusion_common::DataFusionError::Plan) for a filter that the source does not support.
     pub fn with_filters(self, filters: Vec<Arc<dyn PhysicalExpr>>) -> Result<Self> {
         for filter in &filters {
             if self.source.supports_filter(filter) == TableProviderFilterPushDown::Unsupported {
-                return Err(DataFusionError::Plan(format!(
+                return plan_err!(
                     "DeviceScanExec on {}: the source does not support the filter {filter}; DeviceSource::supports_filter must always give \
                      the same answer",
                     self.source.device()
-                )));
+                );
             }
         }
         Ok(Self { filters, ..self })
@@ -113,13 +109,13 @@ impl DeviceScanExec {
     /// `index`, `index + count`, and so on are read, and the others have no rows here. The number of partitions stays.
     ///
     /// # Errors
-    /// Returns [`DataFusionError::Plan`] if `index` is not less than `count`.
+    /// Returns [`DataFusionError::Plan`](datafusion_common::DataFusionError::Plan) if `index` is not less than `count`.
     pub fn with_part(self, index: usize, count: usize) -> Result<Self> {
         if index >= count {
-            return Err(DataFusionError::Plan(format!(
+            return plan_err!(
                 "part {index} of {count} of DeviceScanExec on {}; parts begin at 0",
                 self.source.device()
-            )));
+            );
         }
         let part = Some((index, count));
         Ok(Self { part, ..self })
@@ -158,11 +154,7 @@ impl DeviceScanExec {
     /// The statistics of a partition or of all, without the limit and the filters.
     fn unlimited(&self, partition: Option<usize>) -> Statistics {
         let whole = partition.is_none() || self.partitions() == 1;
-        let of_table = match &self.statistics {
-            Some(statistics) if whole => Statistics::clone(statistics),
-            Some(_) => Statistics::new_unknown(&self.source.schema()),
-            None => self.source.statistics(partition.filter(|_| !whole)),
-        };
+        let of_table = self.source.statistics(partition.filter(|_| !whole));
         project(of_table, self.projection.as_ref())
     }
 
@@ -190,9 +182,6 @@ impl DisplayAs for DeviceScanExec {
             parts.push(format!("filters=[{}]", filters.join(", ")));
         }
         parts.extend(self.fetch.map(|rows| format!("fetch={rows}")));
-        if t == DisplayFormatType::TreeRender {
-            return parts.iter().try_for_each(|part| writeln!(f, "{part}"));
-        }
         let part = self.part;
         parts.extend(part.map(|(index, count)| format!("part={index} of {count}")));
         match self.properties.output_partitioning() {
@@ -203,7 +192,12 @@ impl DisplayAs for DeviceScanExec {
         parts.extend(order.map(|order| format!("order=[{order}]")));
         let unbounded = self.properties.boundedness.is_unbounded();
         parts.extend(unbounded.then(|| "unbounded".to_owned()));
-        write!(f, "DeviceScanExec: {}", parts.join(", "))
+        match t {
+            DisplayFormatType::TreeRender => {
+                parts.iter().try_for_each(|part| writeln!(f, "{part}"))
+            }
+            _ => write!(f, "DeviceScanExec: {}", parts.join(", ")),
+        }
     }
 }
 
@@ -218,14 +212,6 @@ impl ExecutionPlan for DeviceScanExec {
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
         Vec::new()
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        _: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(self)
     }
 
     fn with_new_children(
@@ -300,7 +286,6 @@ impl ExecutionPlan for DeviceScanExec {
         let narrowed = Self::new(
             self.source.clone(),
             self.table_name.clone(),
-            self.statistics.clone(),
             Some(&columns),
             self.fetch,
         )?;
@@ -393,7 +378,7 @@ impl DeviceOperator for Scan {
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let scan: Option<&DeviceScanExec> = task.node().downcast_ref();
-        let scan = scan.ok_or_else(|| DataFusionError::Internal("no scan".into()))?;
+        let scan = scan.ok_or_else(|| internal_datafusion_err!("no scan"))?;
         let request = ScanRequest {
             partition: task.partition,
             device: task.device.clone(),

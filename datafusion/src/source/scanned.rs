@@ -13,30 +13,22 @@ use crate::stream::{SendableDeviceStream, device_stream};
 /// What a source returned, checked: the columns that were asked for, and at most so many rows. `promised` is the number of rows that the
 /// statistics promise. Nothing is moved.
 pub(super) fn scanned(
-    stream: SendableDeviceStream,
+    mut stream: SendableDeviceStream,
     request: ScanRequest,
     promised: Option<usize>,
 ) -> Result<SendableDeviceStream> {
     request.is_whole(&stream.schema())?;
     let (schema, device_type, fetch) = (request.schema(), request.device_type(), request.fetch);
     let mut checked = Checked {
-        stream: Some(stream),
         request,
         rows: 0,
         promised,
     };
     let batches = poll_fn(move |cx| {
-        let Some(stream) = &mut checked.stream else {
-            return Poll::Ready(None);
-        };
-        let next = match ready!(stream.poll_next_unpin(cx)) {
+        Poll::Ready(match ready!(stream.poll_next_unpin(cx)) {
             Some(batch) => Some(batch.and_then(|batch| checked.columns(batch))),
             None => checked.count(true).err().map(Err),
-        };
-        if !matches!(next, Some(Ok(_))) {
-            checked.stream = None;
-        }
-        Poll::Ready(next)
+        })
     });
     Ok(limited(
         device_stream(batches, schema, device_type),
@@ -46,8 +38,6 @@ pub(super) fn scanned(
 }
 
 struct Checked {
-    /// `None` after its end or an error.
-    stream: Option<SendableDeviceStream>,
     request: ScanRequest,
     rows: usize,
     promised: Option<usize>,

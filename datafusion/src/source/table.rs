@@ -9,7 +9,9 @@ use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader, Error};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use datafusion_catalog::{MemTable, Session, TableProvider};
-use datafusion_common::{Constraints, DataFusionError, Result, Statistics};
+use datafusion_common::{
+    Constraints, DataFusionError, Result, Statistics, not_impl_datafusion_err,
+};
 use datafusion_expr::dml::InsertOp;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
 use datafusion_physical_plan::ExecutionPlan;
@@ -17,7 +19,7 @@ use futures::Stream;
 
 use super::batches::Memory;
 use super::contract::{DeviceSource, ScanRequest};
-use super::declared::{check, check_statistics};
+use super::declared::check;
 use super::filters::{over_columns, supported};
 use super::insert::DeviceInsertExec;
 use super::scan::DeviceScanExec;
@@ -75,8 +77,6 @@ use crate::stream::SendableDeviceStream;
 #[derive(Clone, Debug)]
 pub struct DeviceTable {
     source: Arc<dyn DeviceSource>,
-    /// Instead of the source's.
-    statistics: Option<Arc<Statistics>>,
     /// What other processes call it.
     name: Option<Arc<str>>,
     /// The source, if it is of batches.
@@ -98,7 +98,6 @@ impl DeviceTable {
     fn of(source: Arc<dyn DeviceSource>) -> Self {
         Self {
             source,
-            statistics: None,
             name: None,
             memory: None,
             defaults: HashMap::new(),
@@ -213,19 +212,6 @@ impl DeviceTable {
         })
     }
 
-    /// Sets the statistics of the table, with those of its columns in their order, instead of the
-    /// source's. See
-    /// [`DeviceSource::statistics`].
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if the number of
-    /// columns, or the type of a minimum or maximum, is not the table's.
-    pub fn with_statistics(mut self, statistics: Statistics) -> arrow_device::Result<Self> {
-        check_statistics(&*self.source, &statistics)?;
-        self.statistics = Some(Arc::new(statistics));
-        Ok(self)
-    }
-
     /// Sets the name by which other processes know the table, so that plans that read it can run there. A plan that travels
     /// carries the name, and whoever runs it reads its own table of this name, which has the same schema and partitions. Without a
     /// name, plans with the table stay in this process. SQL does not use this name.
@@ -264,43 +250,35 @@ impl DeviceTable {
         let source = self.source.snapshot();
         let source = source.unwrap_or_else(|| self.source.clone());
         check(&*source).map_err(to_datafusion)?;
-        let (name, statistics) = (self.name.clone(), self.statistics.clone());
-        DeviceScanExec::new(source, name, statistics, projection, fetch)
+        DeviceScanExec::new(source, self.name.clone(), projection, fetch)
     }
 
-    /// Returns an error if the rows cannot be changed.
-    fn check_change(&self, what: &str, is_supported: bool) -> Result<()> {
+    /// Says that the rows cannot be changed in this way.
+    fn refused(&self, what: &str) -> DataFusionError {
         let device = self.source.device();
-        let why = match (is_supported, &self.statistics) {
-            (false, _) => {
-                format!("the source of this DeviceTable on {device} does not support {what}")
-            }
-            (true, Some(_)) => format!(
-                "{what} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
-            ),
-            (true, None) => return Ok(()),
-        };
-        Err(DataFusionError::NotImplemented(why))
+        not_impl_datafusion_err!(
+            "the source of this DeviceTable on {device} does not support {what}"
+        )
     }
 
     /// Returns the table of batches, for a statement that changes its rows.
     fn memory(&self, what: &str) -> Result<&Memory> {
-        self.check_change(what, self.memory.is_some())?;
         let memory = self.memory.as_deref();
-        memory.ok_or_else(|| DataFusionError::Internal("a source without rows".into()))
+        memory.ok_or_else(|| self.refused(what))
     }
 
     /// Returns the node that inserts the rows of `input` into the table, as an `INSERT` statement does.
     ///
     /// # Errors
-    /// Returns [`DataFusionError::NotImplemented`] if the source does not support the operation, or if statistics were set that
-    /// would no longer hold, and [`DataFusionError::Plan`] if the types of the rows are not the table's.
+    /// Returns [`DataFusionError::NotImplemented`] if the source does not support the operation, and [`DataFusionError::Plan`] if the types of the rows are not the table's.
     pub fn insert_on_device(
         &self,
         input: Arc<dyn ExecutionPlan>,
         op: InsertOp,
     ) -> Result<DeviceInsertExec> {
-        self.check_change(&op.to_string(), self.source.supports_insert(op))?;
+        if !self.source.supports_insert(op) {
+            return Err(self.refused(&op.to_string()));
+        }
         DeviceInsertExec::new(input, self.source.clone(), self.name.clone(), op)
     }
 }
@@ -377,9 +355,6 @@ impl TableProvider for DeviceTable {
     }
 
     fn statistics(&self) -> Option<Statistics> {
-        Some(match &self.statistics {
-            Some(statistics) => Statistics::clone(statistics),
-            None => self.source.statistics(None),
-        })
+        Some(self.source.statistics(None))
     }
 }

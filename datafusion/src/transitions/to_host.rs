@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion_common::tree_node::TreeNodeRecursion;
-use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_common::{Result, Statistics, internal_datafusion_err, internal_err};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::PhysicalExpr;
-use datafusion_physical_plan::execution_plan::{
-    CardinalityEffect, ChildrenPropertiesMode, ReplaceChildrenOptions, SchedulingType,
-};
+use datafusion_physical_plan::execution_plan::{CardinalityEffect, SchedulingType};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
@@ -128,29 +126,16 @@ impl ExecutionPlan for DeviceToHostExec {
         Ok(TreeNodeRecursion::Continue)
     }
 
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        match <[_; 1]>::try_from(children) {
-            Ok([input]) => {
-                let declined = self.declined.clone();
-                let own = Self::new(input);
-                Ok(Arc::new(Self { declined, ..own }))
-            }
-            Err(_) => Err(DataFusionError::Internal(
-                "DeviceToHostExec has one child".into(),
-            )),
-        }
-    }
-
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
-        self.replace_children(children, options)
+        let Ok([input]) = <[_; 1]>::try_from(children) else {
+            return internal_err!("DeviceToHostExec has one child");
+        };
+        let declined = self.declined.clone();
+        let own = Self::new(input);
+        Ok(Arc::new(Self { declined, ..own }))
     }
 
     fn execute(
@@ -178,7 +163,7 @@ impl ExecutionPlan for DeviceToHostExec {
         _: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
         let input = input_stats.first().cloned();
-        input.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
+        input.ok_or_else(|| internal_datafusion_err!("no statistics of the child"))
     }
 
     fn supports_limit_pushdown(&self) -> bool {

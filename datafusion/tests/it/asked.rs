@@ -1,197 +1,195 @@
-//! What DataFusion asks of a node, the operator answers.
+//! What DataFusion asks of a node, the node in whose place an operator runs answers.
 
+use std::fmt::Debug;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device_datafusion::DeviceExec;
 use datafusion::arrow::compute::SortOptions;
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::common::Statistics;
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::physical_expr::expressions::Column;
-use datafusion::physical_expr::{Distribution, PhysicalSortExpr};
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::PhysicalSortExpr;
+use datafusion::physical_expr::expressions::{Column, binary, lit};
 use datafusion::physical_plan::SortOrderPushdownResult::{Exact, Inexact, Unsupported};
-use datafusion::physical_plan::execution_plan::{CardinalityEffect, InvariantLevel};
-use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::execution_plan::CardinalityEffect;
 use datafusion::physical_plan::filter_pushdown::{
     ChildFilterPushdownResult, ChildPushdownResult, FilterPushdownPhase, PushedDown,
+    PushedDownPredicate,
 };
-use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs};
-use datafusion::prelude::SessionContext;
+use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs, StatisticsContext};
 
-use crate::asking::{Asked, AskedTable};
 use crate::kit::*;
 use crate::nodes::*;
+use crate::operator::doubling;
+use crate::source::watched::Watched;
 
-/// What made the operator in a node of another.
-fn last(plan: &Plan) -> &str {
-    let node = DeviceExec::of(plan).expect("the operator").node();
-    &node.downcast_ref::<Asked>().unwrap().last
+/// A node of DataFusion, or that in whose place an operator runs.
+fn inside(plan: &Plan) -> String {
+    text(DeviceExec::of(plan).map_or(plan, DeviceExec::node), &[])
 }
 
-/// An operator over a child.
-fn over_a_child(device: &Sim) -> Plan {
-    let child = Asked::new(device, &[numbers(0, 1)], &Arc::default()).node();
-    let mut plan = Asked::new(device, &[rows(0, 1)], &Arc::default());
-    plan.child = Some(child);
-    plan.node()
-}
-
-#[test]
-fn every_answer_of_the_operator_arrives() {
-    let sim = Sim::new();
-    let plan = over_a_child(&sim);
-    let one = plan.input_distribution_requirements();
-    let one: Vec<_> = one.per_child_distributions().cloned().collect();
-    assert!(matches!(one[..], [Distribution::SinglePartition]));
-    assert!(plan.required_input_ordering()[0].is_some());
-    assert_eq!(plan.maintains_input_order(), [true]);
-    // Whatever its node says: DataFusion would repartition on the host.
-    assert_eq!(plan.benefits_from_input_partitioning(), [false]);
-    assert_eq!(plan.dynamic_expressions_produced().len(), 1);
-    let effect = plan.cardinality_effect();
-    assert!(matches!(effect, CardinalityEffect::LowerEqual));
-    assert!(plan.supports_limit_pushdown());
-    assert_eq!(plan.fetch(), None);
-    assert_eq!(plan.with_fetch(Some(7)).unwrap().fetch(), Some(7));
-    assert!(plan.with_fetch(None).is_none());
-    assert_eq!(last(&plan.clone().reset_state().unwrap()), "reset");
-    assert!(plan.check_invariants(InvariantLevel::Executable).is_ok());
-    let broken = DeviceExec::of(&plan)
-        .unwrap()
-        .node()
-        .downcast_ref::<Asked>();
-    let mut broken = broken.unwrap().clone();
-    broken.last = "broken".to_owned();
-    let broken = broken.node();
-    assert!(broken.check_invariants(InvariantLevel::Always).is_ok());
-    let found = broken.check_invariants(InvariantLevel::Executable);
-    fails(found, &["as asked"]);
-    // The only partition is made of all of the child's.
-    for partition in [None, Some(0)] {
-        assert_eq!(plan.child_stats_requests(partition), [ChildStats::At(None)]);
+/// What DataFusion asks a node.
+pub(crate) fn answers(plan: &Plan) -> Vec<String> {
+    fn shown(answer: impl Debug) -> String {
+        format!("{answer:?}")
+    }
+    let (properties, config) = (plan.properties(), ConfigOptions::default());
+    let mut answers = vec![
+        shown(properties.output_ordering()),
+        shown(properties.output_partitioning()),
+        shown(properties.boundedness),
+        shown(plan.maintains_input_order()),
+        shown(plan.required_input_ordering()),
+        shown(plan.input_distribution_requirements()),
+        shown(plan.dynamic_expressions_produced()),
+        shown(plan.cardinality_effect() as u8),
+        shown(plan.fetch()),
+        shown(plan.with_fetch(Some(3)).as_ref().map(inside)),
+        inside(&plan.clone().reset_state().unwrap()),
+    ];
+    // A limit must not pass what joins partitions. DataFusion knows its own node for that.
+    let passes = plan.supports_limit_pushdown() && !plan.is::<CoalescePartitionsExec>();
+    answers.push(passes.to_string());
+    let partitions = properties.output_partitioning().partition_count();
+    for partition in std::iter::once(None).chain((0..partitions).map(Some)) {
+        answers.push(shown(plan.child_stats_requests(partition)));
         let args = StatisticsArgs::new().with_partition(partition);
-        let child = Arc::new(Statistics::new_unknown(&schema()));
-        let found = plan.statistics_from_inputs(&[child], &args).unwrap();
-        let expected = 1010 + partition.unwrap_or(9);
-        assert_eq!(found.num_rows.get_value(), Some(&expected));
+        let found = StatisticsContext::new().compute(plan.as_ref(), &args);
+        answers.push(shown(found.unwrap()));
+    }
+    let expression = &mut |e: &Arc<_>| {
+        answers.push(format!("{e}"));
+        Ok(TreeNodeRecursion::Continue)
+    };
+    plan.apply_expressions(expression).unwrap();
+    let schema = plan.schema();
+    let Some(first) = schema.fields().first() else {
+        return answers;
+    };
+    let column = Arc::new(Column::new(first.name(), 0));
+    let by = [PhysicalSortExpr::new(
+        column.clone(),
+        SortOptions::default(),
+    )];
+    answers.push(match plan.try_pushdown_sort(&by).unwrap() {
+        Exact { inner } => format!("exactly {}", inside(&inner)),
+        Inexact { inner } => format!("nearly {}", inside(&inner)),
+        Unsupported => "not".to_owned(),
+    });
+    let Ok(filter) = binary(column, Operator::Gt, lit(1i64), &schema) else {
+        return answers;
+    };
+    for phase in [FilterPushdownPhase::Pre, FilterPushdownPhase::Post] {
+        let offered = plan.gather_filters_for_pushdown(phase, vec![filter.clone()], &config);
+        let offered = offered.unwrap();
+        let taken = |of: Vec<_>| of.into_iter().map(PushedDownPredicate::supported).collect();
+        let result = ChildPushdownResult {
+            parent_filters: vec![ChildFilterPushdownResult {
+                filter: filter.clone(),
+                child_results: vec![PushedDown::Yes; plan.children().len()],
+            }],
+            self_filters: offered.self_filters().into_iter().map(taken).collect(),
+        };
+        answers.push(shown(offered.parent_filters()));
+        let answer = plan.handle_child_pushdown_result(phase, result, &config);
+        let answer = answer.unwrap();
+        let updated = answer.updated_node.as_ref().map(inside);
+        answers.push(shown((answer.filters, updated)));
+    }
+    answers
+}
+
+/// The nodes of some plans, each in the place of which an operator runs.
+#[tokio::test]
+async fn every_question_is_answered_by_the_node() {
+    let sim = Sim::new();
+    let ctx = session_without_rule(4);
+    let partitions = [vec![rows(0, 16), rows(16, 16)], vec![rows(32, 20)]];
+    register(&ctx, "t", host_table(&partitions));
+    register(&ctx, "u", device_table(&sim, &partitions));
+    let mut names = Vec::new();
+    for sql in [
+        "SELECT a, count(*) FROM t WHERE b > 2 GROUP BY a ORDER BY a LIMIT 3",
+        "SELECT t.a, u.s FROM t JOIN u ON t.a = u.a WHERE u.b = 1 ORDER BY t.a LIMIT 2",
+        "SELECT a, row_number() OVER (PARTITION BY b ORDER BY a) AS n FROM u",
+        "SELECT a + 1 AS c FROM t UNION ALL SELECT b FROM u LIMIT 5 OFFSET 1",
+        "SELECT x.a FROM t x CROSS JOIN u y WHERE x.a + y.b > 3",
+    ] {
+        let asked = |node: &Plan| {
+            let own = DeviceExec::of(node).map_or(node, DeviceExec::node);
+            let exec = Arc::new(DeviceExec::new(own.clone(), &sim, doubling(false))) as Plan;
+            assert_eq!(answers(&exec), answers(own), "{}", text(own, &[]));
+            let none = vec![false; own.children().len()];
+            assert_eq!(exec.benefits_from_input_partitioning(), none);
+            let above = down(exec);
+            let effect = above.cardinality_effect();
+            assert!(matches!(effect, CardinalityEffect::Equal));
+            let requests = above.child_stats_requests(Some(0));
+            assert_eq!(requests, [ChildStats::At(Some(0))]);
+            names.push(own.name().to_owned());
+            Ok(TreeNodeRecursion::Continue)
+        };
+        plan(&ctx, sql).await.apply(asked).unwrap();
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert!(names.len() > 10, "{names:?}");
+}
+
+/// A projection above is a scan's to take. Another operator below it might have to run on the host.
+#[tokio::test]
+async fn a_projection_is_a_scans_to_take() {
+    let sim = Sim::new();
+    let scan = device_scan(&sim).await;
+    for (plan, takes) in [(scan.clone(), true), (double(scan, &sim), false)] {
+        let above = project(plan.clone(), &[(1, "b")]);
+        let above = above.downcast_ref().unwrap();
+        let swapped = plan.try_swapping_with_projection(above).unwrap();
+        assert_eq!(
+            swapped.is_some_and(|plan| plan.name() == "DeviceScanExec"),
+            takes
+        );
     }
 }
 
-#[test]
-fn sorts_are_answered_exactly_nearly_and_not() {
-    let sim = Sim::new();
-    let plan = over_a_child(&sim);
-    let by = |columns: usize| {
-        let by = |i| Arc::new(Column::new("a", i)) as _;
-        let by = |i| PhysicalSortExpr::new(by(i), SortOptions::default());
-        let by: Vec<_> = (0..columns).map(by).collect();
-        match plan.try_pushdown_sort(&by).unwrap() {
-            Exact { inner } => format!("exactly {}", last(&inner)),
-            Inexact { inner } => format!("nearly {}", last(&inner)),
-            Unsupported => "not".to_owned(),
-        }
-    };
-    let found = [by(1), by(2), by(3)];
-    assert_eq!(found, ["exactly sorted", "nearly sorted", "not"]);
-}
-
-#[test]
-fn filters_reach_the_operator_and_the_node_is_the_updated_one() {
-    let sim = Sim::new();
-    let plan = Asked::new(&sim, &[numbers(0, 1)], &Arc::default()).node();
-    let config = ConfigOptions::default();
-    let filter = filter(plan.clone());
-    let filter = filter.downcast_ref::<FilterExec>().unwrap().predicate();
-    let phase = FilterPushdownPhase::Pre;
-    let over = over_a_child(&sim);
-    let offered = over.gather_filters_for_pushdown(phase, vec![filter.clone()], &config);
-    assert_eq!(offered.unwrap().parent_filters()[0].len(), 1);
-    let result = ChildPushdownResult {
-        parent_filters: vec![ChildFilterPushdownResult {
-            filter: filter.clone(),
-            child_results: vec![],
-        }],
-        self_filters: vec![],
-    };
-    let answer = plan.handle_child_pushdown_result(phase, result, &config);
-    let answer = answer.unwrap();
-    assert!(matches!(answer.filters[..], [PushedDown::Yes]));
-    let mut seen = Vec::new();
-    let see = &mut |e: &Arc<_>| {
-        seen.push(format!("{e}"));
-        Ok(TreeNodeRecursion::Continue)
-    };
-    answer.updated_node.unwrap().apply_expressions(see).unwrap();
-    assert_eq!(seen, ["a@0 < 5"]);
-}
-
-/// A projection above is the operator's to take.
-#[test]
-fn a_projection_is_the_operators_to_take() {
-    let sim = Sim::new();
-    let own = over_a_child(&sim);
-    let swapped = |plan: &Plan, alias| {
-        let above = project(plan.clone(), &[(0, alias)]);
-        plan.try_swapping_with_projection(above.downcast_ref().unwrap())
-            .unwrap()
-    };
-    let leaf = own.children()[0].clone();
-    assert_eq!(last(&swapped(&leaf, "taken").unwrap()), "projected");
-    assert!(swapped(&leaf, "left").is_none());
-    // Below an operator with a child it might have to run on the host.
-    assert!(swapped(&own, "taken").is_none());
-    let down = down(own);
-    assert!(matches!(
-        down.cardinality_effect(),
-        CardinalityEffect::Equal
-    ));
-    assert_eq!(
-        down.child_stats_requests(Some(0)),
-        [ChildStats::At(Some(0))]
-    );
-}
-
-/// Such a table t of 64 batches of 16 rows.
-fn asked(sim: &Sim, partitions: usize) -> (SessionContext, Asked) {
-    let ctx = session_with(partitions, 0);
-    let batches: Vec<_> = (0..64).map(|i| rows(i * 16, 16)).collect();
-    let table = Asked::new(sim, &batches, &Arc::default());
-    register(&ctx, "t", Arc::new(AskedTable(table.clone())));
-    (ctx, table)
-}
-
+/// Filters and sorts from above reach the scan through all forms, with the scan's columns.
 #[tokio::test]
-async fn explain_shows_what_the_operator_says() {
-    let sim = Sim::new();
-    let (ctx, _) = asked(&sim, 1);
-    let shown = async |sql| {
-        let batches = query(&ctx, sql).await.unwrap();
-        pretty_format_batches(&batches).unwrap().to_string()
+async fn filters_and_sorts_pass_through_forms() {
+    let a = Sim::new();
+    let by = |name, column| {
+        PhysicalSortExpr::new(Arc::new(Column::new(name, column)), SortOptions::default())
     };
-    let tree = shown("EXPLAIN FORMAT TREE SELECT a FROM t").await;
-    let device = format!("device: {}", sim.id());
-    says(&tree, &["AskedExec", "answers: all", &device]);
-    let analyzed = shown("EXPLAIN ANALYZE SELECT a FROM t").await;
-    let line = analyzed.lines().find(|line| line.contains("AskedExec"));
-    let parts = ["batches_read=64", "output_rows=1.02 K", "bytes_to_device="];
-    says(&line.expect("the operator's line"), &parts);
+    let mut source = Watched::new(&a, &[vec![rows(0, 16)]]);
+    source.orderings = vec![[by("b", 1)].into()];
+    let stack = project(device_leaf(source.table()).await, &[(2, "x"), (1, "y")]);
+    let plan = form(on_host(stack), &a);
+    let y = Arc::new(Column::new("y", 1));
+    let mut offered = binary(y, Operator::Gt, lit(1i64), &plan.schema()).unwrap();
+    let (mut node, config) = (plan.clone(), ConfigOptions::default());
+    while let Some(child) = node.children().first().copied().cloned() {
+        let phase = FilterPushdownPhase::Pre;
+        let to_child = node.gather_filters_for_pushdown(phase, vec![offered], &config);
+        let filter = to_child.unwrap().parent_filters()[0].remove(0);
+        assert!(matches!(filter.discriminant, PushedDown::Yes), "{node:?}");
+        offered = filter.predicate;
+        node = child;
+    }
+    assert_eq!(node.name(), "DeviceScanExec");
+    assert_eq!(offered.to_string(), "b@1 > 1");
+    // The only partition keeps the order.
+    for plan in [&plan, plan.children()[0]] {
+        let Exact { inner } = plan.try_pushdown_sort(&[by("y", 1)]).unwrap() else {
+            panic!("not exact")
+        };
+        assert_eq!(text(&inner, &[]), text(plan, &[]));
+    }
 }
 
 /// Each round of a recursive query runs the plan again, as it was before it ran.
 #[tokio::test]
-async fn a_recursive_query_resets_the_scan() {
+async fn a_recursive_query_runs_operators_again() {
     let sim = Sim::new();
-    for partitions in [1, 4] {
-        let (ctx, table) = asked(&sim, partitions);
-        let sql = "WITH RECURSIVE r AS (SELECT 1 AS a UNION ALL \
-                   SELECT t.a + 1 FROM r JOIN t ON r.a = t.a WHERE t.a < 6) SELECT a FROM r";
-        let found = sorted(numbers_in(&ctx, sql).await);
-        assert_eq!(found, [1, 2, 3, 4, 5, 6]);
-        assert!(table.resets.load(SeqCst) >= 5);
-    }
-    // A device operator above the scan of a table runs again, too.
     let ctx = session_with(4, 1);
     let batches: Vec<_> = (0..4).map(|i| rows(i * 16, 16)).collect();
     register(&ctx, "t", device_table(&sim, &[batches]));

@@ -9,7 +9,7 @@ use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest, to_datafusio
 use datafusion::arrow::datatypes::Schema;
 use datafusion::arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
-use datafusion::common::{DataFusionError, Statistics};
+use datafusion::common::DataFusionError;
 use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
 
@@ -152,25 +152,6 @@ async fn a_reader_that_panics_ends_the_query_with_the_text() {
     assert!(matches!(ours(&error), Error::Panic { .. }), "{error:?}");
     drop(plan);
     sim.assert_done();
-}
-
-#[test]
-fn statistics_of_another_number_of_columns_are_refused() {
-    let sim = Sim::new();
-    let columns = schema().fields().len();
-    let unread = || device_table_of(&sim, schema(), &[]).as_ref().clone();
-    for found in [0, columns - 1, columns + 1] {
-        let statistics = Statistics {
-            column_statistics: vec![Default::default(); found],
-            ..Statistics::new_unknown(&schema())
-        };
-        let text = format!("statistics of {found} columns for a table of {columns}");
-        let error = fails(unread().with_statistics(statistics), &[&text]);
-        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
-    }
-    let known = Statistics::new_unknown(&schema());
-    let table = unread().with_statistics(known.clone()).unwrap();
-    assert_eq!(TableProvider::statistics(&table), Some(known));
 }
 
 #[tokio::test]

@@ -38,6 +38,29 @@ mod table {
     program!("../guide/table.rs");
 }
 
+mod sum {
+    include!("../guide/sum.rs");
+
+    #[test]
+    fn it_runs() {
+        main().unwrap();
+    }
+
+    #[test]
+    fn the_guides_excerpts_are_its_own() {
+        let unindented = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+        let program = unindented(include_str!("../guide/sum.rs"));
+        let excerpts = super::PAGE.split("```rust,ignore\n").skip(1);
+        let excerpts: Vec<_> = excerpts
+            .map(|text| text.split("```").next().unwrap())
+            .collect();
+        assert_eq!(excerpts.len(), 3);
+        for excerpt in excerpts {
+            assert!(program.contains(unindented(excerpt).trim()), "{excerpt}");
+        }
+    }
+}
+
 /// A plugin with its operator, its kernel, and a query over a table on the host need no more than this.
 #[test]
 fn the_first_program_takes_at_most_60_lines() {

@@ -1,7 +1,6 @@
 //! What must hold of tables on devices, of plans with device operators in them, and of their results.
 
 mod asked;
-mod asking;
 mod coalesce;
 mod errors;
 mod forms;

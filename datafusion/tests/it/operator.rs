@@ -20,6 +20,7 @@ use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::{
     Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
 };
+use datafusion::physical_plan::metrics::MetricBuilder;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
 };
@@ -285,6 +286,8 @@ impl DeviceOperator for Operator {
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let children = task.node().children().len();
+        let started = MetricBuilder::new(task.metrics()).counter("started", task.partition);
+        started.add(1);
         let state = State {
             inputs: (0..children)
                 .map(|i| task.input(i))

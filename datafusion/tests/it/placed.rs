@@ -8,22 +8,16 @@ use arrow_device_datafusion::{
 };
 use datafusion::common::Result;
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::DataFusionError;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
+use datafusion::physical_plan::buffer::BufferExec;
 use datafusion::physical_plan::empty::EmptyExec;
-use datafusion::physical_plan::execution_plan::ReplaceChildrenOptions;
 use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
 use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, collect, collect_partitioned,
-    replace_children_if_necessary,
-};
+use datafusion::physical_plan::{collect, collect_partitioned, replace_children_if_necessary};
 use futures::TryStreamExt;
 
 use crate::kit::*;
@@ -99,63 +93,21 @@ fn limited(plan: Plan, fetch: usize) -> Plan {
     Arc::new(of.with_fetch(Some(fetch)).build().unwrap())
 }
 
-/// A node of an engine: the crate knows nothing of it.
-#[derive(Debug)]
-struct EngineExec(Plan);
-
-impl DisplayAs for EngineExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EngineExec")
-    }
-}
-
-impl ExecutionPlan for EngineExec {
-    fn name(&self) -> &str {
-        "EngineExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.0.properties()
-    }
-
-    fn children(&self) -> Vec<&Plan> {
-        vec![&self.0]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Plan>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Plan> {
-        Ok(Arc::new(Self(children[0].clone())))
-    }
-
-    fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
-        Ok(Arc::new(Self(children[0].clone())))
-    }
-
-    fn execute(&self, p: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
-        self.0.execute(p, context)
-    }
+/// A node of which the crate knows nothing, as those of engines.
+fn unknown(input: Plan) -> Plan {
+    Arc::new(BufferExec::new(input, 1 << 20))
 }
 
 #[tokio::test]
 async fn operators_move_to_the_device_and_the_rest_stays() {
-    let task: Plan = Arc::new(EngineExec(filter(host_scan().await)));
+    let task = unknown(filter(host_scan().await));
     let plan = rewritten(&task, filters()).unwrap();
-    let expected = "Engine < Down < Map < Up < DataSource";
+    let expected = "Buffer < Down < Map < Up < DataSource";
     assert_eq!(shape(&plan, &[]), expected);
-    // The engine's node keeps its place between two operators, too: it may not be lifted to the device.
-    let task = filter(Arc::new(EngineExec(filter(host_scan().await))));
+    // Such a node keeps its place between two operators, too: it may not be lifted to the device.
+    let task = filter(unknown(filter(host_scan().await)));
     let plan = rewritten(&task, filters()).unwrap();
-    let expected = "Down < Map < Up < Engine < Down < Map < Up < DataSource";
+    let expected = "Down < Map < Up < Buffer < Down < Map < Up < DataSource";
     assert_eq!(shape(&plan, &[]), expected);
 }
 
@@ -366,6 +318,22 @@ async fn why_a_node_stays_is_reported() {
     assert_eq!(found, [expected]);
     let plan = placed(&plan, &with(is_filter));
     assert_eq!(declined(&plan, &rule, &any_sim()).unwrap(), []);
+    // As well as too few rows of the host, or an unknown number.
+    let rule = with(is_filter).with_uploads(any_sim(), 11);
+    let (unknown, _) = host_stream(|_| None);
+    for (input, why) in [
+        (
+            host_scan().await,
+            "it reads 10 rows, and they go up from 11 on",
+        ),
+        (scan(unknown).await, "nobody knows whether it reads 11 rows"),
+    ] {
+        let plan = placed(&filter(input), &rule);
+        let shown = format!("declined=[FilterExec: {why}]");
+        says(&text(&plan, &[]), &[&shown]);
+        let found = declined(&plan, &rule, &any_sim()).unwrap();
+        assert_eq!(found, [("FilterExec".to_owned(), why.to_owned())]);
+    }
 }
 
 #[tokio::test]
@@ -498,7 +466,7 @@ async fn an_insert_keeps_its_order() {
         // A rule that gives the node another input gets an error if its columns are others.
         let insertion = plan(&ctx, "INSERT INTO u SELECT a FROM t").await;
         let wide = replace_children_if_necessary(insertion, vec![host_scan().await]);
-        fails(wide, &["3 columns to insert"]);
+        fails(wide, &["columns of types Int64, Int64, Utf8 to insert"]);
         let found = numbers_in(&ctx, "SELECT a FROM u").await;
         assert_eq!(found, (0..64).rev().collect::<Vec<_>>(), "{partitions}");
     }

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::datasource::MemTable;
-use futures::TryStreamExt;
 
 use crate::kit::*;
-use crate::nodes::*;
 
 /// One column of numbers that may be null, and none is.
 fn nullable(first: i64, rows: usize) -> RecordBatch {
@@ -57,14 +55,4 @@ async fn a_stream_that_does_not_keep_to_its_schema() {
     let (table, _) = host_stream(move |i| (i < 2).then(|| Ok(names())));
     let plan = with_transitions(double(scan(table).await, &sim));
     fails(run(&plan).await, &["column types must match"]);
-}
-
-/// The node itself, which no rule has put a transition above.
-#[tokio::test]
-async fn a_device_node_gives_host_batches_to_who_asks() {
-    let sim = Sim::new();
-    let node = double(device_scan(&sim).await, &sim);
-    let stream = node.execute(0, session().task_ctx()).unwrap();
-    let batches: Vec<_> = stream.try_collect().await.unwrap();
-    assert_eq!(numbers_of(&batches), multiples(10, 2));
 }

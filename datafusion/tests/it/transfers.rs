@@ -215,6 +215,8 @@ async fn explain_analyze_shows_them() {
         .await
         .unwrap();
     let shown = pretty_format_batches(&shown).unwrap().to_string();
+    // With those of the operator itself.
+    says(&shown, &["started=1"]);
     for (node, bytes, copies, peak) in [
         ("DeviceScanExec", 0, 0, 0),
         ("MapExec", 0, 0, 128),

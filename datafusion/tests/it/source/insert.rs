@@ -12,7 +12,7 @@ use arrow_device_datafusion::{
 use async_trait::async_trait;
 use datafusion::arrow::array::{Int64Array, RecordBatch, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::{DataFusionError, Statistics};
+use datafusion::common::DataFusionError;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_plan::collect;
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -218,12 +218,6 @@ async fn tables_that_take_no_rows_say_so() {
     register(&ctx, "r", reader_table(&sim, |_| None).0);
     let found = query(&ctx, "INSERT INTO r VALUES (1)").await;
     fails(found, &["Insert Into", &sim.id().to_string()]);
-    let table = device_table(&sim, &[batches(0, 1)]).as_ref().clone();
-    let statistics = Statistics::new_unknown(&numbers(0, 1).schema());
-    let table = table.with_statistics(statistics).unwrap();
-    register(&ctx, "s", Arc::new(table));
-    let found = query(&ctx, "INSERT INTO s VALUES (1)").await;
-    fails(found, &["with_statistics"]);
 }
 
 /// Takes rows, two batches at most, and counts what becomes of it.

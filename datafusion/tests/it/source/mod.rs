@@ -8,4 +8,4 @@ mod insert;
 mod requests;
 mod statistics;
 mod streams;
-mod watched;
+pub(crate) mod watched;

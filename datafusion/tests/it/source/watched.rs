@@ -16,15 +16,15 @@ use datafusion::physical_plan::execution_plan::Boundedness;
 
 use crate::kit::*;
 
-pub(super) type Support = fn(&Arc<dyn PhysicalExpr>) -> TableProviderFilterPushDown;
+pub(crate) type Support = fn(&Arc<dyn PhysicalExpr>) -> TableProviderFilterPushDown;
 
 /// What a source was asked for, in the order in which the partitions were opened.
 #[derive(Clone, Default)]
-pub(super) struct Requests(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Requests(Arc<Mutex<Vec<String>>>);
 
 impl Requests {
     /// All requests so far, sorted.
-    pub(super) fn take(&self) -> Vec<String> {
+    pub(crate) fn take(&self) -> Vec<String> {
         let mut requests = std::mem::take(&mut *self.0.lock().unwrap());
         requests.sort();
         requests
@@ -36,24 +36,24 @@ impl Requests {
 }
 
 /// Uploads batches as they are asked for, and declares what a test says.
-pub(super) struct Watched {
-    pub(super) device: DeviceSpec,
-    pub(super) partitions: Vec<Vec<RecordBatch>>,
-    pub(super) partitioning: Option<Partitioning>,
-    pub(super) orderings: Vec<LexOrdering>,
-    pub(super) constraints: Option<Constraints>,
-    pub(super) boundedness: Boundedness,
-    pub(super) statistics: Box<dyn Fn(Option<usize>) -> Statistics + Send + Sync>,
-    pub(super) support: Support,
+pub(crate) struct Watched {
+    pub(crate) device: DeviceSpec,
+    pub(crate) partitions: Vec<Vec<RecordBatch>>,
+    pub(crate) partitioning: Option<Partitioning>,
+    pub(crate) orderings: Vec<LexOrdering>,
+    pub(crate) constraints: Option<Constraints>,
+    pub(crate) boundedness: Boundedness,
+    pub(crate) statistics: Box<dyn Fn(Option<usize>) -> Statistics + Send + Sync>,
+    pub(crate) support: Support,
     /// Whether it returns only the columns that are asked for.
-    pub(super) projects: bool,
-    pub(super) requests: Requests,
+    pub(crate) projects: bool,
+    pub(crate) requests: Requests,
     /// The rows of each batch that it returned.
-    pub(super) uploaded: Arc<Mutex<Vec<usize>>>,
+    pub(crate) uploaded: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Watched {
-    pub(super) fn new(sim: &Sim, partitions: &[Vec<RecordBatch>]) -> Self {
+    pub(crate) fn new(sim: &Sim, partitions: &[Vec<RecordBatch>]) -> Self {
         let schema = partitions[0][0].schema();
         Self {
             device: sim.into(),
@@ -70,7 +70,7 @@ impl Watched {
         }
     }
 
-    pub(super) fn table(self) -> Arc<DeviceTable> {
+    pub(crate) fn table(self) -> Arc<DeviceTable> {
         Arc::new(DeviceTable::new(Arc::new(self)).unwrap())
     }
 }
