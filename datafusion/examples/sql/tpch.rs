@@ -132,6 +132,7 @@ fn generated(scale: f64, part: usize, parts: usize) -> Result<Vec<RecordBatch>> 
     let rows = LineItemGenerator::new(scale, part as i32, parts as i32);
     let batches = LineItemArrow::new(rows).with_batch_size(BATCH_ROWS);
     let batches = batches.map(|batch| {
+        let batch = batch?;
         let schema = batch.schema();
         let columns = COLUMNS.map(|name| schema.index_of(name));
         let columns = columns.into_iter().collect::<Result<Vec<_>, _>>()?;
