@@ -33,7 +33,7 @@ pub fn open() -> Result<&'static Counts, arrow_device::Error> {
     Ok(gpu::set(context))
 }
 
-/// The bytes of the operations that follow from a seed: those of the target `operations`, of an array that is generated.
+/// The bytes of the operations that follow from a number: those of the target `operations`, of an array that is generated.
 pub fn input(seed: u64) -> Vec<u8> {
     gpu::seed(seed);
     let mut bytes = vec![gpu::random() as u8 & !4];

@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 
 use arrow_device_fuzz::cuda;
 
-const USAGE: &str = "usage: cuda_operations [--seconds N] [--threads N] [--seed N]";
+const USAGE: &str = "usage: cuda_operations [--seconds N] [--threads N] [--seed N] [--input N]";
 
 fn main() -> ExitCode {
-    let (mut seconds, mut threads, mut seed) = (10, 4, 1);
+    let (mut seconds, mut threads, mut seed, mut only) = (10, 4, 1, 0);
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let into = match name.as_str() {
             "--seconds" => &mut seconds,
             "--threads" => &mut threads,
             "--seed" => &mut seed,
+            "--input" => &mut only,
             _ => return end(2, USAGE),
         };
         match arguments.next().map(|value| value.parse()) {
@@ -43,11 +44,14 @@ fn main() -> ExitCode {
                     if over() {
                         break;
                     }
-                    let input = cuda::input((seed << 40) + (thread << 32) + i);
+                    let number = match only {
+                        0 => (seed << 40) + (thread << 32) + i,
+                        only => only,
+                    };
+                    let input = cuda::input(number);
                     if std::panic::catch_unwind(|| cuda::run(&input)).is_err() {
                         failed.fetch_add(1, Relaxed);
-                        let bytes: String = input.iter().map(|b| format!("{b:02x}")).collect();
-                        println!("FAILED, an input of the target `operations`: {bytes}");
+                        println!("FAILED: this one, or one that ran then: --input {number}");
                     }
                     done.fetch_add(1, Relaxed);
                 }
@@ -64,14 +68,16 @@ fn main() -> ExitCode {
         }
     });
     let left = cuda::left();
+    let (delays, reads) = (counts.delays.load(Relaxed), counts.reads.load(Relaxed));
     println!(
-        "{} inputs on {threads} threads: {} late streams, {} buffers read on the device.",
-        done.into_inner(),
-        counts.delays.load(Relaxed),
-        counts.reads.load(Relaxed)
+        "{} inputs on {threads} threads: {delays} late streams, {reads} buffers read on the device.",
+        done.into_inner()
     );
+    if delays == 0 || reads == 0 {
+        return end(1, "nothing was tried: more --seconds, more --threads");
+    }
     match (failed.into_inner(), left.is_empty()) {
-        (0, true) => end(0, "all rows are arrow-rs's, and everything is freed"),
+        (0, true) => end(0, "all rows are arrow-rs's, and all device memory is freed"),
         (0, false) => end(1, &format!("not freed: {}", left.join(", "))),
         (n, _) => end(1, &format!("{n} inputs failed")),
     }

@@ -68,20 +68,63 @@ impl Drop for Exported {
     }
 }
 
-/// What the structs of one export have in common.
-pub(super) struct Exporter<'a> {
-    pub(super) device: &'a Device,
-    pub(super) policy: ReleasePolicy,
-    pub(super) event: Option<Event>,
+/// Makes the C struct of an array's node. Null counts that are not known are stated as -1. After an error `out` is as it was.
+pub(super) fn build(
+    device: &Device,
+    node: &Arc<Node>,
+    event: Option<Event>,
+    policy: ReleasePolicy,
+    out: &mut CArray,
+) -> Result<()> {
+    let mut exporter = Exporter {
+        policy,
+        event,
+        sizes: None,
+        next_size: ptr::null_mut(),
+        room: number_of_sizes(node),
+    };
+    if exporter.room > 0 {
+        let host = device.host_buffer(exporter.room * 8)?;
+        exporter.next_size = host.as_device_ptr().as_ptr().cast();
+        let owner = Owner::new(device.clone(), Memory::Host(host), Ready::Now);
+        exporter.sizes = Some(Arc::new(owner));
+    }
+    exporter.node(node, out);
+    Ok(())
 }
 
-impl Exporter<'_> {
-    /// Makes the struct of a node, and those of its descendants. Null counts that are not known are stated as -1. After an error `out`
-    /// is as it was.
-    pub(super) fn node(&self, node: &Arc<Node>, out: &mut CArray) -> Result<()> {
+/// The data buffers of a view array, if their lengths are known. Otherwise the producer's own list of them is passed on.
+fn known_sizes(node: &Node) -> Option<&[NodeBuffer]> {
+    let [_, _, data @ .., _] = &node.buffers[..] else {
+        return None;
+    };
+    let known = node.layout.variadic && data.iter().all(|data| data.bytes().is_some());
+    known.then_some(data)
+}
+
+/// The lengths to list for all view arrays: for each array one more, so that its list is there even if it is empty.
+fn number_of_sizes(node: &Node) -> usize {
+    let own = known_sizes(node).map_or(0, |data| data.len() + 1);
+    let children = node.children.iter();
+    own + children.map(|child| number_of_sizes(child)).sum::<usize>()
+}
+
+/// What the structs of one export have in common.
+struct Exporter {
+    policy: ReleasePolicy,
+    event: Option<Event>,
+    /// The lengths of the data buffers of all view arrays, in memory that the device can read.
+    sizes: Option<Arc<Owner>>,
+    /// Where the next length goes, and for how many there is room.
+    next_size: *mut i64,
+    room: usize,
+}
+
+impl Exporter {
+    /// Makes the struct of a node, and those of its descendants.
+    fn node(&mut self, node: &Arc<Node>, out: &mut CArray) {
         let (view, layout) = (View::whole(node), &node.layout);
         let (nulls, n_buffers) = (view.null_count(), node.buffers.len());
-        // It owns what was made so far, after an error too.
         let mut exported = Box::new(Exported {
             buffers: SmallVec::with_capacity(n_buffers),
             children: node.children.iter().map(|_| CArray::empty()).collect(),
@@ -109,24 +152,12 @@ impl Exporter<'_> {
                 this.owners.push(owner.clone());
             }
         }
-        if let ([_, _, data @ .., _], true) = (&node.buffers[..], layout.variadic) {
-            // Unless all lengths of the data buffers are known, the producer's own list of them is passed on.
-            if let Some(sizes) = data
-                .iter()
-                .map(NodeBuffer::bytes)
-                .collect::<Option<Vec<_>>>()
-            {
-                let mut list = self.device.host_buffer(8 * sizes.len())?;
-                for (bytes, size) in list.chunks_exact_mut(8).zip(sizes) {
-                    bytes.copy_from_slice(&(size as i64).to_ne_bytes());
-                }
-                this.buffers[n_buffers - 1] = list.as_device_ptr().as_ptr().cast_const();
-                let owner = Owner::new(self.device.clone(), Memory::Host(list), Ready::Now);
-                this.owners.push(Arc::new(owner));
-            }
+        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
+            this.owners.extend(self.sizes.clone());
+            this.buffers[n_buffers - 1] = list;
         }
         for (child, out) in node.children.iter().zip(&mut this.children) {
-            self.node(child, out)?;
+            self.node(child, out);
         }
         let (first, mut dictionary) = (this.children.as_mut_ptr(), ptr::null_mut());
         if layout.nesting == Nesting::Dictionary {
@@ -161,14 +192,27 @@ impl Exporter<'_> {
             release: Some(release),
             private_data: data.cast(),
         };
-        Ok(())
+    }
+
+    /// Lists the lengths of a view array's data buffers; returns where. `None` if another thread has found them out only after the
+    /// room was made.
+    fn list_sizes(&mut self, data: &[NodeBuffer]) -> Option<*const c_void> {
+        self.room = self.room.checked_sub(data.len() + 1)?;
+        let list = self.next_size;
+        for (i, buffer) in data.iter().enumerate() {
+            // SAFETY: there is room for so many lengths (`room`) in the host buffer that `sizes` keeps, which the host can write to, and to
+            // which nobody else has access yet.
+            unsafe { list.add(i).write(buffer.bytes().map_or(0, |n| n as i64)) };
+        }
+        self.next_size = list.wrapping_add(data.len() + 1);
+        Some(list.cast_const().cast())
     }
 }
 
 /// The release callback of every exported struct. It never unwinds.
 ///
 /// # Safety
-/// `array` is null, or a struct that [`Exporter::node`] made or a bitwise move of one, as the C data
+/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data
 /// interface demands; it is not used at the same time elsewhere.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
     // SAFETY: the caller guarantees a valid struct. It is not released, so its private data is the box that `Exporter::node` made,

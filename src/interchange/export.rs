@@ -16,7 +16,7 @@ use crate::data::node::owners;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{ExportSync, completion, now};
 use crate::error::Result;
-use crate::interchange::c_array::{Event, Exporter};
+use crate::interchange::c_array::{self, Event};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
@@ -130,12 +130,13 @@ fn export_resolved(array: &DeviceArray, options: &ExportOptions) -> Result<FFI_A
         Some(Event::Own(event)) => event.as_ptr().as_ptr(),
         Some(Event::Of(owner)) => address(owner),
     };
-    let exporter = Exporter {
-        device: array.device(),
-        policy: options.release,
+    c_array::build(
+        array.device(),
+        array.node(),
         event,
-    };
-    exporter.node(array.node(), &mut exported.array)?;
+        options.release,
+        &mut exported.array,
+    )?;
     Ok(exported)
 }
 

@@ -75,7 +75,9 @@ pub(crate) async fn run(device: &Device, scale: f64) -> Result<bool> {
         bytes as f64 / took.as_secs_f64() / 1e9
     );
 
-    let schema = parts[0][0].schema();
+    let first = parts.iter().flatten().next();
+    let none = || DataFusionError::Configuration(format!("lineitem has no rows at scale {scale}"));
+    let schema = first.ok_or_else(none)?.schema();
     let on_device = DeviceTable::from_batches(schema.clone(), device.clone(), uploaded);
     let on_device = Arc::new(on_device.map_err(to_datafusion)?);
     let on_host = Arc::new(MemTable::try_new(schema, parts)?);
@@ -157,7 +159,8 @@ fn session(
 }
 
 async fn collect(context: &SessionContext, sql: &str) -> Result<RecordBatch> {
-    let result = context.sql(sql).await?;
-    let batches = result.collect().await?;
-    Ok(concat_batches(&batches[0].schema(), &batches)?)
+    let plan = context.sql(sql).await?.create_physical_plan().await?;
+    let schema = plan.schema();
+    let batches = datafusion::physical_plan::collect(plan, context.task_ctx()).await?;
+    Ok(concat_batches(&schema, &batches)?)
 }

@@ -204,7 +204,7 @@ impl DeviceOperator for DeviceArithmeticExec {
         let (expressions, schema) = (self.expressions.clone(), task.node().schema());
         let compute = move |batch: Result<DeviceRecordBatch>| {
             let (batch, overflow) = (batch?, Overflow::new(&launcher)?);
-            let lent = launcher.lend(&batch)?;
+            let lent = launcher.lend(batch.as_struct())?;
             let of = |one: &Expression| one.evaluate(&batch, &launcher, &overflow);
             let columns = expressions.iter().map(of).collect::<Result<Vec<_>>>()?;
             drop(lent);

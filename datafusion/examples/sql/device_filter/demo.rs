@@ -118,10 +118,8 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
         let shown = result.slice(0, result.num_rows().min(5));
         println!("\n{}", pretty_format_batches(&[shown])?);
         let verdict = ["DIFFERENT FROM", "the same as"][usize::from(same)];
-        println!(
-            "{} rows, {verdict} DataFusion's own result\n",
-            result.num_rows()
-        );
+        let rows = result.num_rows();
+        println!("{rows} rows, {verdict} DataFusion's own result\n");
     }
     let (loads, devices) = (plugin.kernels().loads(), plugin.kernels().len());
     println!("Kernels were loaded {loads} time(s), for {devices} device(s).");

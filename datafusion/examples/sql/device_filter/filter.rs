@@ -71,7 +71,7 @@ impl DeviceOperator for DeviceFilterExec {
         let choices = chunks(task, move |batch| {
             // Its own bytes, also those that are a table's for ever, which cannot be told from others.
             let needed = batch.get_array_memory_size() + batch.num_rows() * of_row;
-            let held = Held::new(&memory, needed, Some(launcher.lend(&batch)?))?;
+            let held = Held::new(&memory, needed, Some(launcher.lend(batch.as_struct())?))?;
             let choice = choose(&launcher, &conditions, &literals, &columns, &batch)?;
             Ok((choice, held))
         })?;

@@ -54,7 +54,7 @@ impl DeviceOperator for DeviceAggregateExec {
         };
         let (of, schema) = (running.clone(), task.node().schema());
         let choices = chunks(task, move |batch| {
-            let lent = of.selector.launcher.lend(&batch)?;
+            let lent = of.selector.launcher.lend(batch.as_struct())?;
             of.choose(&batch, Some(lent), &of.aggregate.keys, &of.aggregate.states)
         })?;
         let batch = stream::once(running.result(choices, schema));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_device::{Error, Result};
+use arrow_device::{DeviceArray, Error, Result};
 use arrow_device_datafusion::DeviceReservation;
 use datafusion::arrow::error::ArrowError;
 
@@ -43,8 +43,11 @@ impl Held {
         Lent::end(all.filter_map(|mut held| held.lent.take()));
     }
 
-    /// Gives back all but so many bytes.
-    pub(crate) fn shrink_to(&mut self, bytes: usize) {
+    /// Gives back all but so many bytes, and of the batch all but these columns: no kernel uses the others any more.
+    pub(crate) fn keep(&mut self, columns: Vec<DeviceArray>, bytes: usize) {
+        if let Some(lent) = &mut self.lent {
+            lent.arrays = columns;
+        }
         self.memory.shrink(self.bytes.saturating_sub(bytes));
         self.bytes = self.bytes.min(bytes);
     }

@@ -4,7 +4,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use arrow_device::device::DevicePtr;
-use arrow_device::{DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result};
 
 use super::sim;
 
@@ -44,13 +44,13 @@ impl Launcher {
         }
     }
 
-    /// Lends a batch to kernels. The queue waits once, until all memory of the batch is ready, and not for each buffer.
-    pub(crate) fn lend(&self, batch: &DeviceRecordBatch) -> Result<Lent> {
-        if let Some(event) = batch.as_struct().ready_event(&self.queue)? {
+    /// Lends a batch's struct to kernels. The queue waits until all memory of the batch is ready: once if it has one event, and not for each buffer.
+    pub(crate) fn lend(&self, batch: &DeviceArray) -> Result<Lent> {
+        if let Some(event) = batch.ready_event(&self.queue)? {
             self.queue.wait(&event)?;
         }
-        let (queue, batches) = (self.queue.clone(), vec![batch.clone()]);
-        Ok(Lent { queue, batches })
+        let (queue, arrays) = (self.queue.clone(), vec![batch.clone()]);
+        Ok(Lent { queue, arrays })
     }
 
     /// Allocates memory of zeros.
@@ -64,14 +64,14 @@ impl Launcher {
 /// Batches that are lent to a queue. Their memory is not freed before the kernels are done that were queued until this is dropped.
 pub(crate) struct Lent {
     queue: Queue,
-    batches: Vec<DeviceRecordBatch>,
+    pub(crate) arrays: Vec<DeviceArray>,
 }
 
 impl Lent {
     /// Ends the loans of one queue with one event.
     pub(crate) fn end(loans: impl Iterator<Item = Self>) {
         drop(loans.reduce(|mut all, mut one| {
-            all.batches.append(&mut one.batches);
+            all.arrays.append(&mut one.arrays);
             all
         }));
     }
@@ -79,13 +79,13 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if self.batches.is_empty() {
+        if self.arrays.is_empty() {
             return;
         }
-        let (device, kept) = (self.queue.device(), Box::new(take(&mut self.batches)));
+        let (device, kept) = (self.queue.device(), Box::new(take(&mut self.arrays)));
         // SAFETY: there are no bytes that could be used, or change.
         let all = unsafe { DeviceBuffer::from_raw(device, DevicePtr::NULL, 0, kept, None) };
-        // The end of this loan records the event until which the buffer keeps the batches.
+        // The end of this loan records the event until which the buffer keeps the arrays.
         drop(all.on(&self.queue));
     }
 }

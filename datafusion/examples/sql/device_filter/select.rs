@@ -94,11 +94,11 @@ impl Selector {
             for (one, counts) in found.iter_mut().zip(counts.chunks(numbers)) {
                 one.counts = counts.iter().map(|n| *n as usize).collect();
                 // The kernels have run, so what else the batch has is no longer in use.
-                let columns = one.columns.iter().map(|column| &column.array);
-                let kept: usize = columns.map(DeviceArray::get_array_memory_size).sum();
-                let starts = one.starts.iter().flatten();
-                let starts: usize = starts.map(DeviceBufferMut::len).sum();
-                one.held.shrink_to(kept + one.picked.len() + starts);
+                let columns: Vec<_> = one.columns.iter().map(|c| c.array.clone()).collect();
+                let kept = columns.iter().map(DeviceArray::get_array_memory_size);
+                let starts = one.starts.iter().flatten().map(DeviceBufferMut::len);
+                let bytes = kept.chain(starts).sum::<usize>() + one.picked.len();
+                one.held.keep(columns, bytes);
             }
             let (found, empty): (Vec<_>, Vec<_>) =
                 found.into_iter().partition(|one| one.rows() > 0);
