@@ -7,12 +7,13 @@ use std::sync::Arc;
 use datafusion_catalog::memory::DataSourceExec;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::TreeNodeRecursion;
-use datafusion_common::{Result, Statistics};
+use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::execution_plan::{
-    CardinalityEffect, ChildrenPropertiesMode, ReplaceChildrenOptions,
+    CardinalityEffect, ChildrenPropertiesMode, InvariantLevel, ReplaceChildrenOptions,
+    check_default_invariants,
 };
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
@@ -139,6 +140,11 @@ impl DeviceExec {
         device: &Device,
         context: &Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
+        let partitions = self.node.properties().partitioning.partition_count();
+        if partition >= partitions {
+            let what = format!("partition {partition} of {partitions} of {}", self.name());
+            return Err(DataFusionError::Internal(what));
+        }
         let memory = DeviceReservation::new(context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
         let stream = self.operator.execute(&DeviceTask {
@@ -283,6 +289,11 @@ impl ExecutionPlan for DeviceExec {
 
     fn properties(&self) -> &Arc<PlanProperties> {
         self.node.properties()
+    }
+
+    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
+        check_default_invariants(self, check)?;
+        self.node.check_invariants(check)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {

@@ -149,8 +149,8 @@ impl<'a> Placing<'a> {
         for plugin in self.plugins {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
-                    if let Some(why) = self.too_few(node) {
-                        declined.push(format!("{}: {why}", node.name()));
+                    // Its rows may still go up for a node above it, so nothing is noted.
+                    if self.too_few(node).is_some() {
                         continue;
                     }
                     let merges = self.merges(node, device, plugin);

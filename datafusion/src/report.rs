@@ -51,17 +51,16 @@ pub fn declined(
     let mut found = Vec::new();
     plan.apply(|node| {
         let host = DeviceExec::of(node).is_none() && !is_transition(node);
-        let no_rows_there = node
-            .children()
-            .into_iter()
-            .all(|child| device_of(child).is_none());
+        let children = node.children();
+        let reads_host = children.iter().all(|child| device_of(child).is_none());
         for plugin in rule.plugins.iter().filter(|_| host) {
             let why = match plugin.can_run(node, device) {
                 Verdict::Stays(why) => Some(why.into_owned()),
-                Verdict::Runs if no_rows_there => placing.too_few(node),
+                Verdict::Runs if reads_host && !children.is_empty() => placing.too_few(node),
                 _ => None,
             };
-            found.extend(why.map(|why| (node.name().to_owned(), why)));
+            let one = why.map(|why| (node.name().to_owned(), why));
+            found.extend(one.filter(|one| !found.contains(one)));
         }
         Ok(TreeNodeRecursion::Continue)
     })?;

@@ -394,6 +394,7 @@ impl<T: Send + 'static> Ahead<T> {
                 Poll::Ready(None) => ended = true,
                 Poll::Ready(Some(batch)) => {
                     let coming = batch.and_then(&mut self.start);
+                    ended = coming.is_err();
                     let coming = coming.unwrap_or_else(|e| Box::pin(ready(Err(e))));
                     self.coming.push_back(maybe_done(coming));
                 }

@@ -329,8 +329,6 @@ async fn why_a_node_stays_is_reported() {
         (scan(unknown).await, "nobody knows whether it reads 11 rows"),
     ] {
         let plan = placed(&filter(input), &rule);
-        let shown = format!("declined=[FilterExec: {why}]");
-        says(&text(&plan, &[]), &[&shown]);
         let found = declined(&plan, &rule, &any_sim()).unwrap();
         assert_eq!(found, [("FilterExec".to_owned(), why.to_owned())]);
     }

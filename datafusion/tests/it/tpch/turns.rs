@@ -97,6 +97,8 @@ async fn queries_that_fit_alone_wait_for_each_other() -> Result<()> {
     let found = collect(plan(&small, sql).await?, small.task_ctx()).await;
     // Which node is refused first, an upload or a download, depends on the order of the tasks.
     let error = fails(found, &["Exec, partition ", "bytes"]);
+    let (text, nodes) = (error.to_string(), ["HostToDeviceExec", "DeviceToHostExec"]);
+    assert!(nodes.iter().any(|node| text.contains(node)), "{text}");
     let root = error.find_root();
     assert!(
         matches!(root, DataFusionError::ResourcesExhausted(_)),
