@@ -65,19 +65,15 @@ pub(super) fn soak(subject: &Subject) {
         device.synchronize().expect("synchronize");
         levels.push(Level::now());
     }
-    // The first rounds fill pools.
-    let most =
-        |from: usize, to: usize, of: fn(&Level) -> u64| levels[from..to].iter().map(of).max();
+    // The first rounds fill pools. What is there for a moment only has not grown: threads that end when they are idle may meet by chance.
+    let early = |of: fn(&Level) -> u64| levels[2..5].iter().map(of).max();
+    let late = |of: fn(&Level) -> u64| levels[7..].iter().map(of).min();
     for (what, of, margin) in [
         ("files", (|level| level.files) as fn(&Level) -> u64, 2),
-        // Those that end when they are idle may meet by chance.
         ("threads", |level| level.threads, 2),
         ("memory", |level| level.memory, MARGIN),
     ] {
-        let (before, after) = (
-            most(2, 5, of).unwrap_or(0),
-            most(7, ROUNDS, of).unwrap_or(0),
-        );
+        let (before, after) = (early(of).unwrap_or(0), late(of).unwrap_or(0));
         // A sanitizer keeps what was freed.
         let counts = what != "memory" || std::env::var_os("ASAN_OPTIONS").is_none();
         let is_level = after <= before + margin + before / 20 || !counts;
