@@ -4,7 +4,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use arrow_device::device::DevicePtr;
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Queue, Result};
 
 use super::sim;
 
