@@ -52,8 +52,8 @@ impl Drop for Exported {
     /// Never unwinds: all code of others (owners, events, children that a consumer put in) runs under a guard of its own.
     fn drop(&mut self) {
         for child in &mut self.children {
-            // SAFETY: the children are valid, or were not made or moved out, and are marked as released. An error is a panic that the callee has
-            // caught already.
+            // SAFETY: `release` requires a valid struct: `Exporter::node` made each child, and one that a consumer has moved out is marked as
+            // released. An error is a panic that the callee has caught already.
             let _ = unsafe { CArray::release(child) };
         }
         for owner in take(&mut self.owners) {
