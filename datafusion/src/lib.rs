@@ -120,6 +120,7 @@ mod coalesce;
 mod exec;
 mod form;
 mod halves;
+mod joining;
 mod memory;
 mod metrics;
 mod on_host;
@@ -155,15 +156,13 @@ pub use report::{declined, ran_on_host};
 pub use resolver::DeviceResolver;
 pub use rule::DeviceRule;
 pub use sink::{execute_on_device, export_plan};
-pub use source::contract::{DeviceSource, ScanRequest};
+pub use source::contract::{DeviceSink, DeviceSource, InsertRequest, ScanRequest};
 pub use source::insert::DeviceInsertExec;
-pub use source::insertion::{DeviceSink, InsertRequest};
 pub use source::scan::DeviceScanExec;
 pub use source::table::DeviceTable;
 pub use spec::DeviceSpec;
 pub use stream::SendableDeviceStream;
-pub use transitions::between::DeviceToDeviceExec;
-pub use transitions::to_device::HostToDeviceExec;
+pub use transitions::to_device::{DeviceToDeviceExec, HostToDeviceExec};
 pub use transitions::to_host::DeviceToHostExec;
 
 /// The programs of the page, which are tested as they stand.

@@ -8,11 +8,15 @@ use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use futures::StreamExt;
 use futures::stream::poll_fn;
 
-/// A partition on a device, which `host` starts on the host, for a reason, if there is too little memory for its first batch.
+/// A partition on a device, which `host` starts on the host, for a reason, if there is too little memory for its start or its first batch.
 pub(super) fn until_first(
-    mut stream: SendableRecordBatchStream,
+    started: Result<SendableRecordBatchStream>,
     host: impl FnOnce(&str) -> Result<SendableRecordBatchStream> + Send + 'static,
-) -> SendableRecordBatchStream {
+) -> Result<SendableRecordBatchStream> {
+    let mut stream = match started {
+        Err(e) if is_exhausted(&e) => return host(&e.to_string()),
+        started => started?,
+    };
     let (schema, mut host) = (stream.schema(), Some(host));
     let batches = poll_fn(move |cx| {
         let next = ready!(stream.poll_next_unpin(cx));
@@ -25,10 +29,10 @@ pub(super) fn until_first(
         }
         stream.poll_next_unpin(cx)
     });
-    Box::pin(RecordBatchStreamAdapter::new(schema, batches))
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
 }
 
 /// Whether it is a lack of memory.
-pub(super) fn is_exhausted(e: &DataFusionError) -> bool {
+fn is_exhausted(e: &DataFusionError) -> bool {
     matches!(e.find_root(), DataFusionError::ResourcesExhausted(_))
 }

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::child::execute_child_apart;
 use super::memory::DeviceReservation;
+use super::metrics::DeviceMetrics;
 use super::stream::{Item, SendableDeviceStream, device_stream};
 use super::transfer::host_stream;
 use super::upload::{Target, typed_as, upload_rows};
@@ -52,7 +53,8 @@ pub(super) fn merged(
             // arrow-rs casts them, on the host.
             let own =
                 std::mem::replace(stream, device_stream(empty(), schema.clone(), device_type));
-            let rows = host_stream(own, device, schema.clone(), None, memory(i), usize::MAX);
+            let none = DeviceMetrics::new(&<_>::default(), i);
+            let rows = host_stream(own, device, schema.clone(), none, memory(i), usize::MAX);
             *stream = upload_rows(rows, schema.clone(), device, target.clone(), memory(i))?;
         }
     }

@@ -24,9 +24,8 @@ use super::halves::gathered;
 use super::plugin::{DevicePlugin, Verdict};
 use super::source::insert::DeviceInsertExec;
 use super::spec::DeviceSpec;
-use super::transitions::below::{is_between, is_transition, operator, upload};
-use super::transitions::between::DeviceToDeviceExec;
-use super::transitions::to_device::HostToDeviceExec;
+use super::transitions::below::{is_transition, operator};
+use super::transitions::to_device::{DeviceToDeviceExec, HostToDeviceExec};
 use super::transitions::to_host::DeviceToHostExec;
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -75,7 +74,7 @@ impl<'a> Placing<'a> {
             return Ok(on_host(placed));
         }
         Ok(match placed.downcast_ref::<DeviceToHostExec>() {
-            Some(down) if down.notes(&declined) => placed,
+            Some(down) if down.declined == declined => placed,
             _ => DeviceToHostExec::noting(on_host(placed), declined),
         })
     }
@@ -105,7 +104,8 @@ impl<'a> Placing<'a> {
         let is_new = new.is_some();
         let placed = new.as_ref().unwrap_or(node);
         let device = DeviceExec::of(placed).map(DeviceExec::device);
-        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin);
+        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin).cloned();
+        let up = HostToDeviceExec::for_plugin(plugin);
         // It is on the host, and reads the device.
         let insert = placed.downcast_ref::<DeviceInsertExec>();
         let device = device.or(insert.map(DeviceInsertExec::device)).cloned();
@@ -119,7 +119,7 @@ impl<'a> Placing<'a> {
                 child
             };
             let own = match &device {
-                Some(device) => on_device(read, device, self.forms, upload_for(plugin))?,
+                Some(device) => on_device(read, device, self.forms, up.clone())?,
                 None => on_host(read.clone()),
             };
             changed |= !Arc::ptr_eq(&own, child);
@@ -155,7 +155,14 @@ impl<'a> Placing<'a> {
                     }
                     let merges = self.merges(node, device, plugin);
                     let up = self.uploaded(node, device, plugin, merges)?;
-                    return with_partitions_of(node, up).map(Some);
+                    let by = node.output_partitioning().partition_count();
+                    if up.output_partitioning().partition_count() == by {
+                        return Ok(Some(up));
+                    }
+                    // Rows distributed as those of the node were.
+                    let by = Partitioning::RoundRobinBatch(by);
+                    let distributed = RepartitionExec::try_new(on_host(up), by)?;
+                    return Ok(Some(Arc::new(distributed)));
                 }
                 Verdict::RunsThere if !rows_there => {}
                 Verdict::Runs | Verdict::RunsThere => {
@@ -219,7 +226,8 @@ impl<'a> Placing<'a> {
                     true => Arc::new(CoalescePartitionsExec::new(child.clone())),
                     false => child.clone(),
                 };
-                on_device(&child, device, self.forms, upload_for(Some(plugin)))
+                let up = HostToDeviceExec::for_plugin(plugin.clone());
+                on_device(&child, device, self.forms, up)
             }
         };
         let children = node.children().into_iter().map(up);
@@ -273,24 +281,14 @@ impl<'a> Placing<'a> {
             inputs.iter().map(partitions).sum::<usize>(),
         );
         let below = replace_children_if_necessary(node.clone(), inputs)?;
-        let stays = DeviceExec::of(node).is_some() || keeps_partitions(node);
         // Rows of several partitions would lose the order that the nodes above count on.
         if after > 1 && below.output_ordering().is_some() {
             return Ok(None);
         }
-        let replaced = self.replaced(&below)?;
-        let is_new = replaced.is_some();
-        let below = match replaced {
-            Some(replaced) => replaced,
-            None if stays => below,
-            None => return Ok(None),
-        };
-        if partitions(&below) != after {
+        let below = self.place(&below)?.unwrap_or(below);
+        let stays = DeviceExec::of(&below).is_some() || keeps_partitions(node);
+        if !stays || partitions(&below) != after {
             return Ok(None);
-        }
-        let mut below = self.place(&below)?.unwrap_or(below);
-        if is_new {
-            below = self.joined(below);
         }
         let by = Partitioning::RoundRobinBatch(before);
         Ok(Some(Arc::new(RepartitionExec::try_new(
@@ -308,11 +306,10 @@ impl<'a> Placing<'a> {
         let Some((whole, distribution)) = gathered else {
             return Ok(None);
         };
-        let Some(replaced) = self.replaced(&whole)? else {
+        let placed = self.place(&whole)?;
+        let Some(placed) = placed.filter(|placed| DeviceExec::of(placed).is_some()) else {
             return Ok(None);
         };
-        let placed = self.place(&replaced)?.unwrap_or(replaced);
-        let placed = self.joined(placed);
         let distributed = RepartitionExec::try_new(on_host(placed), distribution)?;
         Ok(Some(Arc::new(distributed)))
     }
@@ -324,22 +321,6 @@ pub(super) fn with_output_on(plan: Plan, device: &DeviceSpec) -> Result<Plan> {
     let plan = placing.below_root(plan)?;
     let plan = without_round_robin(&plan);
     on_device(plan, device, Forms::All, HostToDeviceExec::default())
-}
-
-/// The upload of rows for the operators of a plugin.
-fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
-    let plugin = plugin.cloned();
-    plugin.map_or_else(HostToDeviceExec::default, HostToDeviceExec::for_plugin)
-}
-
-/// Rows distributed as those of `node` were.
-fn with_partitions_of(node: &Plan, rows: Plan) -> Result<Plan> {
-    let by = node.output_partitioning();
-    if rows.output_partitioning().partition_count() == by.partition_count() {
-        return Ok(rows);
-    }
-    let by = Partitioning::RoundRobinBatch(by.partition_count());
-    Ok(Arc::new(RepartitionExec::try_new(on_host(rows), by)?))
 }
 
 /// Whether a node reads all partitions, in any order.
@@ -362,10 +343,7 @@ fn below_the_download(plan: &Plan) -> Result<Option<Plan>> {
     if !limits && !plan.downcast_ref().is_some_and(drops_columns) {
         return Ok(None);
     }
-    let down = match plan.children()[..] {
-        [child] => child.downcast_ref::<DeviceToHostExec>(),
-        _ => None,
-    };
+    let down: Option<&DeviceToHostExec> = plan.children()[0].downcast_ref();
     let device = down.and_then(|down| DeviceExec::of(down.input()));
     let Some(device) = device.map(|node| node.device().clone()) else {
         return Ok(None);
@@ -396,10 +374,11 @@ fn on_device(
         return Ok(there);
     }
     let operator = operator(plan);
-    let (of, up) = (DeviceExec::of(operator), upload(plan));
+    let of = DeviceExec::of(operator);
+    let up: Option<&HostToDeviceExec> = DeviceExec::operator(plan);
     // The transition that is needed is there.
     let fits = match of {
-        Some(_) => is_between(plan),
+        Some(_) => DeviceExec::operator::<DeviceToDeviceExec>(plan).is_some(),
         None => up.is_some(),
     };
     let above = DeviceExec::of(plan).filter(|above| fits && above.device() == device);

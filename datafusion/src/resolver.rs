@@ -66,12 +66,13 @@ impl DeviceResolver {
                 let id = device.id();
                 id.device_type == spec.device_type() && spec.id().is_none_or(|n| n == id.id)
             };
-            let count = devices.iter().filter(fits).count().max(1);
-            let mut fitting = devices.iter().filter(fits);
-            fitting.nth(partition % count).cloned().ok_or_else(|| {
-                let names: Vec<_> = devices.iter().map(|d| d.id().to_string()).collect();
-                absent(spec, format!("the session offers [{}]", names.join(", ")))
-            })
+            let fitting: Vec<_> = devices.iter().filter(fits).collect();
+            if let Some(n) = partition.checked_rem(fitting.len()) {
+                return Ok(fitting[n].clone());
+            }
+            let names: Vec<_> = devices.iter().map(|d| d.id().to_string()).collect();
+            let names = names.join(", ");
+            Err(absent(spec, format!("the session offers [{names}]")))
         })
     }
 

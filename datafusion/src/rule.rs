@@ -106,9 +106,7 @@ impl DeviceRule {
         });
         placed.map_err(|e| e.context("device operators on this worker"))
     }
-}
 
-impl DeviceRule {
     pub(super) fn placing(&self, forms: Forms, options: &ConfigOptions) -> Placing<'_> {
         Placing::new(&self.plugins, self.uploads.as_ref(), forms, options)
     }

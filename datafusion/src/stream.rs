@@ -1,7 +1,7 @@
 //! Streams of operators.
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches};
@@ -31,50 +31,36 @@ pub(super) fn device_stream(
     ))
 }
 
-/// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams.
-pub(super) struct Measured {
-    stream: SendableDeviceStream,
-    metrics: DeviceMetrics,
-    /// What the polls have allocated on the device since they returned a batch.
-    allocated: usize,
-    /// What of that is the batch's that was returned last.
+/// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams. What its polls have allocated on the device for the
+/// batch that was returned last is reserved.
+pub(super) fn measured(
+    mut stream: SendableDeviceStream,
+    set: &ExecutionPlanMetricsSet,
+    partition: usize,
     memory: DeviceReservation,
-}
-
-impl Measured {
-    pub(super) fn over(
-        stream: SendableDeviceStream,
-        set: &ExecutionPlanMetricsSet,
-        partition: usize,
-        memory: DeviceReservation,
-    ) -> SendableDeviceStream {
-        let (schema, device_type) = (stream.schema(), stream.device_type());
-        let mut measured = Self {
-            metrics: DeviceMetrics::new(set, partition),
-            stream,
-            allocated: 0,
-            memory,
-        };
-        device_stream(poll_fn(move |cx| measured.poll(cx)), schema, device_type)
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+) -> SendableDeviceStream {
+    let (schema, device_type) = (stream.schema(), stream.device_type());
+    // Since a batch was returned.
+    let mut allocated = 0_usize;
+    let metrics = DeviceMetrics::new(set, partition);
+    let batches = poll_fn(move |cx| {
         // A stream that is always ready must not occupy its task's thread for ever.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
-        ready!(self.memory.poll_turn(cx));
-        self.memory.shrink(usize::MAX);
-        let poll = || self.stream.as_mut().poll_next(cx);
-        let (next, allocated) = self.metrics.poll(poll, DeviceRecordBatch::num_rows);
-        self.allocated = self.allocated.saturating_add(allocated);
+        ready!(memory.poll_turn(cx));
+        memory.shrink(usize::MAX);
+        let poll = || stream.as_mut().poll_next(cx);
+        let (next, more) = metrics.poll(poll, DeviceRecordBatch::num_rows);
+        allocated = allocated.saturating_add(more);
         let next = ready!(next);
         budget.made_progress();
-        let allocated = std::mem::take(&mut self.allocated);
+        let allocated = std::mem::take(&mut allocated);
         Poll::Ready(next.map(|batch| {
             let batch = batch.map_err(to_datafusion).and_then(|batch| {
                 let own = allocated.min(batch.get_array_memory_size());
-                self.memory.grow(own).map(|()| batch)
+                memory.grow(own).map(|()| batch)
             });
-            batch.map_err(|e| from_datafusion(self.memory.named(e)))
+            batch.map_err(|e| from_datafusion(memory.named(e)))
         }))
-    }
+    });
+    device_stream(batches, schema, device_type)
 }
