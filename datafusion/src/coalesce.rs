@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::joining::groups;
 use super::memory::{DeviceReservation, Share};
 use super::metrics::on_blocking_thread;
-use super::operator::{DeviceOperator, DeviceTask};
+use super::plugin::{DeviceOperator, DeviceTask};
 use super::spec::DeviceSpec;
 use super::stream::{Item, SendableDeviceStream, device_stream};
 use super::transfer::queue_of;

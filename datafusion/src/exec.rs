@@ -26,13 +26,10 @@ use datafusion_physical_plan::{
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::until_first;
-use super::operator::{DeviceOperator, DeviceTask};
 use super::options::DeviceOptions;
-use super::plugin::{DevicePlugin, target_of};
-use super::resolver::open_for;
-use super::spec::DeviceSpec;
-use super::stream::{SendableDeviceStream, measured};
+use super::plugin::{DeviceOperator, DevicePlugin, DeviceTask, target_of};
+use super::spec::{DeviceSpec, open_for};
+use super::stream::{SendableDeviceStream, measured, until_first};
 use super::transfer::host_stream;
 use arrow_device::Device;
 

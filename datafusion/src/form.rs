@@ -23,9 +23,8 @@ use futures::StreamExt;
 use futures::stream::poll_fn;
 
 use super::exec::DeviceExec;
-use super::operator::{DeviceOperator, DeviceTask};
-use super::parallel::merged;
-use super::plugin::{DevicePlugin, Verdict};
+use super::inputs::merged;
+use super::plugin::{DeviceOperator, DevicePlugin, DeviceTask, Verdict};
 use super::spec::DeviceSpec;
 use super::stream::{SendableDeviceStream, device_stream};
 use super::transitions::below::operator;

@@ -7,6 +7,7 @@ use datafusion_common::Result;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::{Transformed, TreeNode};
 use datafusion_physical_expr::{Distribution, Partitioning};
+use datafusion_physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion_physical_plan::repartition::RepartitionExec;
@@ -20,7 +21,6 @@ use super::exec::DeviceExec;
 use super::form::{
     DeviceForm, Forms, device_of, drops_columns, keeps_partitions, lifted, round_robin,
 };
-use super::halves::gathered;
 use super::plugin::{DevicePlugin, Verdict};
 use super::source::insert::DeviceInsertExec;
 use super::spec::DeviceSpec;
@@ -391,4 +391,34 @@ fn on_device(
         // What was wanted of the batches is wanted of them there, too.
         None => up.cloned().unwrap_or(to_device).above(input, device),
     })
+}
+
+/// The second half of an aggregate whose first half runs on a device, over all of its partitions at once, and how its groups are distributed
+/// then. A device has no use for more partitions, and its results are only as many rows as there are groups.
+fn gathered(
+    node: &Arc<dyn ExecutionPlan>,
+) -> Result<Option<(Arc<dyn ExecutionPlan>, Partitioning)>> {
+    let half = node.downcast_ref::<AggregateExec>();
+    let half = half.filter(|half| *half.mode() == AggregateMode::FinalPartitioned);
+    let exchange = half.and_then(|half| half.input().downcast_ref::<RepartitionExec>());
+    let (Some(half), Some(exchange)) = (half, exchange) else {
+        return Ok(None);
+    };
+    let first = operator(exchange.input());
+    let distribution = node.output_partitioning().clone();
+    let is_hash = matches!(distribution, Partitioning::Hash(..));
+    if DeviceExec::of(first).is_none() || exchange.preserve_order() || !is_hash {
+        return Ok(None);
+    }
+    let whole = AggregateExec::try_new(
+        AggregateMode::Final,
+        half.group_expr().clone(),
+        half.aggr_expr().to_vec(),
+        half.filter_expr().to_vec(),
+        Arc::new(CoalescePartitionsExec::new(first.clone())),
+        half.input_schema(),
+    )?
+    .with_limit_options(half.limit_options());
+    let same = whole.schema() == half.schema();
+    Ok(same.then(|| (Arc::new(whole) as _, distribution)))
 }

@@ -22,10 +22,9 @@ use futures::stream::once;
 use tokio::runtime::Handle;
 
 use super::contract::{DeviceSource, InsertRequest};
+use crate::inputs::merged;
 use crate::metrics::{named, on_blocking_thread, to_datafusion};
-use crate::parallel::merged;
-use crate::resolver::open_for;
-use crate::spec::DeviceSpec;
+use crate::spec::{DeviceSpec, open_for};
 
 /// The node that inserts rows into a [`DeviceTable`](crate::DeviceTable), and returns their number
 /// in one row on the host.

@@ -32,7 +32,7 @@ use super::declared::properties;
 use super::streams::scanned;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
-use crate::operator::{DeviceOperator, DeviceTask};
+use crate::plugin::{DeviceOperator, DeviceTask};
 use crate::stream::SendableDeviceStream;
 
 /// The operator that reads a [`DeviceTable`](crate::DeviceTable).

@@ -8,9 +8,8 @@ use datafusion_common::Result;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::to_host::passing;
-use crate::child::execute_child_apart;
-use crate::operator::{DeviceOperator, DeviceTask};
-use crate::plugin::{DevicePlugin, target_of};
+use crate::inputs::execute_child_apart;
+use crate::plugin::{DeviceOperator, DevicePlugin, DeviceTask, target_of};
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 use crate::upload::{upload, with_types};

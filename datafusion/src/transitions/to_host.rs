@@ -13,7 +13,7 @@ use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
 use crate::exec::DeviceExec;
-use crate::operator::DeviceOperator;
+use crate::plugin::DeviceOperator;
 use crate::spec::DeviceSpec;
 
 /// The node that downloads a device operator's batches, one ahead of its parent.
