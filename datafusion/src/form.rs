@@ -299,11 +299,8 @@ fn with_columns(
         let (device, rows) = (batch.device(), batch.num_rows());
         DeviceRecordBatch::try_new_with_rows(device, own.clone(), &columns, rows)
     };
-    device_stream(
-        stream.map(move |batch| batch.and_then(&of)),
-        schema,
-        device_type,
-    )
+    let batches = stream.map(move |batch| batch.and_then(&of));
+    device_stream(batches, schema, device_type)
 }
 
 /// A stream without its first `skip` rows, and with at most `fetch` of those that follow; batches without such rows are left out. Once enough rows

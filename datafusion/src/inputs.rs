@@ -48,14 +48,8 @@ impl DeviceTask<'_> {
         }
         let name = format!("input {}", child.name());
         let memory = DeviceReservation::new(context, &name, partition, device);
-        execute_child_apart(
-            child,
-            partition,
-            device,
-            context,
-            self.target.clone(),
-            memory,
-        )
+        let target = self.target.clone();
+        execute_child_apart(child, partition, device, context, target, memory)
     }
 
     pub(super) fn child(&self, child: usize) -> Result<&Arc<dyn ExecutionPlan>> {

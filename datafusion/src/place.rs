@@ -159,10 +159,8 @@ impl<'a> Placing<'a> {
                     if up.output_partitioning().partition_count() == by {
                         return Ok(Some(up));
                     }
-                    // Rows distributed as those of the node were.
-                    let by = Partitioning::RoundRobinBatch(by);
-                    let distributed = RepartitionExec::try_new(on_host(up), by)?;
-                    return Ok(Some(Arc::new(distributed)));
+                    // As those of the node were.
+                    return distributed(up, Partitioning::RoundRobinBatch(by)).map(Some);
                 }
                 Verdict::RunsThere if !rows_there => {}
                 Verdict::Runs | Verdict::RunsThere => {
@@ -276,10 +274,8 @@ impl<'a> Placing<'a> {
             return Ok(None);
         }
         let partitions = |plan: &Plan| plan.output_partitioning().partition_count();
-        let (before, after) = (
-            partitions(node),
-            inputs.iter().map(partitions).sum::<usize>(),
-        );
+        let before = partitions(node);
+        let after: usize = inputs.iter().map(partitions).sum();
         let below = replace_children_if_necessary(node.clone(), inputs)?;
         // Rows of several partitions would lose the order that the nodes above count on.
         if after > 1 && below.output_ordering().is_some() {
@@ -290,29 +286,47 @@ impl<'a> Placing<'a> {
         if !stays || partitions(&below) != after {
             return Ok(None);
         }
-        let by = Partitioning::RoundRobinBatch(before);
-        Ok(Some(Arc::new(RepartitionExec::try_new(
-            on_host(below),
-            by,
-        )?)))
+        distributed(below, Partitioning::RoundRobinBatch(before)).map(Some)
     }
 
-    /// The second half of an aggregate, if it runs on a device as the first half does: its groups are distributed after it.
+    /// The second half of an aggregate whose first half runs on a device, if it runs there, too: over all partitions of the first half at once. Its
+    /// groups are distributed after it. A device has no use for more partitions, and its results are only as many rows as there are groups.
     fn below_hash(&self, node: &Plan) -> Result<Option<Plan>> {
-        let gathered = match self.forms {
-            Forms::All => gathered(node)?,
-            _ => None,
-        };
-        let Some((whole, distribution)) = gathered else {
+        let half = node.downcast_ref::<AggregateExec>();
+        let half = half.filter(|half| *half.mode() == AggregateMode::FinalPartitioned);
+        let exchange = half.and_then(|half| half.input().downcast_ref::<RepartitionExec>());
+        let (Some(half), Some(exchange), Forms::All) = (half, exchange, self.forms) else {
             return Ok(None);
         };
+        let (first, by) = (operator(exchange.input()), node.output_partitioning());
+        let is_hash = matches!(by, Partitioning::Hash(..));
+        if DeviceExec::of(first).is_none() || exchange.preserve_order() || !is_hash {
+            return Ok(None);
+        }
+        let whole = AggregateExec::try_new(
+            AggregateMode::Final,
+            half.group_expr().clone(),
+            half.aggr_expr().to_vec(),
+            half.filter_expr().to_vec(),
+            Arc::new(CoalescePartitionsExec::new(first.clone())),
+            half.input_schema(),
+        )?;
+        let whole: Plan = Arc::new(whole.with_limit_options(half.limit_options()));
+        if whole.schema() != half.schema() {
+            return Ok(None);
+        }
         let placed = self.place(&whole)?;
-        let Some(placed) = placed.filter(|placed| DeviceExec::of(placed).is_some()) else {
-            return Ok(None);
-        };
-        let distributed = RepartitionExec::try_new(on_host(placed), distribution)?;
-        Ok(Some(Arc::new(distributed)))
+        match placed.filter(|placed| DeviceExec::of(placed).is_some()) {
+            Some(placed) => distributed(placed, by.clone()).map(Some),
+            None => Ok(None),
+        }
     }
+}
+
+/// The rows of a plan, on the host, in these partitions.
+fn distributed(plan: Plan, by: Partitioning) -> Result<Plan> {
+    let distributed = RepartitionExec::try_new(on_host(plan), by)?;
+    Ok(Arc::new(distributed))
 }
 
 /// As the rule, for a plan whose output is wanted on a device.
@@ -391,34 +405,4 @@ fn on_device(
         // What was wanted of the batches is wanted of them there, too.
         None => up.cloned().unwrap_or(to_device).above(input, device),
     })
-}
-
-/// The second half of an aggregate whose first half runs on a device, over all of its partitions at once, and how its groups are distributed
-/// then. A device has no use for more partitions, and its results are only as many rows as there are groups.
-fn gathered(
-    node: &Arc<dyn ExecutionPlan>,
-) -> Result<Option<(Arc<dyn ExecutionPlan>, Partitioning)>> {
-    let half = node.downcast_ref::<AggregateExec>();
-    let half = half.filter(|half| *half.mode() == AggregateMode::FinalPartitioned);
-    let exchange = half.and_then(|half| half.input().downcast_ref::<RepartitionExec>());
-    let (Some(half), Some(exchange)) = (half, exchange) else {
-        return Ok(None);
-    };
-    let first = operator(exchange.input());
-    let distribution = node.output_partitioning().clone();
-    let is_hash = matches!(distribution, Partitioning::Hash(..));
-    if DeviceExec::of(first).is_none() || exchange.preserve_order() || !is_hash {
-        return Ok(None);
-    }
-    let whole = AggregateExec::try_new(
-        AggregateMode::Final,
-        half.group_expr().clone(),
-        half.aggr_expr().to_vec(),
-        half.filter_expr().to_vec(),
-        Arc::new(CoalescePartitionsExec::new(first.clone())),
-        half.input_schema(),
-    )?
-    .with_limit_options(half.limit_options());
-    let same = whole.schema() == half.schema();
-    Ok(same.then(|| (Arc::new(whole) as _, distribution)))
 }

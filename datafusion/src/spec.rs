@@ -64,8 +64,8 @@ impl DeviceSpec {
     /// Returns whether the description fits a device.
     pub fn fits(&self, device: &Device) -> bool {
         let id = device.id();
-        match &self.device {
-            Some(own) => own.upgrade().as_ref() == Some(device),
+        match self.device() {
+            Some(own) => own == *device,
             None => self.device_type == id.device_type && self.id.is_none_or(|n| n == id.id),
         }
     }
@@ -189,11 +189,7 @@ impl DeviceResolver {
             if spec.device_type() == ArrowDeviceType::CPU {
                 return Ok(Devices::cpu());
             }
-            let fits = |device: &&Device| {
-                let id = device.id();
-                id.device_type == spec.device_type() && spec.id().is_none_or(|n| n == id.id)
-            };
-            let fitting: Vec<_> = devices.iter().filter(fits).collect();
+            let fitting: Vec<_> = devices.iter().filter(|one| spec.fits(one)).collect();
             if let Some(n) = partition.checked_rem(fitting.len()) {
                 return Ok(fitting[n].clone());
             }

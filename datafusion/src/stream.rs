@@ -26,11 +26,8 @@ pub(super) fn device_stream(
     schema: SchemaRef,
     device_type: ArrowDeviceType,
 ) -> SendableDeviceStream {
-    Box::pin(DeviceRecordBatches::from_stream(
-        batches,
-        schema,
-        device_type,
-    ))
+    let stream = DeviceRecordBatches::from_stream(batches, schema, device_type);
+    Box::pin(stream)
 }
 
 /// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams. What its polls have allocated on the device for the

@@ -50,7 +50,17 @@ impl DeviceInsertExec {
         table_name: Option<Arc<str>>,
         op: InsertOp,
     ) -> Result<Self> {
-        check_types(&source.schema(), &input.schema(), source.device())?;
+        let types = |schema: SchemaRef| {
+            let types = schema.fields().iter().map(|f| f.data_type().to_string());
+            types.collect::<Vec<_>>().join(", ")
+        };
+        let (expected, found) = (types(source.schema()), types(input.schema()));
+        if expected != found {
+            let device = source.device();
+            return plan_err!(
+                "columns of types {found} to insert into a DeviceTable on {device} with columns of types {expected}"
+            );
+        }
         let count = Field::new("count", DataType::UInt64, false);
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::new(Schema::new(vec![count]))),
@@ -94,21 +104,6 @@ impl DeviceInsertExec {
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
-}
-
-/// Checks that the columns to insert are of the table's types, in its order.
-fn check_types(table: &SchemaRef, input: &SchemaRef, device: &DeviceSpec) -> Result<()> {
-    let types = |schema: &SchemaRef| {
-        let types = schema.fields().iter().map(|f| f.data_type().to_string());
-        types.collect::<Vec<_>>().join(", ")
-    };
-    let (expected, found) = (types(table), types(input));
-    if expected == found {
-        return Ok(());
-    }
-    plan_err!(
-        "columns of types {found} to insert into a DeviceTable on {device} with columns of types {expected}"
-    )
 }
 
 impl DisplayAs for DeviceInsertExec {
@@ -176,10 +171,8 @@ impl ExecutionPlan for DeviceInsertExec {
             let count = Arc::new(UInt64Array::from(vec![rows]));
             Ok(RecordBatch::try_new(node.schema(), vec![count])?)
         };
-        Ok(Box::pin(RecordBatchStreamAdapter::new(
-            schema,
-            once(insertion),
-        )))
+        let count = RecordBatchStreamAdapter::new(schema, once(insertion));
+        Ok(Box::pin(count))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

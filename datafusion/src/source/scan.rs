@@ -249,12 +249,10 @@ impl ExecutionPlan for DeviceScanExec {
             // How the rows are distributed over the partitions is not known.
             _ => known.to_inexact(),
         };
-        Ok(Arc::new(
-            match self.filters.is_empty() && self.part.is_none() {
-                true => known,
-                false => known.to_inexact(),
-            },
-        ))
+        Ok(Arc::new(match (&self.filters[..], self.part) {
+            ([], None) => known,
+            _ => known.to_inexact(),
+        }))
     }
 
     fn apply_expressions(
@@ -285,12 +283,8 @@ impl ExecutionPlan for DeviceScanExec {
             return Ok(None);
         }
         let columns = new_projections_for_columns(expressions, &self.columns());
-        let narrowed = Self::new(
-            self.source.clone(),
-            self.table_name.clone(),
-            Some(&columns),
-            self.fetch,
-        )?;
+        let (source, name) = (self.source.clone(), self.table_name.clone());
+        let narrowed = Self::new(source, name, Some(&columns), self.fetch)?;
         // A projection may change the schema's metadata, which batches keep.
         if *narrowed.schema() != projection.schema() {
             return Ok(None);

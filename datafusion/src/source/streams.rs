@@ -123,11 +123,8 @@ pub(super) fn scanned(
         check_count(&request, promised, rows, false)?;
         Poll::Ready(Some(Ok(columns)))
     });
-    Ok(limited(
-        device_stream(batches, schema, device_type),
-        0,
-        fetch,
-    ))
+    let checked = device_stream(batches, schema, device_type);
+    Ok(limited(checked, 0, fetch))
 }
 
 /// The columns of a batch that were asked for.

@@ -364,10 +364,8 @@ fn over_table(
     schema: &SchemaRef,
     properties: &ExecutionProps,
 ) -> Result<Arc<dyn PhysicalExpr>> {
-    let (filter, schema) = (
-        unnormalize_col(filter.clone()),
-        DFSchema::try_from(schema.clone())?,
-    );
+    let filter = unnormalize_col(filter.clone());
+    let schema = DFSchema::try_from(schema.clone())?;
     let planning = PhysicalPlanningContext::default();
     create_physical_expr(&filter, &schema, properties, &planning)
 }

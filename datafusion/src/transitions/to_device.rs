@@ -62,11 +62,8 @@ impl DeviceOperator for HostToDeviceExec {
     }
 
     fn describe(&self, node: &dyn ExecutionPlan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let target = self
-            .plugin
-            .as_ref()
-            .and_then(|plugin| plugin.upload_target());
-        if let Some((rows, bytes)) = target {
+        let plugin = self.plugin.as_ref();
+        if let Some((rows, bytes)) = plugin.and_then(|plugin| plugin.upload_target()) {
             write!(f, ", upload_rows={rows}, upload_bytes={bytes}")?;
         }
         let (host, device) = (node.schema(), self.schema_on_device(&node.schema()));
