@@ -62,17 +62,6 @@ pub trait DevicePlugin: fmt::Debug + Send + Sync {
     }
 }
 
-/// How rows of the host go up for a plugin's operators, or for others.
-pub(super) fn target_of(plugin: Option<&Arc<dyn DevicePlugin>>, context: &TaskContext) -> Target {
-    let mut target = Target::of_task(context);
-    if let Some(plugin) = plugin.cloned() {
-        let own = plugin.upload_target();
-        (target.rows, target.bytes) = own.unwrap_or((target.rows, target.bytes));
-        target.types = Arc::new(move |host| plugin.upload_type(host));
-    }
-    target
-}
-
 /// What a [`DevicePlugin`] says of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -192,4 +181,15 @@ impl DeviceTask<'_> {
     ) -> SendableDeviceStream {
         device_stream(batches, schema, self.device.id().device_type)
     }
+}
+
+/// How rows of the host go up for a plugin's operators, or for others.
+pub(super) fn target_of(plugin: Option<&Arc<dyn DevicePlugin>>, context: &TaskContext) -> Target {
+    let mut target = Target::of_task(context);
+    if let Some(plugin) = plugin.cloned() {
+        let own = plugin.upload_target();
+        (target.rows, target.bytes) = own.unwrap_or((target.rows, target.bytes));
+        target.types = Arc::new(move |host| plugin.upload_type(host));
+    }
+    target
 }
