@@ -1,38 +1,37 @@
 //! [`DeviceCoalesceBatchesExec`]: small batches made larger.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
-use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Error, Queue};
+use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Queue};
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::stream::try_unfold;
+use futures::StreamExt;
 use tokio::runtime::Handle;
 
-use super::memory::DeviceReservation;
-use super::metrics::{from_datafusion, on_blocking_thread};
-use super::operator::{DeviceOperator, DeviceTask};
+use super::joining::groups;
+use super::memory::{DeviceReservation, Share};
+use super::metrics::on_blocking_thread;
+use super::plugin::{DeviceOperator, DeviceTask};
 use super::spec::DeviceSpec;
 use super::stream::{Item, SendableDeviceStream, device_stream};
-use super::timer::Patience;
+use super::transfer::queue_of;
 use super::transitions::to_host::passing;
 use super::upload::can_join;
 
-/// The bytes from which on batches wait no longer: larger ones gain nothing.
+/// The most bytes of batches that are joined: larger ones gain nothing.
 const MAX_JOINED: usize = 16 << 20;
 
 /// The operator that joins small batches on a device, such as those that a filter leaves: the operators above run fewer
 /// kernels, and a download has fewer batches.
 ///
-/// Batches of fewer than half of `rows` rows are joined until there are at least `rows` rows or 16 MiB, or until the input ends
-/// or a larger batch comes. Rows keep their order. Joining copies them once, on the device, to one allocation for each batch that
+/// Batches of fewer than half of `rows` rows are joined, to at most `rows` rows or 16 MiB, until the input ends, a larger batch
+/// comes, or they have waited long enough. Rows keep their order. Joining copies them once, on the device, to one allocation for each batch that
 /// is made; see [`DeviceRecordBatch::concat`] for what else it does. The memory of batches that wait is reserved in the device's
 /// pool.
 ///
-/// Larger batches, those that keep 16 MiB or more alive, and one that has no neighbour to join, are passed on as they are; batches
+/// Larger batches, those that keep 8 MiB or more alive, and one that has no neighbour to join, are passed on as they are; batches
 /// without rows are dropped. The batches of unbounded inputs are passed on, and so are those with dictionaries, run-end encoded
 /// columns, unions or list views, whose join could fail.
 #[derive(Clone, Debug)]
@@ -81,109 +80,56 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
             let name = self.name();
             DataFusionError::Execution(format!("{name} needs a Tokio runtime: {e}"))
         })?;
-        let (device, name) = (task.device, self.name());
-        let memory = DeviceReservation::new(task.context, name, task.partition, device);
-        let joined = Joined {
-            stream,
-            schema: schema.clone(),
-            device: device.clone(),
-            memory: Arc::new(memory),
-            queue: None,
-            runtime,
-            rows: self.rows,
-            patience: Patience::new(task.target.patience),
-            after: None,
-        };
-        let batches = try_unfold(joined, |mut joined| async move {
-            let next = joined.next().await?;
-            Ok(next.map(|batch| (batch, joined)))
-        });
-        Ok(device_stream(batches, schema, device_type))
-    }
-}
-
-struct Joined {
-    stream: SendableDeviceStream,
-    schema: SchemaRef,
-    device: Device,
-    /// The memory of the batches that wait, or are being joined.
-    memory: Arc<DeviceReservation>,
-    /// Made for the first join.
-    queue: Option<Queue>,
-    runtime: Handle,
-    rows: usize,
-    patience: Patience,
-    /// What comes after the batches that have been joined.
-    after: Option<Item>,
-}
-
-impl Joined {
-    async fn next(&mut self) -> Result<Option<DeviceRecordBatch>, Error> {
-        let mut small = Vec::new();
-        let (mut waiting, mut kept) = (0, 0);
-        while self.after.is_none() && waiting < self.rows && kept < MAX_JOINED {
-            let Some(next) = self.poll_next(small.is_empty()).await else {
-                break;
-            };
-            let batch = match next {
-                Ok(batch) => batch,
-                Err(e) => {
-                    self.after = Some(Err(e));
-                    break;
-                }
-            };
+        let (device, name) = (task.device.clone(), self.name());
+        let memory = DeviceReservation::new(task.context, name, task.partition, &device);
+        let (memory, most) = (Arc::new(memory), (self.rows, MAX_JOINED));
+        let parts = stream.map(move |batch| {
+            let batch = batch?;
             // A slice counts as what it keeps alive.
-            let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
-            if rows >= self.rows / 2 || bytes >= MAX_JOINED {
-                self.after = Some(Ok(batch)).filter(|_| rows > 0);
-            } else if rows > 0 {
-                self.memory.grow(bytes).map_err(from_datafusion)?;
-                if small.is_empty() {
-                    self.patience.begin();
-                }
-                (waiting, kept) = (waiting + rows, kept + bytes);
-                small.push(batch);
-            }
-        }
-        if small.is_empty() {
-            return self.after.take().transpose();
-        }
-        let joined = self.join(small).await;
-        self.memory.shrink(usize::MAX);
-        joined.map(Some)
+            let bytes = batch.get_array_memory_size();
+            let small = batch.num_rows() < most.0 / 2 && bytes < most.1 / 2;
+            let share = small.then(|| Share::new(&memory, bytes)).transpose()?;
+            Ok((batch, share))
+        });
+        let size = |(batch, share): &Part| Some((batch.num_rows(), share.as_ref()?.bytes));
+        let groups = groups(parts, most, task.target.patience, size);
+        let (of, mut queue) = (schema.clone(), None);
+        let joined = groups.then(move |parts| {
+            let (schema, device, runtime) = (of.clone(), device.clone(), runtime.clone());
+            let queue = queue_of(&device, &mut queue);
+            async move { join(parts?, schema, &device, queue?, &runtime).await }
+        });
+        Ok(device_stream(joined, schema, device_type))
     }
+}
 
-    /// The next batch; `None` at the end, or if others have waited for it long enough.
-    async fn poll_next(&mut self, alone: bool) -> Option<Item> {
-        poll_fn(|cx| match self.stream.as_mut().poll_next(cx) {
-            Poll::Pending if !alone && self.patience.ends(cx.waker()) => Poll::Ready(None),
-            next => next,
-        })
-        .await
-    }
+/// A batch, and what is reserved for it while it waits or is being joined.
+type Part = (DeviceRecordBatch, Option<Share>);
 
-    /// Joins batches, on a blocking thread if the host waits for the device.
-    async fn join(&mut self, mut small: Vec<DeviceRecordBatch>) -> Item {
-        if small.len() == 1 {
-            return Ok(small.remove(0));
-        }
-        let queue = match &self.queue {
-            Some(queue) => queue,
-            None => self.queue.insert(self.device.new_queue()?),
-        };
-        if !waits(&small, &self.device) {
-            return DeviceRecordBatch::concat(&self.schema, &small, queue);
-        }
-        let (schema, queue, memory) = (self.schema.clone(), queue.clone(), self.memory.clone());
-        let join = move || {
-            let joined = DeviceRecordBatch::concat(&schema, &small, &queue);
-            // If the stream has been dropped, they were reserved until now.
-            drop((small, memory));
-            joined
-        };
-        let operation = "joining batches on a device after the end of the Tokio runtime";
-        on_blocking_thread(&self.runtime, operation, join).await?
+/// Joins batches, on a blocking thread if the host waits for the device.
+async fn join(
+    mut parts: Vec<Part>,
+    schema: SchemaRef,
+    device: &Device,
+    queue: Queue,
+    runtime: &Handle,
+) -> Item {
+    if parts.len() == 1 {
+        return Ok(parts.remove(0).0);
     }
+    let (small, shares): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let waits = waits(&small, device);
+    let join = move || {
+        let joined = DeviceRecordBatch::concat(&schema, &small, &queue);
+        // If the stream has been dropped, they were reserved until now.
+        drop((small, shares));
+        joined
+    };
+    if !waits {
+        return join();
+    }
+    let operation = "joining batches on a device after the end of the Tokio runtime";
+    on_blocking_thread(runtime, operation, join).await?
 }
 
 /// Whether the host waits for the device to join these batches.

@@ -11,10 +11,7 @@ use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion_physical_plan::execution_plan::{
-    CardinalityEffect, ChildrenPropertiesMode, InvariantLevel, ReplaceChildrenOptions,
-    check_default_invariants,
-};
+use datafusion_physical_plan::execution_plan::CardinalityEffect;
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
 };
@@ -24,18 +21,15 @@ use datafusion_physical_plan::repartition::RepartitionExec;
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, PlanProperties,
-    SortOrderPushdownResult,
+    SortOrderPushdownResult, replace_children_if_necessary,
 };
 
 use super::memory::DeviceReservation;
 use super::metrics::DeviceMetrics;
-use super::on_host::{is_exhausted, until_first};
-use super::operator::{DeviceOperator, DeviceTask};
 use super::options::DeviceOptions;
-use super::plugin::{DevicePlugin, target_of};
-use super::resolver::open_for;
-use super::spec::DeviceSpec;
-use super::stream::{Measured, SendableDeviceStream};
+use super::plugin::{DeviceOperator, DevicePlugin, DeviceTask, target_of};
+use super::spec::{DeviceSpec, open_for};
+use super::stream::{SendableDeviceStream, measured, until_first};
 use super::transfer::host_stream;
 use arrow_device::Device;
 
@@ -51,7 +45,7 @@ pub struct DeviceExec {
     /// What makes the operator anew. Without one, the operator stays, whatever the node becomes.
     plugin: Option<Arc<dyn DevicePlugin>>,
     /// Whether it is an upload or a move, instead of which a reader on the host reads what that reads.
-    is_transition: bool,
+    pub(super) is_transition: bool,
     metrics: ExecutionPlanMetricsSet,
 }
 
@@ -88,15 +82,6 @@ impl DeviceExec {
             plugin,
             ..Self::new(node, device, operator)
         })
-    }
-
-    /// The same node as an upload or a move.
-    pub(super) fn into_transition(self) -> Self {
-        let is_transition = true;
-        Self {
-            is_transition,
-            ..self
-        }
     }
 
     /// Returns the node of DataFusion in whose place the operator runs, over the operator's children.
@@ -157,7 +142,7 @@ impl DeviceExec {
             metrics: &self.metrics,
         });
         let stream = stream.map_err(|e| memory.named(e))?;
-        Ok(Measured::over(stream, &self.metrics, partition, memory))
+        Ok(measured(stream, &self.metrics, partition, memory))
     }
 
     /// Starts a partition for a reader on the host, on the device and downloaded, unless its work is done on the host: the session
@@ -167,7 +152,7 @@ impl DeviceExec {
         partition: usize,
         context: Arc<TaskContext>,
         name: &str,
-        metrics: Option<&ExecutionPlanMetricsSet>,
+        metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
         let can = self.operator.runs_on_host();
         if let Some(why) = self.kept_from_device(&context).filter(|_| can) {
@@ -179,28 +164,21 @@ impl DeviceExec {
             Err(e) if falls_back => return self.start(partition, context, &e.to_string()),
             device => device?,
         };
-        let mut memory = DeviceReservation::new(&context, name, partition, &device);
-        if let Some(metrics) = metrics {
-            memory = memory.with_metrics(metrics);
-        }
+        let memory = DeviceReservation::new(&context, name, partition, &device);
+        let memory = memory.with_metrics(metrics);
         let rows = context.session_config().batch_size();
         let config = context.session_config().options();
         let mut read = self.children().into_iter();
         let falls_back = falls_back && read.all(|child| runs_again(child, config));
-        let stream = match self.execute_on(partition, &device, &context) {
-            Err(e) if falls_back && is_exhausted(&e) => {
-                return self.start(partition, context, &e.to_string());
-            }
-            stream => stream?,
-        };
-        let metrics = metrics.map(|metrics| DeviceMetrics::new(metrics, partition));
-        let stream = host_stream(stream, &device, self.schema(), metrics, memory, rows);
+        let metrics = DeviceMetrics::new(metrics, partition);
+        let stream = self.execute_on(partition, &device, &context);
+        let stream = stream
+            .map(|on_device| host_stream(on_device, &device, self.schema(), metrics, memory, rows));
         if !falls_back {
-            return Ok(stream);
+            return stream;
         }
         let own = self.clone();
-        let host = move |why: &str| own.start(partition, context, why);
-        Ok(until_first(stream, host))
+        until_first(stream, move |why| own.start(partition, context, why))
     }
 
     /// Whether the session has its work done on the host. An upload or a move stays where its reader wants the rows.
@@ -252,13 +230,15 @@ impl DeviceExec {
         if node.name() != self.node.name() || Self::of(&node).is_some() {
             return Ok(node);
         }
-        let device = self.device.clone();
-        Ok(Arc::new(match &self.plugin {
-            Some(plugin) => Self::in_place_of(node, device, plugin)?,
-            None => Self {
-                is_transition: self.is_transition,
-                ..Self::new(node, device, self.operator.clone())
-            },
+        let operator = match &self.plugin {
+            Some(plugin) => plugin.replace(&node)?,
+            None => self.operator.clone(),
+        };
+        Ok(Arc::new(Self {
+            node,
+            operator,
+            metrics: ExecutionPlanMetricsSet::new(),
+            ..self.clone()
         }))
     }
 }
@@ -291,11 +271,6 @@ impl ExecutionPlan for DeviceExec {
         self.node.properties()
     }
 
-    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
-        check_default_invariants(self, check)?;
-        self.node.check_invariants(check)
-    }
-
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
         self.node.dynamic_expressions_produced()
     }
@@ -304,20 +279,12 @@ impl ExecutionPlan for DeviceExec {
         self.node.children()
     }
 
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-        options: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.instead(self.node.clone().replace_children(children, options)?)
-    }
-
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
-        self.replace_children(children, options)
+        let node = replace_children_if_necessary(self.node.clone(), children)?;
+        self.instead(node)
     }
 
     /// DataFusion would repartition on the host.
@@ -351,7 +318,7 @@ impl ExecutionPlan for DeviceExec {
     ) -> Result<SendableRecordBatchStream> {
         match self.is_transition {
             true => self.node.execute(partition, context),
-            false => self.execute_down(partition, context, self.name(), None),
+            false => self.execute_down(partition, context, self.name(), &<_>::default()),
         }
     }
 

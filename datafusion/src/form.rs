@@ -23,9 +23,8 @@ use futures::StreamExt;
 use futures::stream::poll_fn;
 
 use super::exec::DeviceExec;
-use super::operator::{DeviceOperator, DeviceTask};
-use super::parallel::merged;
-use super::plugin::{DevicePlugin, Verdict};
+use super::inputs::merged;
+use super::plugin::{DeviceOperator, DevicePlugin, DeviceTask, Verdict};
 use super::spec::DeviceSpec;
 use super::stream::{SendableDeviceStream, device_stream};
 use super::transitions::below::operator;
@@ -63,7 +62,10 @@ use super::upload::with_types;
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct DeviceForm(Kind);
+pub struct DeviceForm {
+    kind: Kind,
+    name: String,
+}
 
 /// Which of DataFusion's nodes may become operators on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,54 +75,32 @@ pub(super) enum Forms {
     WithoutExchanges,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Kind {
     Projection(Arc<[usize]>),
     Union,
-    Limit { skip: usize, fetch: Option<usize> },
-    Coalesce { fetch: Option<usize> },
-    Merge { fetch: Option<usize> },
+    /// After so many rows.
+    Limit(usize),
+    Gather,
 }
 
 impl Kind {
-    /// Whether rows leave their partitions.
-    fn is_exchange(&self) -> bool {
-        matches!(self, Self::Coalesce { .. } | Self::Merge { .. })
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Projection(_) => "DeviceProjectionExec",
-            Self::Union => "DeviceUnionExec",
-            Self::Limit { .. } => "DeviceLimitExec",
-            Self::Coalesce { .. } => "DeviceCoalescePartitionsExec",
-            Self::Merge { .. } => "DeviceSortPreservingMergeExec",
-        }
-    }
-
     fn of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
-        if let Some(projection) = node.downcast_ref::<ProjectionExec>() {
-            return Some(Self::Projection(columns(projection)?));
-        }
-        if node.is::<UnionExec>() {
-            return Some(Self::Union);
-        }
-        if let Some(limit) = node.downcast_ref::<GlobalLimitExec>() {
-            let (skip, fetch) = (limit.skip(), limit.fetch());
-            return Some(Self::Limit { skip, fetch });
-        }
-        if let Some(limit) = node.downcast_ref::<LocalLimitExec>() {
-            let (skip, fetch) = (0, Some(limit.fetch()));
-            return Some(Self::Limit { skip, fetch });
-        }
-        if node.is::<CoalescePartitionsExec>() {
-            let fetch = node.fetch();
-            return Some(Self::Coalesce { fetch });
-        }
-        let merge = node.downcast_ref::<SortPreservingMergeExec>()?;
-        let fetch = merge.fetch();
-        let one = merge.input().output_partitioning().partition_count() == 1;
-        one.then_some(Self::Merge { fetch })
+        Some(if let Some(projection) = node.downcast_ref() {
+            Self::Projection(columns(projection)?)
+        } else if node.is::<UnionExec>() {
+            Self::Union
+        } else if let Some(limit) = node.downcast_ref::<GlobalLimitExec>() {
+            Self::Limit(limit.skip())
+        } else if node.is::<LocalLimitExec>() {
+            Self::Limit(0)
+        } else if node.is::<CoalescePartitionsExec>() {
+            Self::Gather
+        } else {
+            let merge = node.downcast_ref::<SortPreservingMergeExec>()?;
+            let one = merge.input().output_partitioning().partition_count() == 1;
+            one.then_some(Self::Gather)?
+        })
     }
 }
 
@@ -147,12 +127,11 @@ fn columns(projection: &ProjectionExec) -> Option<Arc<[usize]>> {
 
 /// Whether a projection has fewer columns than its input and none twice, and no other expressions.
 pub(super) fn drops_columns(projection: &ProjectionExec) -> bool {
-    let Some(columns) = columns(projection) else {
-        return false;
-    };
-    let mut seen = HashSet::new();
-    columns.len() < projection.input().schema().fields().len()
-        && columns.iter().all(|column| seen.insert(column))
+    columns(projection).is_some_and(|columns| {
+        let distinct: HashSet<_> = columns.iter().collect();
+        distinct.len() == columns.len()
+            && columns.len() < projection.input().schema().fields().len()
+    })
 }
 
 /// Whether a node's rows stay in the partitions in which they are, so that it may be below or above a round-robin repartition.
@@ -179,7 +158,7 @@ pub(super) fn lifted(
         return Ok((node.device() == device).then(|| operator.clone()));
     }
     match Kind::of(operator) {
-        Some(kind) if forms == Forms::All || !kind.is_exchange() => {}
+        Some(kind) if forms == Forms::All || !matches!(kind, Kind::Gather) => {}
         _ => return Ok(None),
     }
     let children = operator.children().into_iter();
@@ -234,9 +213,8 @@ impl DeviceForm {
             return Ok(None);
         }
         let forms: Arc<dyn DevicePlugin> = Arc::new(All);
-        Ok(Some(Arc::new(DeviceExec::in_place_of(
-            node, device, &forms,
-        )?)))
+        let form = DeviceExec::in_place_of(node, device, &forms)?;
+        Ok(Some(Arc::new(form)))
     }
 }
 
@@ -253,39 +231,44 @@ impl DevicePlugin for All {
         let name = node.name();
         let kind = Kind::of(node)
             .ok_or_else(|| DataFusionError::Plan(format!("no device form of this {name}")))?;
-        Ok(Arc::new(DeviceForm(kind)))
+        let name = match kind {
+            Kind::Limit(_) => "DeviceLimitExec".to_owned(),
+            _ => format!("Device{name}"),
+        };
+        Ok(Arc::new(DeviceForm { kind, name }))
     }
 }
 
 impl DeviceOperator for DeviceForm {
     fn name(&self) -> &str {
-        self.0.name()
+        &self.name
     }
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let internal = |what: &str| DataFusionError::Internal(format!("{}: {what}", self.name()));
-        let schema = task.node().schema();
-        match self.0.clone() {
-            Kind::Projection(columns) => Ok(with_columns(task.input(0)?, schema, Some(columns))),
+        let (schema, fetch) = (task.node().schema(), task.node().fetch());
+        match &self.kind {
+            Kind::Projection(columns) => Ok(with_columns(task.input(0)?, schema, columns.clone())),
             Kind::Union => {
                 let mut own = task.partition;
                 for (i, child) in task.node().children().iter().enumerate() {
                     let partitions = child.output_partitioning().partition_count();
                     if own < partitions {
-                        return Ok(with_columns(task.input_partition(i, own)?, schema, None));
+                        let all = (0..schema.fields().len()).collect();
+                        return Ok(with_columns(task.input_partition(i, own)?, schema, all));
                     }
                     own -= partitions;
                 }
                 Err(internal("a partition of no child"))
             }
-            Kind::Limit { skip, fetch } => {
+            Kind::Limit(skip) => {
                 let partitions = task.node().output_partitioning().partition_count();
                 match task.child(0)?.output_partitioning().partition_count() == partitions {
-                    true => Ok(limited(task.input(0)?, skip, fetch)),
+                    true => Ok(limited(task.input(0)?, *skip, fetch)),
                     false => Err(internal("a limit over several partitions")),
                 }
             }
-            Kind::Coalesce { fetch } => {
+            Kind::Gather => {
                 let child = task.child(0)?;
                 let stream = match child.output_partitioning().partition_count() {
                     1 => task.input(0)?,
@@ -293,43 +276,31 @@ impl DeviceOperator for DeviceForm {
                 };
                 Ok(limited(stream, 0, fetch))
             }
-            Kind::Merge { fetch } => Ok(limited(task.input(0)?, 0, fetch)),
         }
     }
 }
 
-/// A stream with a schema of its own: some of the columns, or all, perhaps renamed. Nothing is moved.
+/// A stream of some of the columns, perhaps renamed. Nothing is moved.
 fn with_columns(
     stream: SendableDeviceStream,
     schema: SchemaRef,
-    columns: Option<Arc<[usize]>>,
+    columns: Arc<[usize]>,
 ) -> SendableDeviceStream {
     let (device_type, from) = (stream.device_type(), stream.schema());
     // In the types that they have on the device.
     let schema = with_types(&schema, |i, _| {
-        let i = columns
-            .as_ref()
-            .map_or(Some(&i), |columns| columns.get(i))?;
-        Some(from.fields().get(*i)?.data_type().clone())
+        let field = from.fields().get(*columns.get(i)?)?;
+        Some(field.data_type().clone())
     });
     let own = schema.clone();
     let of = move |batch: DeviceRecordBatch| {
-        let columns = match &columns {
-            None if batch.schema_ref() == &own => return Ok(batch),
-            None => batch.columns().collect::<Vec<_>>(),
-            Some(columns) => {
-                let columns = columns.iter().map(|&i| batch.column(i));
-                columns.collect::<DeviceResult<_>>()?
-            }
-        };
+        let columns = columns.iter().map(|&i| batch.column(i));
+        let columns = columns.collect::<DeviceResult<Vec<_>>>()?;
         let (device, rows) = (batch.device(), batch.num_rows());
         DeviceRecordBatch::try_new_with_rows(device, own.clone(), &columns, rows)
     };
-    device_stream(
-        stream.map(move |batch| batch.and_then(&of)),
-        schema,
-        device_type,
-    )
+    let batches = stream.map(move |batch| batch.and_then(&of));
+    device_stream(batches, schema, device_type)
 }
 
 /// A stream without its first `skip` rows, and with at most `fetch` of those that follow; batches without such rows are left out. Once enough rows

@@ -114,25 +114,19 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
-mod blocking;
-mod child;
 mod coalesce;
 mod exec;
 mod form;
-mod halves;
+mod inputs;
+mod joining;
 mod memory;
 mod metrics;
-mod on_host;
-mod operator;
 mod options;
-mod parallel;
 mod place;
 mod plugin;
 mod pool;
-mod report;
-mod resolver;
+mod results;
 mod rule;
-mod sink;
 mod source;
 mod spec;
 mod stream;
@@ -141,29 +135,23 @@ mod transfer;
 mod transitions;
 mod upload;
 
-pub use blocking::BlockingReader;
 pub use coalesce::DeviceCoalesceBatchesExec;
 pub use exec::DeviceExec;
 pub use form::DeviceForm;
 pub use memory::DeviceReservation;
 pub use metrics::to_datafusion;
-pub use operator::{DeviceOperator, DeviceTask};
 pub use options::{DeviceMemory, DeviceOptions};
-pub use plugin::{DevicePlugin, Verdict};
+pub use plugin::{DeviceOperator, DevicePlugin, DeviceTask, Verdict};
 pub use pool::DevicePools;
-pub use report::{declined, ran_on_host};
-pub use resolver::DeviceResolver;
-pub use rule::DeviceRule;
-pub use sink::{execute_on_device, export_plan};
-pub use source::contract::{DeviceSource, ScanRequest};
+pub use results::{BlockingReader, execute_on_device, export_plan};
+pub use rule::{DeviceRule, declined, ran_on_host};
+pub use source::contract::{DeviceSink, DeviceSource, InsertRequest, ScanRequest};
 pub use source::insert::DeviceInsertExec;
-pub use source::insertion::{DeviceSink, InsertRequest};
 pub use source::scan::DeviceScanExec;
 pub use source::table::DeviceTable;
-pub use spec::DeviceSpec;
+pub use spec::{DeviceResolver, DeviceSpec};
 pub use stream::SendableDeviceStream;
-pub use transitions::between::DeviceToDeviceExec;
-pub use transitions::to_device::HostToDeviceExec;
+pub use transitions::to_device::{DeviceToDeviceExec, HostToDeviceExec};
 pub use transitions::to_host::DeviceToHostExec;
 
 /// The programs of the page, which are tested as they stand.

@@ -1,17 +1,18 @@
 //! Reservations in a device's memory pool.
 
 use std::cmp::min;
-use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 
-use datafusion_common::{DataFusionError, Result};
+use datafusion_common::{DataFusionError, Result, resources_datafusion_err};
 use datafusion_execution::TaskContext;
-use datafusion_execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion_execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder};
 
 use super::metrics::{from_datafusion, named};
-use super::pool::Budget;
+use super::options::DeviceOptions;
+use super::pool::{DevicePools, Shared, Turn};
+use super::timer::{unpoisoned, wake_at};
 use arrow_device::Device;
 
 /// Bytes of a device that a partition of a device operator has reserved, in the device's pool ([`DevicePools`](super::DevicePools)). They are
@@ -76,9 +77,18 @@ use arrow_device::Device;
 /// ```
 ///
 /// A reservation cannot spill. The nodes on the host lose nothing by it, since the session's own pool does not count it.
+#[derive(Debug)]
 pub struct DeviceReservation {
     reservation: MemoryReservation,
-    budget: Budget,
+    pool: Arc<dyn MemoryPool>,
+    /// Of the pool's bytes.
+    limit: Option<usize>,
+    shared: Arc<Shared>,
+    /// Its task context, which one query's partitions share. Weak, so that no other context has the same address.
+    query: Weak<TaskContext>,
+    options: DeviceOptions,
+    /// `None` while it waits.
+    turn: Mutex<Option<Arc<Turn>>>,
     node: String,
     partition: usize,
     device: Device,
@@ -89,10 +99,17 @@ impl DeviceReservation {
     /// Makes an empty reservation of a partition of the node of this name. The pool calls it `name[partition]`.
     pub fn new(context: &Arc<TaskContext>, node: &str, partition: usize, device: &Device) -> Self {
         let consumer = MemoryConsumer::new(format!("{node}[{partition}]"));
-        let budget = Budget::new(context, device);
+        let (options, shared) = (DeviceOptions::of_task(context), Shared::of(device));
+        let own = context.session_config().get_extension::<DevicePools>();
+        let pool = own.map_or_else(|| shared.pool.clone(), |own| (own.0)(device));
         Self {
-            reservation: consumer.register(&budget.pool),
-            budget,
+            reservation: consumer.register(&pool),
+            pool,
+            limit: options.memory.of(device),
+            shared,
+            query: Arc::downgrade(context),
+            options,
+            turn: Mutex::default(),
             node: node.to_owned(),
             partition,
             device: device.clone(),
@@ -118,7 +135,17 @@ impl DeviceReservation {
         if bytes == 0 {
             return Ok(());
         }
-        let grown = self.budget.grow(&self.reservation, bytes);
+        // Within a limit, nobody else reserves meanwhile.
+        let _growing = self.limit.map(|_| unpoisoned(&self.shared.growing));
+        let reserved = self.pool.reserved();
+        let grown = match self.limit {
+            Some(limit) if reserved.saturating_add(bytes) > limit => {
+                Err(resources_datafusion_err!(
+                    "{reserved} of the {limit} bytes of device.memory are reserved"
+                ))
+            }
+            _ => self.reservation.try_grow(bytes),
+        };
         grown.map_err(|e| self.refused(bytes, e))?;
         if let Some(peak) = &self.peak {
             peak.set_max(self.reservation.size());
@@ -126,9 +153,29 @@ impl DeviceReservation {
         Ok(())
     }
 
-    /// Is pending while other queries have their turn on the device.
+    /// Is pending while as many other queries as may run at once on a device with a limit do so. One that has not been polled for a
+    /// while does not count: it may be waiting for this one.
     pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
-        self.budget.poll_turn(cx)
+        if self.limit.is_none() || self.options.queries == 0 {
+            return Poll::Ready(());
+        }
+        if let Some(turn) = &*unpoisoned(&self.turn) {
+            turn.goes_on();
+            return Poll::Ready(());
+        }
+        // No lock is held where a waker is called, or a turn ends.
+        match self.shared.turn(&self.query, &self.options, cx.waker()) {
+            Ok(turn) => {
+                turn.goes_on();
+                let before = unpoisoned(&self.turn).replace(turn);
+                drop(before);
+                Poll::Ready(())
+            }
+            Err(free) => {
+                free.into_iter().for_each(|free| wake_at(free, cx.waker()));
+                Poll::Pending
+            }
+        }
     }
 
     /// Reserves this many bytes altogether.
@@ -173,7 +220,7 @@ impl DeviceReservation {
 /// Bytes of a reservation that are one batch's, until this is dropped.
 pub(super) struct Share {
     memory: Arc<DeviceReservation>,
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 impl Share {
@@ -197,16 +244,5 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.memory.shrink(self.bytes);
-    }
-}
-
-impl fmt::Debug for DeviceReservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceReservation")
-            .field("node", &self.node)
-            .field("partition", &self.partition)
-            .field("device", &self.device)
-            .field("bytes", &self.size())
-            .finish_non_exhaustive()
     }
 }

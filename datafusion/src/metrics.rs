@@ -127,16 +127,12 @@ fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
 
 /// Runs work whose allocations somebody has reserved, so that the node that is being polled need not. All else that it does counts.
 pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
-    let outer = WITHIN.take();
+    let before = WITHIN.get();
     let (done, counts) = TransferStats::scope(work);
-    let mut within = WITHIN.take();
-    within.counts.allocated_bytes = counts.allocated_bytes;
-    within.elsewhere.allocated_bytes = 0;
-    WITHIN.set(Cost {
-        counts: outer.counts + within.counts,
-        time: outer.time + within.time,
-        elsewhere: outer.elsewhere + within.elsewhere,
-    });
+    let mut within = WITHIN.get();
+    within.counts.allocated_bytes = before.counts.allocated_bytes + counts.allocated_bytes;
+    within.elsewhere.allocated_bytes = before.elsewhere.allocated_bytes;
+    WITHIN.set(within);
     done
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use arrow_device::Device;
 use datafusion_common::config::ConfigExtension;
@@ -109,10 +108,6 @@ impl fmt::Display for DeviceMemory {
 config_field!(DeviceMemory);
 
 impl DeviceOptions {
-    pub(super) fn idle(&self) -> Duration {
-        Duration::from_millis(self.idle_ms)
-    }
-
     /// The options of a task's session, or the defaults.
     pub(super) fn of_task(context: &TaskContext) -> Self {
         let extensions = &context.session_config().options().extensions;

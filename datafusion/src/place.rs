@@ -7,6 +7,7 @@ use datafusion_common::Result;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::{Transformed, TreeNode};
 use datafusion_physical_expr::{Distribution, Partitioning};
+use datafusion_physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion_physical_plan::repartition::RepartitionExec;
@@ -20,13 +21,11 @@ use super::exec::DeviceExec;
 use super::form::{
     DeviceForm, Forms, device_of, drops_columns, keeps_partitions, lifted, round_robin,
 };
-use super::halves::gathered;
 use super::plugin::{DevicePlugin, Verdict};
 use super::source::insert::DeviceInsertExec;
 use super::spec::DeviceSpec;
-use super::transitions::below::{is_between, is_transition, operator, upload};
-use super::transitions::between::DeviceToDeviceExec;
-use super::transitions::to_device::HostToDeviceExec;
+use super::transitions::below::{is_transition, operator};
+use super::transitions::to_device::{DeviceToDeviceExec, HostToDeviceExec};
 use super::transitions::to_host::DeviceToHostExec;
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -75,7 +74,7 @@ impl<'a> Placing<'a> {
             return Ok(on_host(placed));
         }
         Ok(match placed.downcast_ref::<DeviceToHostExec>() {
-            Some(down) if down.notes(&declined) => placed,
+            Some(down) if down.declined == declined => placed,
             _ => DeviceToHostExec::noting(on_host(placed), declined),
         })
     }
@@ -105,7 +104,8 @@ impl<'a> Placing<'a> {
         let is_new = new.is_some();
         let placed = new.as_ref().unwrap_or(node);
         let device = DeviceExec::of(placed).map(DeviceExec::device);
-        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin);
+        let plugin = DeviceExec::of(placed).and_then(DeviceExec::plugin).cloned();
+        let up = HostToDeviceExec::for_plugin(plugin);
         // It is on the host, and reads the device.
         let insert = placed.downcast_ref::<DeviceInsertExec>();
         let device = device.or(insert.map(DeviceInsertExec::device)).cloned();
@@ -119,7 +119,7 @@ impl<'a> Placing<'a> {
                 child
             };
             let own = match &device {
-                Some(device) => on_device(read, device, self.forms, upload_for(plugin))?,
+                Some(device) => on_device(read, device, self.forms, up.clone())?,
                 None => on_host(read.clone()),
             };
             changed |= !Arc::ptr_eq(&own, child);
@@ -155,7 +155,12 @@ impl<'a> Placing<'a> {
                     }
                     let merges = self.merges(node, device, plugin);
                     let up = self.uploaded(node, device, plugin, merges)?;
-                    return with_partitions_of(node, up).map(Some);
+                    let by = node.output_partitioning().partition_count();
+                    if up.output_partitioning().partition_count() == by {
+                        return Ok(Some(up));
+                    }
+                    // As those of the node were.
+                    return distributed(up, Partitioning::RoundRobinBatch(by)).map(Some);
                 }
                 Verdict::RunsThere if !rows_there => {}
                 Verdict::Runs | Verdict::RunsThere => {
@@ -219,7 +224,8 @@ impl<'a> Placing<'a> {
                     true => Arc::new(CoalescePartitionsExec::new(child.clone())),
                     false => child.clone(),
                 };
-                on_device(&child, device, self.forms, upload_for(Some(plugin)))
+                let up = HostToDeviceExec::for_plugin(plugin.clone());
+                on_device(&child, device, self.forms, up)
             }
         };
         let children = node.children().into_iter().map(up);
@@ -268,54 +274,59 @@ impl<'a> Placing<'a> {
             return Ok(None);
         }
         let partitions = |plan: &Plan| plan.output_partitioning().partition_count();
-        let (before, after) = (
-            partitions(node),
-            inputs.iter().map(partitions).sum::<usize>(),
-        );
+        let before = partitions(node);
+        let after: usize = inputs.iter().map(partitions).sum();
         let below = replace_children_if_necessary(node.clone(), inputs)?;
-        let stays = DeviceExec::of(node).is_some() || keeps_partitions(node);
         // Rows of several partitions would lose the order that the nodes above count on.
         if after > 1 && below.output_ordering().is_some() {
             return Ok(None);
         }
-        let replaced = self.replaced(&below)?;
-        let is_new = replaced.is_some();
-        let below = match replaced {
-            Some(replaced) => replaced,
-            None if stays => below,
-            None => return Ok(None),
-        };
-        if partitions(&below) != after {
+        let below = self.place(&below)?.unwrap_or(below);
+        let stays = DeviceExec::of(&below).is_some() || keeps_partitions(node);
+        if !stays || partitions(&below) != after {
             return Ok(None);
         }
-        let mut below = self.place(&below)?.unwrap_or(below);
-        if is_new {
-            below = self.joined(below);
-        }
-        let by = Partitioning::RoundRobinBatch(before);
-        Ok(Some(Arc::new(RepartitionExec::try_new(
-            on_host(below),
-            by,
-        )?)))
+        distributed(below, Partitioning::RoundRobinBatch(before)).map(Some)
     }
 
-    /// The second half of an aggregate, if it runs on a device as the first half does: its groups are distributed after it.
+    /// The second half of an aggregate whose first half runs on a device, if it runs there, too: over all partitions of the first half at once. Its
+    /// groups are distributed after it. A device has no use for more partitions, and its results are only as many rows as there are groups.
     fn below_hash(&self, node: &Plan) -> Result<Option<Plan>> {
-        let gathered = match self.forms {
-            Forms::All => gathered(node)?,
-            _ => None,
-        };
-        let Some((whole, distribution)) = gathered else {
+        let half = node.downcast_ref::<AggregateExec>();
+        let half = half.filter(|half| *half.mode() == AggregateMode::FinalPartitioned);
+        let exchange = half.and_then(|half| half.input().downcast_ref::<RepartitionExec>());
+        let (Some(half), Some(exchange), Forms::All) = (half, exchange, self.forms) else {
             return Ok(None);
         };
-        let Some(replaced) = self.replaced(&whole)? else {
+        let (first, by) = (operator(exchange.input()), node.output_partitioning());
+        let is_hash = matches!(by, Partitioning::Hash(..));
+        if DeviceExec::of(first).is_none() || exchange.preserve_order() || !is_hash {
             return Ok(None);
-        };
-        let placed = self.place(&replaced)?.unwrap_or(replaced);
-        let placed = self.joined(placed);
-        let distributed = RepartitionExec::try_new(on_host(placed), distribution)?;
-        Ok(Some(Arc::new(distributed)))
+        }
+        let whole = AggregateExec::try_new(
+            AggregateMode::Final,
+            half.group_expr().clone(),
+            half.aggr_expr().to_vec(),
+            half.filter_expr().to_vec(),
+            Arc::new(CoalescePartitionsExec::new(first.clone())),
+            half.input_schema(),
+        )?;
+        let whole: Plan = Arc::new(whole.with_limit_options(half.limit_options()));
+        if whole.schema() != half.schema() {
+            return Ok(None);
+        }
+        let placed = self.place(&whole)?;
+        match placed.filter(|placed| DeviceExec::of(placed).is_some()) {
+            Some(placed) => distributed(placed, by.clone()).map(Some),
+            None => Ok(None),
+        }
     }
+}
+
+/// The rows of a plan, on the host, in these partitions.
+fn distributed(plan: Plan, by: Partitioning) -> Result<Plan> {
+    let distributed = RepartitionExec::try_new(on_host(plan), by)?;
+    Ok(Arc::new(distributed))
 }
 
 /// As the rule, for a plan whose output is wanted on a device.
@@ -324,22 +335,6 @@ pub(super) fn with_output_on(plan: Plan, device: &DeviceSpec) -> Result<Plan> {
     let plan = placing.below_root(plan)?;
     let plan = without_round_robin(&plan);
     on_device(plan, device, Forms::All, HostToDeviceExec::default())
-}
-
-/// The upload of rows for the operators of a plugin.
-fn upload_for(plugin: Option<&Arc<dyn DevicePlugin>>) -> HostToDeviceExec {
-    let plugin = plugin.cloned();
-    plugin.map_or_else(HostToDeviceExec::default, HostToDeviceExec::for_plugin)
-}
-
-/// Rows distributed as those of `node` were.
-fn with_partitions_of(node: &Plan, rows: Plan) -> Result<Plan> {
-    let by = node.output_partitioning();
-    if rows.output_partitioning().partition_count() == by.partition_count() {
-        return Ok(rows);
-    }
-    let by = Partitioning::RoundRobinBatch(by.partition_count());
-    Ok(Arc::new(RepartitionExec::try_new(on_host(rows), by)?))
 }
 
 /// Whether a node reads all partitions, in any order.
@@ -362,10 +357,7 @@ fn below_the_download(plan: &Plan) -> Result<Option<Plan>> {
     if !limits && !plan.downcast_ref().is_some_and(drops_columns) {
         return Ok(None);
     }
-    let down = match plan.children()[..] {
-        [child] => child.downcast_ref::<DeviceToHostExec>(),
-        _ => None,
-    };
+    let down: Option<&DeviceToHostExec> = plan.children()[0].downcast_ref();
     let device = down.and_then(|down| DeviceExec::of(down.input()));
     let Some(device) = device.map(|node| node.device().clone()) else {
         return Ok(None);
@@ -396,10 +388,11 @@ fn on_device(
         return Ok(there);
     }
     let operator = operator(plan);
-    let (of, up) = (DeviceExec::of(operator), upload(plan));
+    let of = DeviceExec::of(operator);
+    let up: Option<&HostToDeviceExec> = DeviceExec::operator(plan);
     // The transition that is needed is there.
     let fits = match of {
-        Some(_) => is_between(plan),
+        Some(_) => DeviceExec::operator::<DeviceToDeviceExec>(plan).is_some(),
         None => up.is_some(),
     };
     let above = DeviceExec::of(plan).filter(|above| fits && above.device() == device);

@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::WeakDevice;
-use datafusion_common::{Result, resources_datafusion_err};
 use datafusion_execution::TaskContext;
-use datafusion_execution::memory_pool::{MemoryPool, MemoryReservation, UnboundedMemoryPool};
+use datafusion_execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
 
 use super::options::DeviceOptions;
-use super::timer::{wake, wake_at};
+use super::timer::{unpoisoned, wake};
 
 /// The pools in which a session's nodes reserve memory of devices, and page-locked memory for them: apart from the session's own pool, so
 /// that what is under way to or from a device makes no node on the host spill or fail.
@@ -21,7 +20,7 @@ use super::timer::{wake, wake_at};
 /// A session brings its own as an extension of its configuration, for a pool that tracks its consumers, say. All other sessions of a process
 /// share one for each device, in which each is refused what would exceed its [`DeviceOptions::memory`].
 #[derive(Clone)]
-pub struct DevicePools(Arc<Of>);
+pub struct DevicePools(pub(super) Arc<Of>);
 
 type Of = dyn Fn(&Device) -> Arc<dyn MemoryPool> + Send + Sync;
 
@@ -38,105 +37,45 @@ impl fmt::Debug for DevicePools {
     }
 }
 
-/// What a query may have of a device.
-pub(super) struct Budget {
-    pub(super) pool: Arc<dyn MemoryPool>,
-    limit: Option<usize>,
-    shared: Arc<Shared>,
-    /// Its task context, which one query's partitions share. Weak, so that no other context has the same address.
-    query: Weak<TaskContext>,
-    options: DeviceOptions,
-    /// `None` while it waits.
-    turn: Mutex<Option<Arc<Turn>>>,
-}
-
-impl Budget {
-    pub(super) fn new(context: &Arc<TaskContext>, device: &Device) -> Self {
-        let (options, shared) = (DeviceOptions::of_task(context), Shared::of(device));
-        let own = context.session_config().get_extension::<DevicePools>();
-        Self {
-            pool: own.map_or_else(|| shared.pool.clone(), |own| (own.0)(device)),
-            limit: options.memory.of(device),
-            shared,
-            query: Arc::downgrade(context),
-            options,
-            turn: Mutex::default(),
-        }
-    }
-
-    /// Reserves more within the limit.
-    pub(super) fn grow(&self, reservation: &MemoryReservation, bytes: usize) -> Result<()> {
-        let Some(limit) = self.limit else {
-            return reservation.try_grow(bytes);
-        };
-        // Nobody else reserves meanwhile. Not the lock of the turns, one of which a session's own pool may end.
-        let _growing = unpoisoned(&self.shared.growing);
-        let reserved = self.pool.reserved();
-        if reserved.saturating_add(bytes) > limit {
-            return Err(resources_datafusion_err!(
-                "{reserved} of the {limit} bytes of device.memory are reserved"
-            ));
-        }
-        reservation.try_grow(bytes)
-    }
-
-    /// Is pending while as many other queries as may run at once on a device with a limit do so. One that has not been polled for a
-    /// while does not count: it may be waiting for this one.
-    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
-        if self.limit.is_none() || self.options.queries == 0 {
-            return Poll::Ready(());
-        }
-        if let Some(turn) = &*unpoisoned(&self.turn) {
-            turn.last.store(now(), Relaxed);
-            return Poll::Ready(());
-        }
-        // No lock is held where a waker is called, or a turn ends.
-        match self.shared.turn(&self.query, &self.options, cx.waker()) {
-            Ok(turn) => {
-                turn.last.store(now(), Relaxed);
-                let before = unpoisoned(&self.turn).replace(turn);
-                drop(before);
-                Poll::Ready(())
-            }
-            Err(free) => {
-                free.into_iter().for_each(|free| wake_at(free, cx.waker()));
-                Poll::Pending
-            }
-        }
-    }
-}
-
 /// What all sessions of the process share of a device.
-struct Shared {
-    pool: Arc<dyn MemoryPool>,
-    growing: Mutex<()>,
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) pool: Arc<dyn MemoryPool>,
+    /// Not the lock of the turns, one of which a session's own pool may end.
+    pub(super) growing: Mutex<()>,
     turns: Mutex<Turns>,
 }
 
-#[derive(Default)]
+#[derive(Default, Debug)]
 struct Turns {
     /// Those of queries, which begin with their first stream.
     running: Vec<(Weak<TaskContext>, Weak<Turn>)>,
-    /// Tasks, each with the time at which the timer wakes it.
-    waiting: Vec<(Waker, Option<Instant>)>,
+    waiting: Vec<Waker>,
 }
 
 /// A query's turn, which all its streams share. Its end wakes those that wait.
-struct Turn {
+#[derive(Debug)]
+pub(super) struct Turn {
     shared: Arc<Shared>,
     /// When one of them was polled last.
     last: AtomicU64,
 }
 
+impl Turn {
+    pub(super) fn goes_on(&self) {
+        self.last.store(now(), Relaxed);
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let waiting = std::mem::take(&mut unpoisoned(&self.shared.turns).waiting);
-        waiting.into_iter().for_each(|(waker, _)| wake(waker));
+        waiting.into_iter().for_each(wake);
     }
 }
 
 impl Shared {
-    fn of(device: &Device) -> Arc<Self> {
+    pub(super) fn of(device: &Device) -> Arc<Self> {
         static ALL: Mutex<Vec<(WeakDevice, Arc<Shared>)>> = Mutex::new(Vec::new());
         let (mut all, own) = (unpoisoned(&ALL), device.downgrade());
         if let Some((_, shared)) = all.iter().find(|(device, _)| *device == own) {
@@ -153,8 +92,8 @@ impl Shared {
     }
 
     /// The turn that a query has, or one that is free. If there is none, wakes the task when one of the other queries ends, and returns when the
-    /// first of them will not count any more if it is not polled, unless the timer wakes the task before.
-    fn turn(
+    /// first of them will not count any more if it is not polled.
+    pub(super) fn turn(
         self: &Arc<Self>,
         query: &Weak<TaskContext>,
         options: &DeviceOptions,
@@ -174,18 +113,13 @@ impl Shared {
         let polled = running
             .iter()
             .map(|turn| now().saturating_sub(turn.last.load(Relaxed)));
-        let left = polled.filter_map(|ago| options.idle().checked_sub(Duration::from_millis(ago)));
-        let left: Vec<_> = left.filter(|left| !left.is_zero()).collect();
+        let left = polled.map(|ago| options.idle_ms.saturating_sub(ago));
+        let left: Vec<_> = left.filter(|left| *left > 0).collect();
         if let Some(first) = left.iter().min().filter(|_| left.len() >= options.queries) {
-            let now = Instant::now();
-            let free = now.checked_add(*first);
-            let mut waiting = turns.waiting.iter_mut();
-            match waiting.find(|(one, _)| one.will_wake(&waker)) {
-                Some((_, Some(due))) if *due > now => return Err(None),
-                Some((_, due)) => *due = free,
-                None => turns.waiting.push((waker, free)),
+            if !turns.waiting.iter().any(|one| one.will_wake(&waker)) {
+                turns.waiting.push(waker);
             }
-            return Err(free);
+            return Err(Instant::now().checked_add(Duration::from_millis(*first)));
         }
         let turn = Arc::new(Turn {
             shared: self.clone(),
@@ -201,9 +135,4 @@ impl Shared {
 fn now() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     START.elapsed().as_millis() as u64
-}
-
-/// A panic while a lock is held leaves nothing half done.
-pub(super) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,16 @@
-//! Streams of operators.
+//! Streams of operators, and those that begin anew on the host.
 
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatches};
 use arrow_schema::SchemaRef;
+use datafusion_common::{DataFusionError, Result};
+use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::metrics::ExecutionPlanMetricsSet;
-use futures::Stream;
-use futures::stream::poll_fn;
+use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream::{Stream, StreamExt, poll_fn};
 
 use super::memory::DeviceReservation;
 use super::metrics::{DeviceMetrics, from_datafusion, to_datafusion};
@@ -24,57 +26,69 @@ pub(super) fn device_stream(
     schema: SchemaRef,
     device_type: ArrowDeviceType,
 ) -> SendableDeviceStream {
-    Box::pin(DeviceRecordBatches::from_stream(
-        batches,
-        schema,
-        device_type,
-    ))
+    let stream = DeviceRecordBatches::from_stream(batches, schema, device_type);
+    Box::pin(stream)
 }
 
-/// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams.
-pub(super) struct Measured {
-    stream: SendableDeviceStream,
-    metrics: DeviceMetrics,
-    /// What the polls have allocated on the device since they returned a batch.
-    allocated: usize,
-    /// What of that is the batch's that was returned last.
+/// An operator's stream with its metrics, which is as cooperative as DataFusion's own streams. What its polls have allocated on the device for the
+/// batch that was returned last is reserved.
+pub(super) fn measured(
+    mut stream: SendableDeviceStream,
+    set: &ExecutionPlanMetricsSet,
+    partition: usize,
     memory: DeviceReservation,
-}
-
-impl Measured {
-    pub(super) fn over(
-        stream: SendableDeviceStream,
-        set: &ExecutionPlanMetricsSet,
-        partition: usize,
-        memory: DeviceReservation,
-    ) -> SendableDeviceStream {
-        let (schema, device_type) = (stream.schema(), stream.device_type());
-        let mut measured = Self {
-            metrics: DeviceMetrics::new(set, partition),
-            stream,
-            allocated: 0,
-            memory,
-        };
-        device_stream(poll_fn(move |cx| measured.poll(cx)), schema, device_type)
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
+) -> SendableDeviceStream {
+    let (schema, device_type) = (stream.schema(), stream.device_type());
+    // Since a batch was returned.
+    let mut allocated = 0_usize;
+    let metrics = DeviceMetrics::new(set, partition);
+    let batches = poll_fn(move |cx| {
         // A stream that is always ready must not occupy its task's thread for ever.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
-        ready!(self.memory.poll_turn(cx));
-        self.memory.shrink(usize::MAX);
-        let poll = || self.stream.as_mut().poll_next(cx);
-        let (next, allocated) = self.metrics.poll(poll, DeviceRecordBatch::num_rows);
-        self.allocated = self.allocated.saturating_add(allocated);
+        ready!(memory.poll_turn(cx));
+        memory.shrink(usize::MAX);
+        let poll = || stream.as_mut().poll_next(cx);
+        let (next, more) = metrics.poll(poll, DeviceRecordBatch::num_rows);
+        allocated = allocated.saturating_add(more);
         let next = ready!(next);
         budget.made_progress();
-        let allocated = std::mem::take(&mut self.allocated);
+        let allocated = std::mem::take(&mut allocated);
         Poll::Ready(next.map(|batch| {
             let batch = batch.map_err(to_datafusion).and_then(|batch| {
                 let own = allocated.min(batch.get_array_memory_size());
-                self.memory.grow(own).map(|()| batch)
+                memory.grow(own).map(|()| batch)
             });
-            batch.map_err(|e| from_datafusion(self.memory.named(e)))
+            batch.map_err(|e| from_datafusion(memory.named(e)))
         }))
-    }
+    });
+    device_stream(batches, schema, device_type)
+}
+
+/// A partition on a device, which `host` starts on the host, for a reason, if there is too little memory for its start or its first batch.
+pub(super) fn until_first(
+    started: Result<SendableRecordBatchStream>,
+    host: impl FnOnce(&str) -> Result<SendableRecordBatchStream> + Send + 'static,
+) -> Result<SendableRecordBatchStream> {
+    let mut stream = match started {
+        Err(e) if is_exhausted(&e) => return host(&e.to_string()),
+        started => started?,
+    };
+    let (schema, mut host) = (stream.schema(), Some(host));
+    let batches = poll_fn(move |cx| {
+        let next = ready!(stream.poll_next_unpin(cx));
+        match (&next, host.take()) {
+            (Some(Err(e)), Some(host)) if is_exhausted(e) => match host(&e.to_string()) {
+                Ok(started) => stream = started,
+                Err(e) => return Poll::Ready(Some(Err(e))),
+            },
+            _ => return Poll::Ready(next),
+        }
+        stream.poll_next_unpin(cx)
+    });
+    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, batches)))
+}
+
+/// Whether it is a lack of memory.
+fn is_exhausted(e: &DataFusionError) -> bool {
+    matches!(e.find_root(), DataFusionError::ResourcesExhausted(_))
 }

@@ -1,40 +1,58 @@
 //! [`wake_at`]: a timer for tasks, whose runtime need not have timers; and how long rows wait for others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::LazyLock;
-use std::sync::mpsc::{SendError, Sender, channel};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// Wakes a task at a time, from a thread that all tasks share.
+/// The tasks that are woken at a time.
+static WAITING: Mutex<Vec<(Instant, Waker)>> = Mutex::new(Vec::new());
+static CHANGED: Condvar = Condvar::new();
+
+/// Wakes a task at a time, from a thread that all tasks share; at once if that cannot be started.
 pub(super) fn wake_at(due: Instant, waker: &Waker) {
-    static TIMER: LazyLock<Sender<(Instant, Waker)>> = LazyLock::new(|| {
-        let (timer, tasks) = channel();
-        let wake_all = move || {
-            let mut waiting: Vec<(Instant, Waker)> = Vec::new();
-            loop {
-                let now = Instant::now();
-                for (_, waker) in waiting.extract_if(.., |(due, _)| *due <= now) {
-                    wake(waker);
-                }
-                let next = waiting.iter().map(|(due, _)| *due).min();
-                let come = match next {
-                    Some(due) => tasks.recv_timeout(due.saturating_duration_since(now)).ok(),
-                    None => tasks.recv().ok(),
-                };
-                waiting.extend(come);
-            }
-        };
-        // If it cannot be started, the channel ends.
-        let _ = Builder::new()
-            .name("arrow-device timer".into())
-            .spawn(wake_all);
-        timer
+    static RUNS: LazyLock<bool> = LazyLock::new(|| {
+        let thread = Builder::new().name("arrow-device timer".into());
+        thread.spawn(wake_all).is_ok()
     });
-    if let Err(SendError((_, waker))) = TIMER.send((due, waker.clone())) {
-        waker.wake();
+    let own = waker.clone();
+    if !*RUNS {
+        return own.wake();
     }
+    let mut waiting = unpoisoned(&WAITING);
+    match waiting.iter_mut().find(|(_, one)| one.will_wake(&own)) {
+        // It is woken then, and may wait again.
+        Some((at, _)) if *at <= due => return,
+        Some((at, _)) => *at = due,
+        None => waiting.push((due, own)),
+    }
+    CHANGED.notify_one();
+}
+
+fn wake_all() {
+    let mut waiting = unpoisoned(&WAITING);
+    loop {
+        let now = Instant::now();
+        let due: Vec<_> = waiting.extract_if(.., |(due, _)| *due <= now).collect();
+        let next = waiting.iter().map(|(due, _)| *due).min();
+        waiting = if !due.is_empty() {
+            drop(waiting);
+            due.into_iter().for_each(|(_, waker)| wake(waker));
+            unpoisoned(&WAITING)
+        } else if let Some(next) = next {
+            let waited = CHANGED.wait_timeout(waiting, next - now);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        } else {
+            let waited = CHANGED.wait(waiting);
+            waited.unwrap_or_else(PoisonError::into_inner)
+        };
+    }
+}
+
+/// A panic while a lock is held leaves nothing half done.
+pub(super) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Wakes a task, whose panic is not for those that are woken after it.
@@ -46,22 +64,17 @@ pub(super) fn wake(waker: Waker) {
 pub(super) struct Patience {
     since: Instant,
     wait: Duration,
-    /// Who is woken in the end.
-    timer: Option<Waker>,
 }
 
 impl Patience {
     pub(super) fn new(wait: Duration) -> Self {
-        Self {
-            since: Instant::now(),
-            wait,
-            timer: None,
-        }
+        let since = Instant::now();
+        Self { since, wait }
     }
 
     /// The wait begins.
     pub(super) fn begin(&mut self) {
-        (self.since, self.timer) = (Instant::now(), None);
+        self.since = Instant::now();
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -69,18 +82,12 @@ impl Patience {
     }
 
     /// Whether the wait is over. If not, it wakes the task then.
-    pub(super) fn ends(&mut self, waker: &Waker) -> bool {
-        let wakes = self
-            .timer
-            .as_ref()
-            .is_some_and(|timer| timer.will_wake(waker));
-        if !self.is_over() && !wakes {
-            self.timer = Some(waker.clone());
-            // Beyond what a clock can tell, it is for ever.
-            if let Some(due) = self.since.checked_add(self.wait) {
-                wake_at(due, waker);
-            }
+    pub(super) fn ends(&self, waker: &Waker) -> bool {
+        let over = self.is_over();
+        // Beyond what a clock can tell, it is for ever.
+        if !over && let Some(due) = self.since.checked_add(self.wait) {
+            wake_at(due, waker);
         }
-        self.is_over()
+        over
     }
 }

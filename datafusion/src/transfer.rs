@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Queue, SyncEvent};
@@ -13,13 +13,13 @@ use datafusion_execution::SendableRecordBatchStream;
 use datafusion_physical_plan::coop::make_cooperative;
 use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
 use futures::future::{MaybeDone, maybe_done, try_join_all};
-use futures::stream::poll_fn;
-use futures::{FutureExt, TryFutureExt};
+use futures::stream::{BoxStream, poll_fn};
+use futures::{FutureExt, Stream, StreamExt, TryFutureExt};
 use tokio::runtime::Handle;
 
 use super::memory::{DeviceReservation, Share};
 use super::metrics::{DeviceMetrics, on_blocking_thread, reserved, to_datafusion};
-use super::stream::{Item, SendableDeviceStream, device_stream};
+use super::stream::{SendableDeviceStream, device_stream};
 use super::upload::{fitted, typed_as};
 use arrow_device::{Error, Result};
 
@@ -39,17 +39,16 @@ pub(super) fn on_device(
 ) -> SendableDeviceStream {
     let (schema, device_type) = (stream.schema(), device.id().device_type);
     let (device, memory) = (device.clone(), Arc::new(memory));
-    let (mut queues, runtime) = (Queues::default(), Handle::try_current().ok());
+    let (mut queue, runtime) = (None, Handle::try_current().ok());
     let start = move |batch: DeviceRecordBatch| {
         if *batch.device() == device {
             return Ok(Box::pin(ready(Ok((batch, None)))) as Coming<_>);
         }
-        let (from, to) = (queues.of(batch.device())?, queues.of(&device)?);
+        let to = queue_of(&device, &mut queue)?;
         let source = batch.device();
         let in_place = source.is_host_readable();
         let direct = !in_place && device.backend().relation(source.backend()).copies;
-        let bytes = bytes_of(&batch);
-        let mut share = Share::new(&memory, bytes)?;
+        let mut share = Share::new(&memory, bytes_of(&batch))?;
         let runtime = runtime.clone().filter(|_| direct);
         Ok(Box::pin(async move {
             let moved = match runtime {
@@ -64,7 +63,7 @@ pub(super) fn on_device(
                 }
                 None if direct => batch.to_device(&to)?,
                 None => {
-                    let batch = batch.start_to_host(&from)?.await?;
+                    let batch = batch.start_to_host(None)?.await?;
                     if !in_place {
                         // On both sides.
                         share.resize(2 * host_bytes(&batch))?;
@@ -76,26 +75,40 @@ pub(super) fn on_device(
             Ok((moved, Some(share)))
         }) as Coming<_>)
     };
-    let mut moved = Moved {
-        batches: Ahead::new(stream, 2, start),
-        under_way: VecDeque::new(),
-    };
-    device_stream(poll_fn(move |cx| moved.poll(cx)), schema, device_type)
+    let mut moved = ahead(stream, 2, start);
+    let (mut under_way, mut returned) = (UnderWay::default(), None);
+    let batches = poll_fn(move |cx| {
+        drop(returned.take());
+        ready!(under_way.poll_room(cx));
+        let next = ready!(reserved(|| moved.poll_next_unpin(cx)));
+        Poll::Ready(next.map(|arrived| {
+            let (batch, share) = arrived?;
+            if share.is_some() {
+                under_way.add(&batch);
+            }
+            returned = share;
+            Ok(batch)
+        }))
+    });
+    device_stream(batches, schema, device_type)
 }
 
-/// Batches that are on one device.
-struct Moved {
-    batches: Ahead<DeviceRecordBatch>,
-    /// The event and the bytes of each copy that was returned before it was done, oldest first.
-    under_way: VecDeque<(SyncEvent, usize)>,
-}
+/// The event and the bytes of each copy that was returned before it was done, oldest first.
+#[derive(Default)]
+struct UnderWay(VecDeque<(SyncEvent, usize)>);
 
-impl Moved {
+impl UnderWay {
+    fn add(&mut self, batch: &DeviceRecordBatch) {
+        if let Ok(Some(event)) = batch.as_struct().ready_event(None) {
+            self.0.push_back((event, batch.get_array_memory_size()));
+        }
+    }
+
     /// Is pending while too many copies are under way. One that failed counts as done: its reader gets the error.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while let Some((oldest, _)) = self.under_way.front() {
-            let bytes: usize = self.under_way.iter().map(|(_, bytes)| bytes).sum();
-            let full = bytes >= BYTES || self.under_way.len() >= COPIES;
+        while let Some((oldest, _)) = self.0.front() {
+            let bytes: usize = self.0.iter().map(|(_, bytes)| bytes).sum();
+            let full = bytes >= BYTES || self.0.len() >= COPIES;
             let done = match full {
                 true => oldest.notify(cx.waker()),
                 false => oldest.is_complete(),
@@ -103,24 +116,10 @@ impl Moved {
             match done {
                 Ok(false) if full => return Poll::Pending,
                 Ok(false) => break,
-                _ => drop(self.under_way.pop_front()),
+                _ => drop(self.0.pop_front()),
             }
         }
         Poll::Ready(())
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Item>> {
-        self.batches.returned = None;
-        std::task::ready!(self.poll_room(cx));
-        let next = std::task::ready!(reserved(|| self.batches.poll_next(cx)));
-        // Only a copy has a share.
-        if let (Some(Ok(batch)), Some(_)) = (&next, &self.batches.returned)
-            && let Ok(Some(event)) = batch.as_struct().ready_event(None)
-        {
-            let bytes = batch.get_array_memory_size();
-            self.under_way.push_back((event, bytes));
-        }
-        Poll::Ready(next)
     }
 }
 
@@ -130,25 +129,24 @@ pub(super) fn host_stream(
     stream: SendableDeviceStream,
     device: &Device,
     schema: SchemaRef,
-    metrics: Option<DeviceMetrics>,
+    metrics: DeviceMetrics,
     memory: DeviceReservation,
     rows: usize,
 ) -> SendableRecordBatchStream {
     // Where batches are read in place, nothing is gained by asking for the next one meanwhile.
-    let most = if device.is_host_readable() { 1 } else { 2 };
+    let in_place = device.is_host_readable();
     let there = typed_as(&schema, &stream.schema());
     let schemas = (there.clone(), schema.clone());
-    let (memory, mut queues) = (Arc::new(memory), Queues::default());
+    let (memory, device, mut queue) = (Arc::new(memory), device.clone(), None);
     let own = memory.clone();
     let start = move |batch: DeviceRecordBatch| {
         let batch = batch.with_schema(there.clone())?;
-        let queue = queues.of(batch.device())?;
-        if batch.device().is_host_readable() {
-            let download = batch.start_to_host(&queue)?;
+        if in_place {
+            let download = batch.start_to_host(None)?;
             return Ok(Box::pin(async move { Ok((download.await?, None)) }) as Coming<_>);
         }
         let mut share = Share::new(&memory, bytes_of(&batch))?;
-        let download = download(&batch, &queue)?;
+        let download = download(&batch, &queue_of(&device, &mut queue)?)?;
         Ok(Box::pin(async move {
             let batch = download.await?;
             share.resize(host_bytes(&batch))?;
@@ -156,7 +154,8 @@ pub(super) fn host_stream(
         }) as Coming<_>)
     };
     let mut staged = Some(Staged {
-        batches: Ahead::new(stream, most, start),
+        batches: ahead(stream, if in_place { 1 } else { 2 }, start).boxed(),
+        returned: None,
         metrics,
         memory: own,
         schemas,
@@ -167,7 +166,7 @@ pub(super) fn host_stream(
         let Some(own) = &mut staged else {
             return Poll::Ready(None);
         };
-        let next = std::task::ready!(own.poll(cx));
+        let next = ready!(own.poll(cx));
         // What it has reserved ends with it, and its query's turn.
         if !matches!(next, Some(Ok(_))) {
             staged = None;
@@ -179,8 +178,10 @@ pub(super) fn host_stream(
 
 /// Batches that are downloaded.
 struct Staged {
-    batches: Ahead<RecordBatch>,
-    metrics: Option<DeviceMetrics>,
+    batches: BoxStream<'static, Arrived<RecordBatch>>,
+    /// What is reserved for the batch that was returned last.
+    returned: Option<Share>,
+    metrics: DeviceMetrics,
     memory: Arc<DeviceReservation>,
     /// With the types that the batches had on the device, and the plan's.
     schemas: (SchemaRef, SchemaRef),
@@ -195,24 +196,21 @@ impl Staged {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<datafusion_common::Result<RecordBatch>>> {
-        std::task::ready!(self.memory.poll_turn(cx));
-        let Self {
-            batches,
-            metrics,
-            schemas: (there, wanted),
-            rows,
-            rest,
-            ..
-        } = self;
-        let mut poll = || {
-            let batch = match rest.take() {
+        ready!(self.memory.poll_turn(cx));
+        let (there, wanted) = &self.schemas;
+        let poll = || {
+            let batch = match self.rest.take() {
                 Some(rest) => rest,
-                None => match std::task::ready!(batches.poll_next(cx)) {
-                    Some(Ok(batch)) => batch,
-                    end => return Poll::Ready(end),
-                },
+                None => {
+                    self.returned = None;
+                    let Some((batch, share)) = ready!(self.batches.poll_next_unpin(cx)?) else {
+                        return Poll::Ready(None);
+                    };
+                    self.returned = share;
+                    batch
+                }
             };
-            let (mut first, all) = (batch.num_rows().min(*rows), batch.num_rows());
+            let (mut first, all) = (batch.num_rows().min(self.rows), batch.num_rows());
             loop {
                 let passed = match fitted(batch.slice(0, first), there, wanted) {
                     // Fewer rows have fewer values, for which the keys of their dictionary may be enough.
@@ -222,14 +220,12 @@ impl Staged {
                     }
                     passed => passed,
                 };
-                *rest = (first < all && passed.is_ok()).then(|| batch.slice(first, all - first));
+                let more = first < all && passed.is_ok();
+                self.rest = more.then(|| batch.slice(first, all - first));
                 return Poll::Ready(Some(passed));
             }
         };
-        let polled = match metrics {
-            Some(metrics) => metrics.poll(poll, RecordBatch::num_rows).0,
-            None => poll(),
-        };
+        let (polled, _) = self.metrics.poll(poll, RecordBatch::num_rows);
         polled.map_err(|e| self.memory.named(to_datafusion(e)))
     }
 }
@@ -327,22 +323,14 @@ fn host_bytes(batch: &RecordBatch) -> usize {
     columns.map(|column| column.get_buffer_memory_size()).sum()
 }
 
-/// A queue of each device, made for its first copy.
-#[derive(Default)]
-struct Queues(Vec<Queue>);
-
-impl Queues {
-    fn of(&mut self, device: &Device) -> Result<Queue> {
-        if let Some(queue) = self.0.iter().find(|queue| queue.device() == device) {
-            return Ok(queue.clone());
-        }
-        let queue = match device.is_host_readable() {
-            true => device.default_queue(),
-            false => device.new_queue()?,
-        };
-        self.0.push(queue.clone());
-        Ok(queue)
-    }
+/// A queue of a device, made for its first copy.
+pub(super) fn queue_of(device: &Device, queue: &mut Option<Queue>) -> Result<Queue> {
+    let own = match queue.take() {
+        Some(own) => own,
+        None if device.is_host_readable() => device.default_queue(),
+        None => device.new_queue()?,
+    };
+    Ok(queue.insert(own).clone())
 }
 
 /// A batch on its way to where `T` is, and what is reserved for it if it is a copy.
@@ -350,57 +338,35 @@ type Coming<T> = Pin<Box<dyn Future<Output = Arrived<T>> + Send>>;
 
 type Arrived<T> = Result<(T, Option<Share>)>;
 
-/// The batches of a stream, some of which are copied while the reader has the one before. What they take is reserved until the reader
-/// asks for the next one.
-struct Ahead<T> {
-    stream: SendableDeviceStream,
-    start: Box<dyn FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send>,
-    /// Oldest first, at most so many.
-    coming: VecDeque<MaybeDone<Coming<T>>>,
+/// The batches of a stream, at most so many of which are on their way while the reader has the one before.
+fn ahead<T: Send + 'static>(
+    mut stream: SendableDeviceStream,
     most: usize,
-    /// Of the batch that was returned last.
-    returned: Option<Share>,
-}
-
-impl<T: Send + 'static> Ahead<T> {
-    fn new(
-        stream: SendableDeviceStream,
-        most: usize,
-        start: impl FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send + 'static,
-    ) -> Self {
-        Self {
-            stream,
-            start: Box::new(start),
-            coming: VecDeque::new(),
-            most,
-            returned: None,
-        }
-    }
-
-    /// After an error, nobody asks again.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
-        self.returned = None;
+    mut start: impl FnMut(DeviceRecordBatch) -> Result<Coming<T>> + Send + 'static,
+) -> impl Stream<Item = Arrived<T>> + Send + Unpin + 'static {
+    // Oldest first.
+    let mut coming = VecDeque::new();
+    poll_fn(move |cx| {
         let mut ended = false;
         loop {
             // Batches at hand go on first, so that their copies overlap with the making of the next one.
-            for coming in &mut self.coming {
-                let _ = coming.poll_unpin(cx);
+            for one in &mut coming {
+                let _: Poll<()> = MaybeDone::poll_unpin(one, cx);
             }
-            if ended || self.coming.len() == self.most {
+            if ended || coming.len() == most {
                 break;
             }
-            match self.stream.as_mut().poll_next(cx) {
+            match stream.poll_next_unpin(cx) {
                 Poll::Pending => break,
                 Poll::Ready(None) => ended = true,
                 Poll::Ready(Some(batch)) => {
-                    let coming = batch.and_then(&mut self.start);
-                    ended = coming.is_err();
-                    let coming = coming.unwrap_or_else(|e| Box::pin(ready(Err(e))));
-                    self.coming.push_back(maybe_done(coming));
+                    let one = batch.and_then(&mut start);
+                    let one = one.unwrap_or_else(|e| Box::pin(ready(Err(e))));
+                    coming.push_back(maybe_done(one));
                 }
             }
         }
-        let Some(oldest) = self.coming.front_mut() else {
+        let Some(oldest) = coming.front_mut() else {
             return if ended {
                 Poll::Ready(None)
             } else {
@@ -410,10 +376,7 @@ impl<T: Send + 'static> Ahead<T> {
         let Some(arrived) = Pin::new(oldest).take_output() else {
             return Poll::Pending;
         };
-        self.coming.pop_front();
-        Poll::Ready(Some(arrived.map(|(batch, share)| {
-            self.returned = share;
-            batch
-        })))
-    }
+        coming.pop_front();
+        Poll::Ready(Some(arrived))
+    })
 }

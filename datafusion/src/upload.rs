@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
@@ -13,14 +13,14 @@ use arrow_select::concat::concat_batches;
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateOutputMode};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::StreamExt;
 use futures::stream::poll_fn;
+use futures::{Stream, StreamExt};
 
+use super::joining::groups;
 use super::memory::DeviceReservation;
 use super::metrics::{from_datafusion, poll_host, reserved, to_datafusion};
 use super::options::DeviceOptions;
 use super::stream::{SendableDeviceStream, device_stream};
-use super::timer::Patience;
 
 /// How far small batches are joined before they are uploaded.
 #[derive(Clone)]
@@ -110,19 +110,15 @@ pub(super) fn upload_rows(
     let copies = device.id() != DeviceId::CPU;
     let queue = device.new_queue().map_err(to_datafusion)?;
     let memory = copies.then(|| Arc::new(memory));
-    let (mut batches, own) = (
-        ToUpload::new(rows, host, schema.clone(), target),
-        memory.clone(),
-    );
+    let own = memory.clone();
     // Memory is reserved before a batch goes up, until the reader asks for the next one.
-    let admitted = poll_fn(move |cx| {
-        let next = ready!(batches.poll(cx));
-        if let (Some(Ok(batch)), Some(memory)) = (&next, &own)
-            && let Err(e) = memory.grow(bytes(batch))
-        {
-            return Poll::Ready(Some(Err(from_datafusion(e))));
+    let admitted = to_upload(rows, host, schema.clone(), &target);
+    let admitted = admitted.map(move |batch| -> Result<_> {
+        let batch = batch?;
+        if let Some(memory) = &own {
+            memory.grow(bytes(&batch)).map_err(from_datafusion)?;
         }
-        Poll::Ready(next)
+        Ok(batch)
     });
     let mut uploads = upload_stream(admitted, schema.clone(), queue);
     let uploaded = poll_fn(move |cx| {
@@ -220,130 +216,36 @@ pub(super) fn fitted(batch: RecordBatch, from: &SchemaRef, to: &SchemaRef) -> Re
     )?)
 }
 
-/// A host plan's stream with this crate's errors, whose batches have the wanted schema and are not
-/// needlessly small.
-struct ToUpload {
-    /// `None` once it has ended.
-    stream: Option<SendableRecordBatchStream>,
-    /// The plan's.
+/// The batches of a host plan with this crate's errors, in the wanted schema and not needlessly small.
+fn to_upload(
+    mut rows: SendableRecordBatchStream,
     host: SchemaRef,
     schema: SchemaRef,
-    target: Target,
-    /// Whether joining its columns never fails.
-    joins: bool,
-    /// Batches that wait for more.
-    small: Vec<RecordBatch>,
-    /// Their rows and bytes.
-    rows: usize,
-    bytes: usize,
-    patience: Patience,
-    /// What comes after them.
-    after: Option<Result<RecordBatch>>,
-}
-
-impl ToUpload {
-    fn new(
-        stream: SendableRecordBatchStream,
-        host: SchemaRef,
-        schema: SchemaRef,
-        mut target: Target,
-    ) -> Self {
-        target.bytes = target.bytes.min(MAX_JOINED);
-        let patience = Patience::new(target.patience);
-        Self {
-            host,
-            stream: Some(stream),
-            joins: schema.fields().iter().all(|f| can_join(f.data_type())),
-            schema,
-            target,
-            small: Vec::new(),
-            rows: 0,
-            bytes: 0,
-            patience,
-            after: None,
-        }
-    }
-
-    /// The batch's bytes, if it is to be joined with others. arrow-rs lets a column's type differ from its
-    /// field's in what nested fields are called and may be null; such columns cannot be joined.
-    fn small_bytes(&self, batch: &RecordBatch) -> Option<usize> {
-        let mut columns = self.schema.fields().iter().zip(batch.columns());
-        let joins = self.joins
-            && batch.num_rows() < self.target.rows / 2
+    target: &Target,
+) -> impl Stream<Item = Result<RecordBatch>> + Send + Unpin + use<> {
+    let most = (target.rows, target.bytes.min(MAX_JOINED));
+    let joins = schema.fields().iter().all(|f| can_join(f.data_type()));
+    let (of, to) = (schema.clone(), schema.clone());
+    // arrow-rs lets a column's type differ from its field's in what nested fields are called and may be null; such columns cannot be
+    // joined.
+    let size = move |batch: &RecordBatch| {
+        let mut columns = of.fields().iter().zip(batch.columns());
+        let joins = joins
+            && batch.num_rows() < most.0 / 2
             && columns.all(|(field, column)| field.data_type() == column.data_type());
-        joins
-            .then(|| bytes(batch))
-            .filter(|bytes| *bytes < self.target.bytes.div_ceil(2))
-    }
-
-    /// Keeps a small batch, or has others come after those that are kept. Returns what has become large enough.
-    fn push(&mut self, batch: RecordBatch) -> Result<Option<RecordBatch>> {
-        let batch = fitted(batch, &self.host, &self.schema)?;
-        let Some(bytes) = self.small_bytes(&batch) else {
-            self.after = Some(Ok(batch));
-            return self.join();
-        };
-        let rows = batch.num_rows();
-        if rows == 0 {
-            return Ok(None);
+        let bytes = joins.then(|| bytes(batch));
+        let bytes = bytes.filter(|bytes| *bytes < most.1.div_ceil(2))?;
+        Some((batch.num_rows(), bytes))
+    };
+    let batches = poll_fn(move |cx| poll_host(|| rows.poll_next_unpin(cx)));
+    let batches = batches.map(move |batch| fitted(batch.map_err(from_datafusion)?, &host, &to));
+    groups(batches, most, target.patience, size).map(move |group| {
+        let mut parts = group?;
+        match parts.len() {
+            1 => Ok(parts.remove(0)),
+            _ => Ok(concat_batches(&schema, &parts)?),
         }
-        let over = self.rows + rows > self.target.rows || self.bytes + bytes > self.target.bytes;
-        let joined = if over { self.join()? } else { None };
-        if self.small.is_empty() {
-            self.patience.begin();
-        }
-        self.small.push(batch);
-        (self.rows, self.bytes) = (self.rows + rows, self.bytes + bytes);
-        // If the input is slow, and may be endless, a query with a limit needs no more than there is.
-        match joined.is_none() && (self.rows >= self.target.rows || self.patience.is_over()) {
-            true => self.join(),
-            false => Ok(joined),
-        }
-    }
-
-    /// The batches that wait, as one; `None` if there are none.
-    fn join(&mut self) -> Result<Option<RecordBatch>> {
-        (self.rows, self.bytes) = (0, 0);
-        let mut small = std::mem::take(&mut self.small);
-        Ok(match small.len() {
-            0 | 1 => small.pop(),
-            _ => Some(concat_batches(&self.schema, &small)?),
-        })
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<RecordBatch>>> {
-        loop {
-            if let Some(after) = self.after.take() {
-                return Poll::Ready(Some(after));
-            }
-            let Some(stream) = &mut self.stream else {
-                return Poll::Ready(None);
-            };
-            let next = match poll_host(|| stream.poll_next_unpin(cx)) {
-                Poll::Pending if self.small.is_empty() => return Poll::Pending,
-                Poll::Pending if !self.patience.ends(cx.waker()) => return Poll::Pending,
-                Poll::Pending => self.join(),
-                Poll::Ready(Some(Ok(batch))) => self.push(batch),
-                Poll::Ready(Some(Err(e))) => Err(from_datafusion(e)),
-                Poll::Ready(None) => {
-                    self.stream = None;
-                    self.join()
-                }
-            };
-            match next {
-                Ok(None) => {}
-                Ok(Some(batch)) => return Poll::Ready(Some(Ok(batch))),
-                // What has been joined comes first. The first error is the one to report.
-                Err(e) => {
-                    self.stream = None;
-                    self.after = Some(Err(e));
-                    if let Ok(Some(batch)) = self.join() {
-                        return Poll::Ready(Some(Ok(batch)));
-                    }
-                }
-            }
-        }
-    }
+    })
 }
 
 /// Whether joining columns of a type never fails: their values take memory, whose size is limited,
@@ -380,12 +282,8 @@ mod tests {
             patience,
             types: Arc::new(|_| None),
         };
-        let mut batches = ToUpload::new(stream, schema.clone(), schema, target);
-        block_on(
-            poll_fn(move |cx| batches.poll(cx))
-                .map(Result::unwrap)
-                .collect(),
-        )
+        let batches = to_upload(stream, schema.clone(), schema, &target);
+        block_on(batches.map(Result::unwrap).collect())
     }
 
     fn wide(columns: usize, rows: usize) -> RecordBatch {

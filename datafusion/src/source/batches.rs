@@ -1,30 +1,30 @@
 //! Batches in device memory as a source.
 
-use std::fmt;
-use std::future::Future;
 use std::sync::{Arc, Mutex};
 
 use arrow_device::{Device, DeviceRecordBatch, Error, Result};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
-use datafusion_catalog::MemTable;
+use datafusion_catalog::{MemTable, Session, TableProvider};
 use datafusion_common::Statistics;
 use datafusion_common::stats::Precision;
+use datafusion_expr::Expr;
 use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::Partitioning;
+use datafusion_physical_plan::ExecutionPlan;
 use futures::stream::iter;
 
-use super::contract::{DeviceSource, ScanRequest};
-use super::insertion::{DeviceSink, InsertRequest};
+use super::contract::{DeviceSink, DeviceSource, InsertRequest, ScanRequest};
 use crate::metrics::to_datafusion;
-use crate::pool::unpoisoned;
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
+use crate::timer::unpoisoned;
 
 /// The batches of each partition, which do not change.
 type Partitions = Arc<[Arc<[DeviceRecordBatch]>]>;
 
 /// Partitions of batches, to which more may be added.
+#[derive(Clone, Debug)]
 pub(super) struct Memory {
     schema: SchemaRef,
     device: DeviceSpec,
@@ -40,15 +40,14 @@ impl Memory {
         device: &Device,
         partitions: Vec<Vec<DeviceRecordBatch>>,
     ) -> Result<Self> {
-        let fitted = |batch: DeviceRecordBatch| match batch.device() == device {
-            true => batch.with_schema(schema.clone()),
-            false => Err(Error::InvalidArgument(
-                format!(
-                    "DeviceTable::from_batches: a batch is on {}, the table on {device}",
-                    batch.device()
-                )
-                .into(),
-            )),
+        let fitted = |batch: DeviceRecordBatch| {
+            let own = batch.device();
+            if own == device {
+                return batch.with_schema(schema.clone());
+            }
+            let what =
+                format!("DeviceTable::from_batches: a batch is on {own}, the table on {device}");
+            Err(Error::InvalidArgument(what.into()))
         };
         let partitions = partitions.into_iter();
         let partitions = partitions.map(|batches| batches.into_iter().map(fitted).collect());
@@ -60,29 +59,31 @@ impl Memory {
         })
     }
 
-    /// Changes the rows as `change` changes those of a table on the host, where they come for it. Nothing has changed after an error.
-    pub(super) async fn change<T, F>(
+    /// Changes the rows as a table on the host changes them, where they come for it: by an UPDATE with assignments, and else by a DELETE. Nothing
+    /// has changed after an error.
+    pub(super) async fn change(
         &self,
-        mut change: impl FnMut(Arc<MemTable>) -> F,
-    ) -> datafusion_common::Result<T>
-    where
-        F: Future<Output = datafusion_common::Result<T>>,
-    {
+        state: &dyn Session,
+        assignments: Option<Vec<(String, Expr)>>,
+        filters: Vec<Expr>,
+    ) -> datafusion_common::Result<Arc<dyn ExecutionPlan>> {
         loop {
             let before = unpoisoned(&self.now).clone();
             let mut rows = Vec::new();
             for partition in before.iter() {
                 let mut batches = Vec::new();
                 for batch in partition.iter() {
-                    let batch = batch.clone().with_schema(self.schema.clone());
-                    let download = batch.and_then(|batch| batch.start_to_host(None));
-                    let download = download.map_err(to_datafusion)?.await;
+                    let download = batch.start_to_host(None).map_err(to_datafusion)?.await;
                     batches.push(download.map_err(to_datafusion)?);
                 }
                 rows.push(batches);
             }
-            let host = Arc::new(MemTable::try_new(self.schema.clone(), rows)?);
-            let changed = change(host.clone()).await?;
+            let host = MemTable::try_new(self.schema.clone(), rows)?;
+            let (assignments, filters) = (assignments.clone(), filters.clone());
+            let changed = match assignments {
+                Some(assignments) => host.update(state, assignments, filters).await?,
+                None => host.delete_from(state, filters).await?,
+            };
             let mut partitions = Vec::new();
             for partition in &host.batches {
                 let batches = partition.read().await;
@@ -97,15 +98,6 @@ impl Memory {
                 return Ok(changed);
             }
         }
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches")
-            .field("device", &self.device)
-            .field("partitions", &unpoisoned(&self.now).len())
-            .finish_non_exhaustive()
     }
 }
 
@@ -134,11 +126,10 @@ impl DeviceSource for Memory {
 
     fn snapshot(&self) -> Option<Arc<dyn DeviceSource>> {
         let now = unpoisoned(&self.now).clone();
+        let now = Arc::new(Mutex::new(now));
         Some(Arc::new(Self {
-            schema: self.schema.clone(),
-            device: self.device.clone(),
-            kept: self.kept.clone(),
-            now: Arc::new(Mutex::new(now)),
+            now,
+            ..self.clone()
         }))
     }
 

@@ -1,10 +1,12 @@
 //! [`DeviceSource`]: what a table on a device is made of.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_device::{ArrowDeviceType, Device, Error};
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, Error};
 use arrow_schema::SchemaRef;
+use async_trait::async_trait;
 use datafusion_common::{Constraints, Statistics};
 use datafusion_execution::TaskContext;
 use datafusion_expr::TableProviderFilterPushDown;
@@ -12,7 +14,6 @@ use datafusion_expr::dml::InsertOp;
 use datafusion_physical_expr::{LexOrdering, Partitioning, PhysicalExpr};
 use datafusion_physical_plan::execution_plan::Boundedness;
 
-use super::insertion::{DeviceSink, InsertRequest};
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 
@@ -62,7 +63,7 @@ use crate::stream::SendableDeviceStream;
 /// # let _ = table;
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
-pub trait DeviceSource: fmt::Debug + Send + Sync {
+pub trait DeviceSource: Any + fmt::Debug + Send + Sync {
     /// Returns the schema of the table.
     fn schema(&self) -> SchemaRef;
 
@@ -202,22 +203,57 @@ impl ScanRequest {
         if schema.fields() == self.table.fields() {
             return Ok(true);
         }
-        Err(Error::InvalidArgument(
-            format!(
-                "DeviceScanExec on {}: partition {} returned a batch or stream of another schema: expected={}{} found={schema}",
-                self.device,
-                self.partition,
-                self.schema,
-                match self.projection {
-                    Some(_) => format!(" or the whole table's, {}", self.table),
-                    None => String::new(),
-                },
-            )
-            .into(),
-        ))
+        let whole = match self.projection {
+            Some(_) => format!(" or the whole table's, {}", self.table),
+            None => String::new(),
+        };
+        let expected = format!("expected={}{whole}", self.schema);
+        Err(self.returned(format!(
+            "a batch or stream of another schema: {expected} found={schema}"
+        )))
+    }
+
+    /// The error of a source that returned something else.
+    pub(super) fn returned(&self, what: String) -> Error {
+        let (device, partition) = (&self.device, self.partition);
+        let what = format!("DeviceScanExec on {device}: partition {partition} returned {what}");
+        Error::InvalidArgument(what.into())
     }
 
     pub(super) fn device_type(&self) -> ArrowDeviceType {
         self.device.id().device_type
     }
+}
+
+/// What an `INSERT` asks of a [`DeviceSource`](crate::DeviceSource).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct InsertRequest {
+    /// Whether the rows are added to those of the table, or replace all or some of them.
+    pub op: InsertOp,
+    /// The device that the batches will be on, which the source's description fits.
+    pub device: Device,
+    /// The task that runs the statement.
+    pub context: Arc<TaskContext>,
+}
+
+/// Takes the rows of one `INSERT`.
+///
+/// Nothing of them may be visible to scans before [`commit`](Self::commit), and all of them after
+/// it. A sink that is dropped without it, after an error or because the query was cancelled, leaves
+/// the table as it was. The methods run on tasks of the runtime, so they must not block.
+#[async_trait]
+pub trait DeviceSink: Send {
+    /// Takes a batch, which has the table's schema and is on [`InsertRequest::device`]. The work
+    /// that fills it may not be done yet.
+    ///
+    /// # Errors
+    /// Returns an error if the rows cannot be written, which ends the statement.
+    async fn write(&mut self, batch: DeviceRecordBatch) -> arrow_device::Result<()>;
+
+    /// Makes all rows visible to the scans that are planned from now on.
+    ///
+    /// # Errors
+    /// Returns an error if the rows could not be added. None of them are.
+    async fn commit(self: Box<Self>) -> arrow_device::Result<()>;
 }

@@ -1,15 +1,12 @@
 //! What a source declares: its checks, and what is left of it after a projection.
 
-use std::sync::Arc;
-
 use arrow_device::{Error, Result};
-use arrow_schema::{DataType, SchemaRef};
-use datafusion_common::stats::Precision;
+use arrow_schema::SchemaRef;
 use datafusion_common::{Constraint, ScalarValue, Statistics};
 use datafusion_physical_expr::equivalence::ProjectionMapping;
-use datafusion_physical_expr::expressions::UnKnownColumn;
+use datafusion_physical_expr::expressions::{Column, UnKnownColumn};
 use datafusion_physical_expr::utils::collect_columns;
-use datafusion_physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
+use datafusion_physical_expr::{EquivalenceProperties, Partitioning};
 use datafusion_physical_plan::PlanProperties;
 use datafusion_physical_plan::execution_plan::{EmissionType, SchedulingType};
 
@@ -17,56 +14,37 @@ use super::contract::DeviceSource;
 
 /// Checks what a source declares against its schema.
 pub(super) fn check(source: &dyn DeviceSource) -> Result<()> {
-    let partitions = match source.partitioning() {
-        Partitioning::Hash(expressions, count) => {
-            expressions
-                .iter()
-                .try_for_each(|e| check_expression(source, "partitioning", e))?;
-            count
-        }
-        Partitioning::Range(range) => {
-            let mut by = range.ordering().iter();
-            by.try_for_each(|e| check_expression(source, "partitioning", &e.expr))?;
-            range.partition_count()
-        }
-        other => other.partition_count(),
+    let (schema, partitioning) = (source.schema(), source.partitioning());
+    let by = match &partitioning {
+        Partitioning::Hash(by, _) => by.clone(),
+        Partitioning::Range(range) => range.ordering().iter().map(|e| e.expr.clone()).collect(),
+        _ => Vec::new(),
     };
-    for order in source.orderings() {
-        let mut by = order.iter();
-        by.try_for_each(|e| check_expression(source, "an order", &e.expr))?;
+    let orders = source.orderings();
+    let orders = orders.iter().flat_map(|order| order.iter());
+    let by = by.iter().map(|e| ("partitioning", e));
+    for (what, expression) in by.chain(orders.map(|e| ("an order", &e.expr))) {
+        let field = |column: &Column| schema.fields().get(column.index());
+        let is_there = |c: &Column| field(c).is_some_and(|field| field.name() == c.name());
+        let mut columns = collect_columns(expression).into_iter();
+        if let Some(column) = columns.find(|column| !is_there(column)) {
+            let what = format!("{what} by {expression}, but has no column {column}");
+            return declares(source, what);
+        }
     }
-    let columns = source.schema().fields().len();
+    let columns = schema.fields().len();
     for constraint in source.constraints().into_iter().flat_map(|c| c.iter()) {
         let (Constraint::PrimaryKey(of) | Constraint::Unique(of)) = constraint;
         if let Some(column) = of.iter().find(|column| **column >= columns) {
-            return Err(declares(
+            return declares(
                 source,
                 format!("a constraint on column {column} of {columns}"),
-            ));
+            );
         }
     }
     check_statistics(source, &source.statistics(None))?;
-    (0..partitions).try_for_each(|i| check_statistics(source, &source.statistics(Some(i))))
-}
-
-fn check_expression(
-    source: &dyn DeviceSource,
-    what: &str,
-    expression: &Arc<dyn PhysicalExpr>,
-) -> Result<()> {
-    let schema = source.schema();
-    let is_there =
-        |name: &str, index: usize| schema.fields().get(index).is_some_and(|f| f.name() == name);
-    match collect_columns(expression)
-        .into_iter()
-        .find(|c| !is_there(c.name(), c.index()))
-    {
-        None => Ok(()),
-        Some(column) => Err(declares(
-            source,
-            format!("{what} by {expression}, but has no column {column}"),
-        )),
-    }
+    let mut partitions = 0..partitioning.partition_count();
+    partitions.try_for_each(|i| check_statistics(source, &source.statistics(Some(i))))
 }
 
 /// Checks the number of columns, and the types of their values.
@@ -75,32 +53,26 @@ fn check_statistics(source: &dyn DeviceSource, statistics: &Statistics) -> Resul
     let (found, columns) = (statistics.column_statistics.len(), schema.fields().len());
     if found != columns {
         let what = format!("statistics of {found} columns for a table of {columns} columns");
-        return Err(declares(source, what));
+        return declares(source, what);
     }
     for (field, column) in schema.fields().iter().zip(&statistics.column_statistics) {
         for (name, value) in [("min", &column.min_value), ("max", &column.max_value)] {
-            if let Some(found) = other_type(value, field.data_type()) {
-                let (name_of, expected) = (field.name(), field.data_type());
-                return Err(declares(
-                    source,
-                    format!("a {name} of type {found} for column {name_of} of type {expected}"),
-                ));
+            let (name_of, expected) = (field.name(), field.data_type());
+            let found = value.get_value().map(ScalarValue::data_type);
+            if let Some(found) = found.filter(|found| found != expected) {
+                let what =
+                    format!("a {name} of type {found} for column {name_of} of type {expected}");
+                return declares(source, what);
             }
         }
     }
     Ok(())
 }
 
-fn other_type(value: &Precision<ScalarValue>, expected: &DataType) -> Option<DataType> {
-    let found = value.get_value()?.data_type();
-    (found != *expected).then_some(found)
-}
-
-fn declares(source: &dyn DeviceSource, what: String) -> Error {
+fn declares(source: &dyn DeviceSource, what: String) -> Result<()> {
     let device = source.device();
-    Error::InvalidArgument(
-        format!("the source of a DeviceTable on {device} declares {what}").into(),
-    )
+    let what = format!("the source of a DeviceTable on {device} declares {what}");
+    Err(Error::InvalidArgument(what.into()))
 }
 
 /// The properties of a scan of these columns.
@@ -130,15 +102,4 @@ pub(super) fn properties(
         source.boundedness(),
     )
     .with_scheduling_type(SchedulingType::Cooperative))
-}
-
-/// The statistics of a scan of these columns.
-pub(super) fn project(statistics: Statistics, projection: Option<&Arc<[usize]>>) -> Statistics {
-    match projection {
-        None => statistics,
-        Some(_) => Statistics {
-            total_byte_size: Precision::Absent,
-            ..statistics.project(projection)
-        },
-    }
 }

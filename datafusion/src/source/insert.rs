@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, UInt64Array};
-use arrow_device::{Device, DeviceRecordBatch, Error};
+use arrow_device::{Device, DeviceRecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{Result, internal_err, plan_err};
@@ -21,12 +21,10 @@ use futures::TryStreamExt;
 use futures::stream::once;
 use tokio::runtime::Handle;
 
-use super::contract::DeviceSource;
-use super::insertion::InsertRequest;
+use super::contract::{DeviceSource, InsertRequest};
+use crate::inputs::merged;
 use crate::metrics::{named, on_blocking_thread, to_datafusion};
-use crate::parallel::merged;
-use crate::resolver::open_for;
-use crate::spec::DeviceSpec;
+use crate::spec::{DeviceSpec, open_for};
 
 /// The node that inserts rows into a [`DeviceTable`](crate::DeviceTable), and returns their number
 /// in one row on the host.
@@ -52,7 +50,17 @@ impl DeviceInsertExec {
         table_name: Option<Arc<str>>,
         op: InsertOp,
     ) -> Result<Self> {
-        check_types(&source.schema(), &input.schema(), source.device())?;
+        let types = |schema: SchemaRef| {
+            let types = schema.fields().iter().map(|f| f.data_type().to_string());
+            types.collect::<Vec<_>>().join(", ")
+        };
+        let (expected, found) = (types(source.schema()), types(input.schema()));
+        if expected != found {
+            let device = source.device();
+            return plan_err!(
+                "columns of types {found} to insert into a DeviceTable on {device} with columns of types {expected}"
+            );
+        }
         let count = Field::new("count", DataType::UInt64, false);
         let properties = PlanProperties::new(
             EquivalenceProperties::new(Arc::new(Schema::new(vec![count]))),
@@ -96,21 +104,6 @@ impl DeviceInsertExec {
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
-}
-
-/// Checks that the columns to insert are of the table's types, in its order.
-fn check_types(table: &SchemaRef, input: &SchemaRef, device: &DeviceSpec) -> Result<()> {
-    let types = |schema: &SchemaRef| {
-        let types = schema.fields().iter().map(|f| f.data_type().to_string());
-        types.collect::<Vec<_>>().join(", ")
-    };
-    let (expected, found) = (types(table), types(input));
-    if expected == found {
-        return Ok(());
-    }
-    plan_err!(
-        "columns of types {found} to insert into a DeviceTable on {device} with columns of types {expected}"
-    )
 }
 
 impl DisplayAs for DeviceInsertExec {
@@ -178,10 +171,8 @@ impl ExecutionPlan for DeviceInsertExec {
             let count = Arc::new(UInt64Array::from(vec![rows]));
             Ok(RecordBatch::try_new(node.schema(), vec![count])?)
         };
-        Ok(Box::pin(RecordBatchStreamAdapter::new(
-            schema,
-            once(insertion),
-        )))
+        let count = RecordBatchStreamAdapter::new(schema, once(insertion));
+        Ok(Box::pin(count))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -216,33 +207,21 @@ impl DeviceInsertExec {
     }
 }
 
-/// The batch with the table's schema. Nulls are counted only where the table allows none and the
-/// input might have some; that waits for the device, where waiting does not hold up other tasks.
+/// The batch with the table's schema, which has no nulls where the table allows none. To count them may wait for the device, where waiting
+/// does not hold up other tasks.
 async fn of_table(
     batch: DeviceRecordBatch,
     schema: &SchemaRef,
     device: &Device,
 ) -> arrow_device::Result<DeviceRecordBatch> {
-    let (found, columns, rows) = batch.into_parts();
-    let fields = schema.fields().iter().zip(found.fields());
-    for ((field, found), column) in fields.zip(&columns) {
-        if field.is_nullable() || !found.is_nullable() {
-            continue;
-        }
-        let (column, name) = (column.clone(), field.name());
-        let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
-        let nulls = match column.null_count() {
-            Some(nulls) => nulls,
-            None => {
-                let count = move || column.resolve_null_counts();
-                on_blocking_thread(&Handle::current(), operation, count).await??
-            }
-        };
-        if nulls > 0 {
-            let what = format!(
-                "DeviceInsertExec on {device}: {nulls} nulls for column {name}, which is not nullable"
-            );
-            return Err(Error::InvalidArgument(what.into()));
+    let (_, columns, rows) = batch.into_parts();
+    for (field, column) in schema.fields().iter().zip(&columns) {
+        if !field.is_nullable() && column.null_count().is_none() {
+            let column = column.clone();
+            let operation =
+                "counting the nulls of rows to insert after the end of the Tokio runtime";
+            let count = move || column.resolve_null_counts();
+            on_blocking_thread(&Handle::current(), operation, count).await??;
         }
     }
     DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &columns, rows)

@@ -3,10 +3,7 @@
 pub(super) mod batches;
 pub(super) mod contract;
 pub(super) mod declared;
-pub(super) mod filters;
 pub(super) mod insert;
-pub(super) mod insertion;
 pub(super) mod scan;
-pub(super) mod scanned;
 pub(super) mod streams;
 pub(super) mod table;

@@ -10,6 +10,7 @@ use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{Result, Statistics, internal_datafusion_err, plan_err};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_expr::TableProviderFilterPushDown;
+use datafusion_physical_expr::projection::ProjectionExprs;
 use datafusion_physical_expr::{
     DynamicFilterTracking, Partitioning, PhysicalExpr, PhysicalSortExpr,
 };
@@ -27,12 +28,11 @@ use datafusion_physical_plan::{
 use futures::stream::empty;
 
 use super::contract::{DeviceSource, ScanRequest};
-use super::declared::{project, properties};
-use super::filters::of_projected;
-use super::scanned::scanned;
+use super::declared::properties;
+use super::streams::scanned;
 use crate::exec::DeviceExec;
 use crate::metrics::to_datafusion;
-use crate::operator::{DeviceOperator, DeviceTask};
+use crate::plugin::{DeviceOperator, DeviceTask};
 use crate::stream::SendableDeviceStream;
 
 /// The operator that reads a [`DeviceTable`](crate::DeviceTable).
@@ -126,12 +126,6 @@ impl DeviceScanExec {
         self.part
     }
 
-    /// Whether a partition is read.
-    fn reads(&self, partition: usize) -> bool {
-        self.part
-            .is_none_or(|(index, count)| partition % count == index)
-    }
-
     /// Returns the columns that the scan returns, as indices into the table's schema, or `None` for
     /// all in their order.
     pub fn projection(&self) -> Option<&[usize]> {
@@ -141,6 +135,12 @@ impl DeviceScanExec {
     /// Returns the filters that the source applies, over the table's columns.
     pub fn filters(&self) -> &[Arc<dyn PhysicalExpr>] {
         &self.filters
+    }
+
+    /// The columns that the scan returns.
+    fn columns(&self) -> Vec<usize> {
+        let all = || (0..self.source.schema().fields().len()).collect();
+        self.projection().map_or_else(all, <[_]>::to_vec)
     }
 
     fn schema(&self) -> &SchemaRef {
@@ -154,8 +154,12 @@ impl DeviceScanExec {
     /// The statistics of a partition or of all, without the limit and the filters.
     fn unlimited(&self, partition: Option<usize>) -> Statistics {
         let whole = partition.is_none() || self.partitions() == 1;
-        let of_table = self.source.statistics(partition.filter(|_| !whole));
-        project(of_table, self.projection.as_ref())
+        let known = self.source.statistics(partition.filter(|_| !whole));
+        let mut known = known.project(self.projection.as_ref());
+        if self.projection.is_some() {
+            known.total_byte_size = Precision::Absent;
+        }
+        known
     }
 
     /// The exact number of rows of a partition, if it is known.
@@ -245,12 +249,10 @@ impl ExecutionPlan for DeviceScanExec {
             // How the rows are distributed over the partitions is not known.
             _ => known.to_inexact(),
         };
-        Ok(Arc::new(
-            match self.filters.is_empty() && self.part.is_none() {
-                true => known,
-                false => known.to_inexact(),
-            },
-        ))
+        Ok(Arc::new(match (&self.filters[..], self.part) {
+            ([], None) => known,
+            _ => known.to_inexact(),
+        }))
     }
 
     fn apply_expressions(
@@ -280,15 +282,9 @@ impl ExecutionPlan for DeviceScanExec {
         if !all_alias_free_columns(expressions) {
             return Ok(None);
         }
-        let all = || (0..self.schema().fields().len()).collect();
-        let own = self.projection().map_or_else(all, <[_]>::to_vec);
-        let columns = new_projections_for_columns(expressions, &own);
-        let narrowed = Self::new(
-            self.source.clone(),
-            self.table_name.clone(),
-            Some(&columns),
-            self.fetch,
-        )?;
+        let columns = new_projections_for_columns(expressions, &self.columns());
+        let (source, name) = (self.source.clone(), self.table_name.clone());
+        let narrowed = Self::new(source, name, Some(&columns), self.fetch)?;
         // A projection may change the schema's metadata, which batches keep.
         if *narrowed.schema() != projection.schema() {
             return Ok(None);
@@ -307,16 +303,15 @@ impl ExecutionPlan for DeviceScanExec {
         child_pushdown_result: ChildPushdownResult,
         _: &ConfigOptions,
     ) -> Result<FilterPushdownPropagation<Arc<dyn ExecutionPlan>>> {
-        let mut filters = self.filters.clone();
-        let mut pushed = Vec::new();
+        let columns = ProjectionExprs::from_indices(&self.columns(), &self.source.schema());
+        let (mut filters, mut pushed) = (self.filters.clone(), Vec::new());
         for of_parent in child_pushdown_result.parent_filters {
-            // A filter above a limit does not commute with it.
-            if self.fetch.is_some() {
-                pushed.push(PushedDown::No);
-                continue;
-            }
-            let filter = of_projected(&of_parent.filter, self.projection())?;
-            let support = self.source.supports_filter(&filter);
+            let filter = columns.unproject_expr(&of_parent.filter)?;
+            let support = match self.fetch {
+                None => self.source.supports_filter(&filter),
+                // A filter above a limit does not commute with it.
+                Some(_) => TableProviderFilterPushDown::Unsupported,
+            };
             pushed.push(match support {
                 TableProviderFilterPushDown::Exact => PushedDown::Yes,
                 _ => PushedDown::No,
@@ -389,7 +384,8 @@ impl DeviceOperator for Scan {
             schema: scan.schema().clone(),
             table: scan.source.schema(),
         };
-        if !scan.reads(task.partition) {
+        let (index, count) = scan.part.unwrap_or((0, 1));
+        if task.partition % count != index {
             return Ok(request.stream(empty()));
         }
         let promised = scan.rows(task.partition);

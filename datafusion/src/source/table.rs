@@ -1,5 +1,6 @@
 //! [`DeviceTable`]: a table whose batches are on a device.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -8,19 +9,22 @@ use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader, Error};
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
-use datafusion_catalog::{MemTable, Session, TableProvider};
+use datafusion_catalog::{Session, TableProvider};
 use datafusion_common::{
-    Constraints, DataFusionError, Result, Statistics, not_impl_datafusion_err,
+    Constraints, DFSchema, DataFusionError, Result, Statistics, not_impl_datafusion_err,
 };
 use datafusion_expr::dml::InsertOp;
+use datafusion_expr::execution_props::ExecutionProps;
+use datafusion_expr::expr_rewriter::unnormalize_col;
+use datafusion_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion_physical_expr::{PhysicalExpr, create_physical_expr};
 use datafusion_physical_plan::ExecutionPlan;
 use futures::Stream;
 
 use super::batches::Memory;
 use super::contract::{DeviceSource, ScanRequest};
 use super::declared::check;
-use super::filters::{over_columns, supported};
 use super::insert::DeviceInsertExec;
 use super::scan::DeviceScanExec;
 use super::streams::StreamSource;
@@ -79,8 +83,6 @@ pub struct DeviceTable {
     source: Arc<dyn DeviceSource>,
     /// What other processes call it.
     name: Option<Arc<str>>,
-    /// The source, if it is of batches.
-    memory: Option<Arc<Memory>>,
     defaults: HashMap<String, Expr>,
 }
 
@@ -99,7 +101,6 @@ impl DeviceTable {
         Self {
             source,
             name: None,
-            memory: None,
             defaults: HashMap::new(),
         }
     }
@@ -117,8 +118,7 @@ impl DeviceTable {
         let open = move |request| -> arrow_device::Result<SendableDeviceStream> {
             Ok(Box::pin(open(request)?.into_stream(1)?))
         };
-        let source = StreamSource::new(schema, device.into(), partitions, open);
-        Self::of(Arc::new(source))
+        Self::of(StreamSource::shared(schema, device, partitions, open))
     }
 
     /// Makes a table of streams. `open` makes a future of the stream for each partition of each
@@ -158,8 +158,7 @@ impl DeviceTable {
             + 'static,
     {
         let open = move |request: ScanRequest| Ok(request.stream_later(open(request.clone())));
-        let source = StreamSource::new(schema, device.into(), partitions, open);
-        Self::of(Arc::new(source))
+        Self::of(StreamSource::shared(schema, device, partitions, open))
     }
 
     /// Makes a table that this process only plans with. Other processes have the rows, and find them by the name: see
@@ -184,8 +183,7 @@ impl DeviceTable {
                 .into(),
             })
         };
-        let source = StreamSource::new(schema, device.into(), partitions, open);
-        Self::of(Arc::new(source)).with_name(name)
+        Self::of(StreamSource::shared(schema, device, partitions, open)).with_name(name)
     }
 
     /// Makes a table of batches. Those of a partition keep their order, and the number of rows is
@@ -205,11 +203,8 @@ impl DeviceTable {
         device: Device,
         partitions: Vec<Vec<DeviceRecordBatch>>,
     ) -> arrow_device::Result<Self> {
-        let source = Arc::new(Memory::new(schema, &device, partitions)?);
-        Ok(Self {
-            memory: Some(source.clone()),
-            ..Self::of(source)
-        })
+        let source = Memory::new(schema, &device, partitions)?;
+        Ok(Self::of(Arc::new(source)))
     }
 
     /// Sets the name by which other processes know the table, so that plans that read it can run there. A plan that travels
@@ -263,8 +258,8 @@ impl DeviceTable {
 
     /// Returns the table of batches, for a statement that changes its rows.
     fn memory(&self, what: &str) -> Result<&Memory> {
-        let memory = self.memory.as_deref();
-        memory.ok_or_else(|| self.refused(what))
+        let source: &dyn Any = &*self.source;
+        source.downcast_ref().ok_or_else(|| self.refused(what))
     }
 
     /// Returns the node that inserts the rows of `input` into the table, as an `INSERT` statement does.
@@ -304,16 +299,26 @@ impl TableProvider for DeviceTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let filters = over_columns(&*self.source, filters, state.execution_props())?;
+        let (schema, properties) = (self.schema(), state.execution_props());
+        let filters = filters
+            .iter()
+            .map(|filter| over_table(filter, &schema, properties));
         let scan = self.scan_on_device(projection.map(Vec::as_slice), limit)?;
-        Ok(Arc::new(DeviceExec::from(scan.with_filters(filters)?)))
+        let scan = scan.with_filters(filters.collect::<Result<_>>()?)?;
+        Ok(Arc::new(DeviceExec::from(scan)))
     }
 
     fn supports_filters_pushdown(
         &self,
         filters: &[&Expr],
     ) -> Result<Vec<TableProviderFilterPushDown>> {
-        Ok(supported(&*self.source, filters))
+        let (schema, properties) = (self.schema(), ExecutionProps::new());
+        let supported = |filter: &&Expr| match over_table(filter, &schema, &properties) {
+            Ok(filter) => self.source.supports_filter(&filter),
+            // The plan's own filter evaluates it, or reports why it cannot.
+            Err(_) => TableProviderFilterPushDown::Unsupported,
+        };
+        Ok(filters.iter().map(supported).collect())
     }
 
     async fn insert_into(
@@ -330,11 +335,8 @@ impl TableProvider for DeviceTable {
         state: &dyn Session,
         filters: Vec<Expr>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let delete = |host: Arc<MemTable>| {
-            let filters = filters.clone();
-            async move { host.delete_from(state, filters).await }
-        };
-        self.memory("DELETE FROM")?.change(delete).await
+        let memory = self.memory("DELETE FROM")?;
+        memory.change(state, None, filters).await
     }
 
     async fn update(
@@ -343,11 +345,8 @@ impl TableProvider for DeviceTable {
         assignments: Vec<(String, Expr)>,
         filters: Vec<Expr>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let update = |host: Arc<MemTable>| {
-            let (assignments, filters) = (assignments.clone(), filters.clone());
-            async move { host.update(state, assignments, filters).await }
-        };
-        self.memory("UPDATE")?.change(update).await
+        let memory = self.memory("UPDATE")?;
+        memory.change(state, Some(assignments), filters).await
     }
 
     fn get_column_default(&self, column: &str) -> Option<&Expr> {
@@ -357,4 +356,16 @@ impl TableProvider for DeviceTable {
     fn statistics(&self) -> Option<Statistics> {
         Some(self.source.statistics(None))
     }
+}
+
+/// The filter over the table's columns.
+fn over_table(
+    filter: &Expr,
+    schema: &SchemaRef,
+    properties: &ExecutionProps,
+) -> Result<Arc<dyn PhysicalExpr>> {
+    let filter = unnormalize_col(filter.clone());
+    let schema = DFSchema::try_from(schema.clone())?;
+    let planning = PhysicalPlanningContext::default();
+    create_physical_expr(&filter, &schema, properties, &planning)
 }

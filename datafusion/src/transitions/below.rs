@@ -5,23 +5,11 @@ use std::sync::Arc;
 use datafusion_physical_plan::ExecutionPlan;
 use datafusion_physical_plan::coop::CooperativeExec;
 
-use super::between::DeviceToDeviceExec;
-use super::to_device::HostToDeviceExec;
 use super::to_host::DeviceToHostExec;
 use crate::exec::DeviceExec;
 
-/// The upload, if `plan` is one.
-pub(crate) fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec> {
-    DeviceExec::operator(plan)
-}
-
-/// Whether `plan` moves batches between devices.
-pub(crate) fn is_between(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    DeviceExec::operator::<DeviceToDeviceExec>(plan).is_some()
-}
-
 pub(crate) fn is_transition(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    plan.is::<DeviceToHostExec>() || upload(plan).is_some() || is_between(plan)
+    plan.is::<DeviceToHostExec>() || DeviceExec::of(plan).is_some_and(|node| node.is_transition)
 }
 
 /// The operator below the transitions at the top of `plan`, on the host or on a device.

@@ -1,4 +1,4 @@
-//! [`HostToDeviceExec`]: the upload.
+//! [`HostToDeviceExec`] and [`DeviceToDeviceExec`]: the upload, and the copy from one device to another.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use datafusion_common::Result;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::to_host::passing;
-use crate::operator::{DeviceOperator, DeviceTask};
-use crate::plugin::{DevicePlugin, target_of};
+use crate::inputs::execute_child_apart;
+use crate::plugin::{DeviceOperator, DevicePlugin, DeviceTask, target_of};
 use crate::spec::DeviceSpec;
 use crate::stream::SendableDeviceStream;
 use crate::upload::{upload, with_types};
@@ -33,9 +33,9 @@ pub struct HostToDeviceExec {
 }
 
 impl HostToDeviceExec {
-    /// Makes an operator that uploads as a plugin wants it.
-    pub fn for_plugin(plugin: Arc<dyn DevicePlugin>) -> Self {
-        let plugin = Some(plugin);
+    /// Makes an operator that uploads as a plugin wants it, if there is one.
+    pub fn for_plugin(plugin: impl Into<Option<Arc<dyn DevicePlugin>>>) -> Self {
+        let plugin = plugin.into();
         Self { plugin }
     }
 
@@ -50,7 +50,9 @@ impl HostToDeviceExec {
         input: Arc<dyn ExecutionPlan>,
         device: impl Into<DeviceSpec>,
     ) -> Arc<dyn ExecutionPlan> {
-        Arc::new(passing(input, device, self).into_transition())
+        let mut node = passing(input, device, self);
+        node.is_transition = true;
+        Arc::new(node)
     }
 }
 
@@ -60,11 +62,8 @@ impl DeviceOperator for HostToDeviceExec {
     }
 
     fn describe(&self, node: &dyn ExecutionPlan, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let target = self
-            .plugin
-            .as_ref()
-            .and_then(|plugin| plugin.upload_target());
-        if let Some((rows, bytes)) = target {
+        let plugin = self.plugin.as_ref();
+        if let Some((rows, bytes)) = plugin.and_then(|plugin| plugin.upload_target()) {
             write!(f, ", upload_rows={rows}, upload_bytes={bytes}")?;
         }
         let (host, device) = (node.schema(), self.schema_on_device(&node.schema()));
@@ -80,5 +79,40 @@ impl DeviceOperator for HostToDeviceExec {
         let target = target_of(self.plugin.as_ref(), task.context);
         let (input, partition) = (task.child(0)?, task.partition);
         upload(input, partition, task.device, task.context, target, memory)
+    }
+}
+
+/// The operator that moves another device operator's batches to its own device.
+///
+/// A device that reaches the memory of the other copies directly; otherwise the batches go through the host, one batch ahead
+/// of the operator that reads them. Batches that are on the device already are passed on.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceToDeviceExec(());
+
+impl DeviceToDeviceExec {
+    /// Returns the node that moves the batches of `input`, a [`DeviceExec`](crate::DeviceExec), to a device.
+    pub fn above(
+        input: Arc<dyn ExecutionPlan>,
+        device: impl Into<DeviceSpec>,
+    ) -> Arc<dyn ExecutionPlan> {
+        let mut node = passing(input, device, Self(()));
+        node.is_transition = true;
+        Arc::new(node)
+    }
+}
+
+impl DeviceOperator for DeviceToDeviceExec {
+    fn name(&self) -> &str {
+        "DeviceToDeviceExec"
+    }
+
+    fn describe(&self, _: &dyn ExecutionPlan, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ok(())
+    }
+
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let (input, memory) = (task.child(0)?, task.reservation());
+        let (partition, device, target) = (task.partition, task.device, task.target.clone());
+        execute_child_apart(input, partition, device, task.context, target, memory)
     }
 }

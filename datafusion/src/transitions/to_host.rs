@@ -13,7 +13,7 @@ use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 
 use crate::exec::DeviceExec;
-use crate::operator::DeviceOperator;
+use crate::plugin::DeviceOperator;
 use crate::spec::DeviceSpec;
 
 /// The node that downloads a device operator's batches, one ahead of its parent.
@@ -27,7 +27,7 @@ pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
     /// Which nodes of the plan below plugins have declined, and why, for `EXPLAIN`.
-    declined: Vec<String>,
+    pub(crate) declined: Vec<String>,
     metrics: ExecutionPlanMetricsSet,
 }
 
@@ -57,11 +57,6 @@ impl DeviceToHostExec {
         let own = plan.downcast_ref::<Self>().cloned();
         let own = own.unwrap_or_else(|| Self::new(plan));
         Arc::new(Self { declined, ..own })
-    }
-
-    /// Whether it says this.
-    pub(crate) fn notes(&self, declined: &[String]) -> bool {
-        self.declined == declined
     }
 
     /// Returns the node below.
@@ -146,7 +141,7 @@ impl ExecutionPlan for DeviceToHostExec {
         let Some(input) = DeviceExec::of(&self.input) else {
             return self.input.execute(partition, context);
         };
-        input.execute_down(partition, context, self.name(), Some(&self.metrics))
+        input.execute_down(partition, context, self.name(), &self.metrics)
     }
 
     fn metrics(&self) -> Option<MetricsSet> {

@@ -265,7 +265,7 @@ async fn an_exact_number_of_rows_is_one() {
 async fn tables_and_nodes_can_be_shown() {
     let sim = Sim::new();
     let table = device_table(&sim, &[vec![rows(0, 3)]]);
-    says(&format!("{table:?}"), &["partitions: 1"]);
+    says(&format!("{table:?}"), &["num_rows: 3"]);
     let plan = scan(table).await;
     says(&format!("{plan:?}"), &["DeviceScanExec"]);
     let tree = displayable(plan.as_ref()).tree_render().to_string();

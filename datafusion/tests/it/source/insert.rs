@@ -204,7 +204,7 @@ async fn nulls_for_a_column_without_them_are_refused() {
             assert!(inserted(&found.unwrap()) > 0);
             continue;
         }
-        let error = ours(&fails(found, &["column a", "1 nulls"]));
+        let error = ours(&fails(found, &["'a'", "1 nulls"]));
         assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
     }
     let found = sorted(numbers_in(&ctx, "SELECT a FROM t").await);
