@@ -1,14 +1,15 @@
 //! Several partitions as one stream.
 
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-use arrow_device::{Device, Error};
+use arrow_device::{Device, DeviceRecordBatch, Error};
 use arrow_device_datafusion::{
     DeviceTable, HostToDeviceExec, SendableDeviceStream, execute_on_device,
 };
 use datafusion::arrow::array::RecordBatch;
+use datafusion::physical_plan::execute_stream;
 use futures::channel::mpsc::UnboundedSender;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 
@@ -98,8 +99,6 @@ async fn partitions_run_at_the_same_time() {
     };
     let plan = scan(watched_table(&sim, 2, meet)).await;
     assert_eq!(on_device(&plan, &sim).await.unwrap().len(), 16);
-    drop(plan);
-    sim.assert_done();
 }
 
 /// A fast partition beside seven that have nothing yet has no more room than its own.
@@ -120,8 +119,6 @@ async fn tasks_are_one_batch_ahead() {
     }
     drop(senders);
     assert!(next(&mut stream).await.is_none());
-    drop(stream);
-    sim.assert_done();
 }
 
 /// What waits to be taken is reserved, and no more than that.
@@ -140,6 +137,82 @@ async fn a_batch_that_waits_for_the_reader_is_reserved() {
     }
     assert!(next(&mut stream).await.is_none());
     assert_eq!(pool.reserved(), 0);
+}
+
+/// Each partition in its order, and none waits for another's reader.
+#[tokio::test]
+async fn partitions_come_as_they_are_ready() {
+    let sim = Sim::new();
+    let gate = Arc::new(AtomicBool::new(false));
+    let opened = gate.clone();
+    let (table, _) = readers_table(&sim, 4, move |partition, i| {
+        // The first two wait.
+        if partition < 2 {
+            eventually("the gate", || opened.load(SeqCst));
+        }
+        (i < 3).then(|| Ok(numbers((partition * 48 + i * 16) as i64, 16)))
+    });
+    let mut stream = start(scan(table).await, &sim);
+    let mut found = Vec::new();
+    for _ in 0..6 {
+        found.push(stream.next().await.unwrap().unwrap());
+    }
+    assert_eq!(sorted(numbers_on(&found)), (96..192).collect::<Vec<_>>());
+    gate.store(true, SeqCst);
+    found.extend(stream.try_collect::<Vec<_>>().await.unwrap());
+    let all = numbers_on(&found);
+    assert_eq!(sorted(all.clone()), multiples(192, 1));
+    for partition in 0..4 {
+        let of = all.iter().filter(|i| **i / 48 == partition);
+        assert!(of.is_sorted(), "{partition}");
+    }
+}
+
+/// All take their turn. Without any, or without batches, there is nothing to give.
+#[tokio::test]
+async fn partitions_that_are_always_ready_take_turns() {
+    let sim = Sim::new();
+    let partitions = [batches(0, 5), batches(1000, 5), batches(2000, 1)];
+    let plan = scan(device_table(&sim, &partitions)).await;
+    let found = on_device(&plan, &sim).await.unwrap();
+    let first_of = |batch: &DeviceRecordBatch| numbers_on(std::slice::from_ref(batch))[0] / 1000;
+    let order: Vec<i64> = found.iter().map(first_of).collect();
+    assert_eq!(order.len(), 11);
+    for partition in 0..3 {
+        let at = order.iter().position(|p| *p == partition);
+        // Each partition has a place in the channel, and one batch more at hand.
+        assert!(at.unwrap() < 6, "{order:?}");
+    }
+    let none: [Vec<RecordBatch>; 2] = [vec![], vec![]];
+    for partitions in [&none[..], &none[..0]] {
+        let table = device_table_of(&sim, numbers(0, 1).schema(), partitions);
+        let plan = scan(table).await;
+        assert_eq!(on_device(&plan, &sim).await.unwrap().len(), 0);
+    }
+}
+
+/// A consumer that never waits lets others run all the same, as with DataFusion's own streams.
+#[tokio::test]
+async fn a_result_that_is_always_ready_yields() {
+    let sim = Sim::new();
+    let batch = sim.upload(&numbers(0, 16)).unwrap();
+    let (schema, batches) = (numbers(0, 1).schema(), vec![vec![batch; 1000]]);
+    let table = DeviceTable::from_batches(schema, sim.device.clone(), batches).unwrap();
+    let plan = scan(Arc::new(table)).await;
+    for on_host in [true, false] {
+        let ran = Arc::new(AtomicBool::new(false));
+        let flag = ran.clone();
+        let other = tokio::spawn(async move { flag.store(true, SeqCst) });
+        let batches = if on_host {
+            let stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+            stream.map_ok(drop).map_err(drop).boxed()
+        } else {
+            start(plan.clone(), &sim).map_ok(drop).map_err(drop).boxed()
+        };
+        assert_eq!(batches.try_collect::<Vec<_>>().await.unwrap().len(), 1000);
+        assert!(ran.load(SeqCst), "on the host: {on_host}");
+        other.await.unwrap();
+    }
 }
 
 /// A panic is told at once, though another partition never ends, and with its text.
@@ -174,19 +247,4 @@ async fn a_dropped_result_ends_every_partition() {
     eventually("all ended", closed);
     drop(senders);
     sim.assert_done();
-}
-
-/// A query's order is that of its result.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ordered_query_comes_in_its_order() {
-    let sim = Sim::new();
-    let ctx = session_with(4, 1);
-    let partition = |p: i64| (0..8).map(|i| numbers((i * 4 + p) * 16, 16)).collect();
-    let partitions: Vec<Vec<RecordBatch>> = (0..4).map(partition).collect();
-    register(&ctx, "t", device_table(&sim, &partitions));
-    let plan = plan(&ctx, "SELECT a FROM t ORDER BY a DESC").await;
-    let stream = execute_on_device(plan, ctx.task_ctx(), &sim).unwrap();
-    let batches: Vec<_> = stream.try_collect().await.unwrap();
-    let expected: Vec<i64> = (0..512).rev().map(|i| i * 2).collect();
-    assert_eq!(numbers_on(&batches), expected);
 }

@@ -18,47 +18,44 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use futures::Stream;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 
-use crate::kit::{Sim, numbers};
+use crate::kit::numbers;
 
-/// A reader that uploads what a closure gives, and counts how often it was asked.
+pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
+
+/// A reader of the column of [`numbers`] that uploads what a closure gives, also if it is asked again after an error.
 pub(crate) struct Reader {
     device: Device,
-    schema: SchemaRef,
-    next: Box<dyn FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send>,
-    at: usize,
-    asked: Arc<AtomicUsize>,
+    next: Box<dyn FnMut() -> Option<arrow_device::Result<RecordBatch>> + Send>,
+    gone: Arc<AtomicBool>,
 }
 
 impl Reader {
+    /// The closure gets the number of the batch.
     pub(crate) fn new(
         device: &Device,
-        schema: SchemaRef,
-        next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
+        mut next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
     ) -> Self {
+        let mut at = 0..;
         Self {
             device: device.clone(),
-            schema,
-            next: Box::new(next),
-            at: 0,
-            asked: Arc::default(),
+            next: Box::new(move || next(at.next()?)),
+            gone: Arc::default(),
         }
     }
 }
 
 impl Iterator for Reader {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
+    type Item = Sent;
 
-    fn next(&mut self) -> Option<Self::Item> {
-        self.asked.fetch_add(1, SeqCst);
-        let batch = (self.next)(self.at)?;
-        self.at += 1;
+    fn next(&mut self) -> Option<Sent> {
+        let batch = (self.next)()?;
         Some(batch.and_then(|batch| self.device.upload(&batch)))
     }
 }
 
 impl DeviceRecordBatchReader for Reader {
     fn schema(&self) -> SchemaRef {
-        self.schema.clone()
+        numbers(0, 1).schema()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
@@ -66,24 +63,42 @@ impl DeviceRecordBatchReader for Reader {
     }
 }
 
-/// A table of such readers of the column of [`numbers`], which are told their partition.
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.gone.store(true, SeqCst);
+    }
+}
+
+/// A table of such readers, which are told their partition; how often they were asked, and whether one was let go.
+fn watched_readers(
+    device: &Device,
+    partitions: usize,
+    next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    let (asked, gone) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (of, counts, flag) = (device.clone(), asked.clone(), gone.clone());
+    let next = Arc::new(next);
+    let open = move |request: ScanRequest| {
+        let (next, counts) = (next.clone(), counts.clone());
+        let mut reader = Reader::new(&of, move |i| {
+            counts.fetch_add(1, SeqCst);
+            next(request.partition, i)
+        });
+        reader.gone = flag.clone();
+        Ok(reader)
+    };
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::from_readers(schema, device.clone(), partitions, open);
+    (Arc::new(table), asked, gone)
+}
+
 pub(crate) fn readers_table(
     device: &Device,
     partitions: usize,
     next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    let (asked, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(next));
-    let (of, counts) = (device.clone(), asked.clone());
-    let schema = numbers(0, 1).schema();
-    let open = move |request: ScanRequest| {
-        let next = next.clone();
-        let next = move |i| next(request.partition, i);
-        let mut reader = Reader::new(&of, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let table = DeviceTable::from_readers(schema, device.clone(), partitions, open);
-    (Arc::new(table), asked)
+    let (table, asked, _) = watched_readers(device, partitions, next);
+    (table, asked)
 }
 
 /// A table of one such reader, and how often it was asked.
@@ -94,38 +109,15 @@ pub(crate) fn reader_table(
     readers_table(device, 1, move |_, i| next(i))
 }
 
-/// Says when it is dropped.
-struct Dropped(Arc<AtomicBool>);
-
-impl Drop for Dropped {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
-}
-
 /// More batches than any test reads: one that should be stopped fails, and does not hang.
 pub(crate) const MANY: usize = 100_000;
 
 /// A table of an endless reader, how often it was asked, and whether it was let go.
-pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    let (asked, gone) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
-    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
-    let open = move |_| {
-        let dropped = Dropped(flag.clone());
-        let next = move |i| {
-            let _ = &dropped;
-            (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
-        };
-        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
-    (Arc::new(table), asked, gone)
+pub(crate) fn watched(device: &Device) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    watched_readers(device, 1, |_, i| {
+        (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
+    })
 }
-
-pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
 
 /// A table whose partitions are the streams that a closure makes, of the column of [`numbers`].
 pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
@@ -133,13 +125,13 @@ pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
     partitions: usize,
     make: impl Fn(usize) -> S + Send + Sync + 'static,
 ) -> Arc<DeviceTable> {
+    let schema = numbers(0, 1).schema();
     let open = move |request: ScanRequest| {
         let (schema, device_type) = (numbers(0, 1).schema(), request.device.id().device_type);
         let stream = make(request.partition);
         let stream = DeviceRecordBatches::from_stream(stream, schema, device_type);
         std::future::ready(Ok(stream))
     };
-    let schema = numbers(0, 1).schema();
     let table = DeviceTable::from_streams(schema, device.clone(), partitions, open);
     Arc::new(table)
 }
