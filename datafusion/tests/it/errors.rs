@@ -4,21 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::Error;
-use arrow_device::device::sim::{FaultOp, SimConfig};
+use arrow_device::device::sim::FaultOp;
 use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest, to_datafusion};
 use datafusion::arrow::array::{Array, ArrayRef, Int32Array, RecordBatch, StructArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
 use datafusion::common::DataFusionError;
-use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
 
 use crate::kit::*;
+use crate::nodes::*;
 
 /// The error of a query whose stream gives `good` batches first, and ends after it, with these words.
 async fn fails_after(plan: &Plan, good: usize, words: &[&str]) -> DataFusionError {
-    let mut stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+    let mut stream = started(plan);
     for i in 0..good {
         let batch = stream.next().await;
         let batch = batch.unwrap_or_else(|| panic!("ends before batch {i}"));
@@ -53,7 +53,7 @@ fn assert_device_error(error: &DataFusionError, sim: &Sim, own_operation: &str, 
 #[tokio::test]
 async fn an_error_of_the_device_names_it_with_operation_and_text() {
     let sim = Sim::new();
-    let table = scan(device_table(&sim, &[batches(0, 4)])).await;
+    let table = planned("Down < Numbers A 4", &[&sim], &[]);
     for (op, operation) in [
         (FaultOp::Copy, "copy"),
         (FaultOp::NewQueue, "new queue"),
@@ -85,38 +85,45 @@ async fn an_error_of_the_device_names_it_with_operation_and_text() {
     sim.assert_done();
 }
 
-/// Every operation in turn: an error that is the device's, or the right result; and nothing stays
-/// behind.
+/// Every operation in turn: an error that is the device's, or the right result; and nothing stays behind. Of operators, and of a join of
+/// small batches.
 #[tokio::test]
 async fn any_operation_may_fail() {
     let sim = Sim::new();
-    let mut failures = 0;
-    for n in 1..500 {
-        let host = scan(host_table(&[batches(0, 3)])).await;
-        let plan = with_transitions(double(double(host, &sim), &sim));
-        sim.sim.faults().clear();
-        sim.sim.faults().fail_nth(None, n);
-        let result = run(&plan).await;
-        let fired = sim.sim.faults().fired() > 0;
-        sim.sim.faults().clear();
-        match result {
-            Ok(found) => assert_eq!(numbers_of(&found), multiples(48, 4), "operation {n}"),
-            Err(e) => {
-                let exhausted = matches!(e, DataFusionError::ResourcesExhausted(_));
-                let of_device = exhausted || matches!(ours(&e), Error::Device { .. });
-                assert!(of_device, "operation {n}: {e:?}");
-                says(&e, &[", partition 0, on ", &sim.id().to_string()]);
-                failures += 1;
+    let host = scan(host_table(&[(0..5).map(|i| rows(i * 9, 9)).collect()])).await;
+    for (line, least) in [
+        ("Map A < Map A < Host", 21),
+        ("CoalesceBatches A 20 < Up A < Host", 10),
+    ] {
+        let expected = run(&planned(line, &[&sim], &[("Host", &host)])).await;
+        let expected = lines(&expected.unwrap());
+        let mut failures = 0;
+        for n in 1..500 {
+            let plan = with_transitions(planned(line, &[&sim], &[("Host", &host)]));
+            sim.sim.faults().clear();
+            sim.sim.faults().fail_nth(None, n);
+            let result = run(&plan).await;
+            let fired = sim.sim.faults().fired() > 0;
+            sim.sim.faults().clear();
+            match result {
+                Ok(found) => assert_eq!(lines(&found), expected, "{line}, operation {n}"),
+                Err(e) => {
+                    let exhausted = matches!(e, DataFusionError::ResourcesExhausted(_));
+                    let of_device = exhausted || matches!(ours(&e), Error::Device { .. });
+                    assert!(of_device, "{line}, operation {n}: {e:?}");
+                    says(&e, &[", partition 0, on ", &sim.id().to_string()]);
+                    failures += 1;
+                }
+            }
+            drop(plan);
+            sim.device.synchronize().unwrap();
+            sim.device.take_drop_error();
+            if !fired && n > 60 {
+                break;
             }
         }
-        drop(plan);
-        sim.device.synchronize().unwrap();
-        sim.device.take_drop_error();
-        if !fired && n > 60 {
-            break;
-        }
+        assert!(failures >= least, "{line}: {failures}");
     }
-    assert!(failures > 20, "{failures}");
     sim.assert_done();
 }
 
@@ -195,26 +202,18 @@ async fn an_upload_passes_errors_on_as_they_are() {
             |e| matches!(ours(e), Error::Cancelled { operation: "below" }),
         ),
     ];
+    let sim = Sim::new();
     for (error, text, is_kept) in cases {
-        let sim = Sim::new();
-        let (table, _) = host_stream(move |i| match i {
-            0 => Some(Ok(numbers(0, 16))),
-            _ => Some(Err(error())),
-        });
-        let plan = with_transitions(double(scan(table).await, &sim));
+        let plan = with_transitions(double(broken(1, error).await, &sim));
         let error = fails_after(&plan, 1, &[text]).await;
         assert!(is_kept(&error), "{error:?}");
-        drop(plan);
-        sim.assert_done();
     }
+    sim.assert_done();
 }
 
 #[tokio::test]
 async fn out_of_memory_on_the_device() {
-    let sim = Sim::with(SimConfig {
-        capacity_bytes: 1 << 20,
-        ..SimConfig::default()
-    });
+    let sim = Sim::set(|config| config.capacity_bytes = 1 << 20);
     // By an upload, and by an operator.
     let (host, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 1 << 18))));
     let host = scan(host).await;

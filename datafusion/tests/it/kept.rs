@@ -28,11 +28,7 @@ fn session_with_rule(rule: DeviceRule, partitions: usize) -> SessionContext {
 /// Plugins that run these nodes, over uploads that they merge and that they do not.
 fn merging_and_not(names: &'static [&'static str], min_rows: usize) -> [DeviceRule; 2] {
     [false, true].map(|merges| {
-        let plugin = Runs {
-            names,
-            merges,
-            ..Runs::default()
-        };
+        let plugin = Runs::nodes(names).merging(merges);
         rule(plugin).with_uploads(any_sim(), min_rows)
     })
 }
@@ -47,11 +43,7 @@ fn shuffled(first: i64, n: i64) -> Vec<RecordBatch> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sorted_rows_are_not_distributed_above_the_device() {
     let sim = Sim::new();
-    let plugin = Runs {
-        names: &["FilterExec", "SortExec"],
-        ..Runs::default()
-    };
-    let rule = rule(plugin);
+    let rule = rule(Runs::nodes(&["FilterExec", "SortExec"]));
     // A filter and a sort over two partitions, four tasks.
     let ctx = session_with_rule(rule.clone(), 4);
     let table = device_table(&sim, &[shuffled(0, 20), shuffled(100, 20)]);
@@ -174,15 +166,11 @@ async fn no_partition_of_a_join_falls_back_alone() {
         }
         Poll::Ready(None)
     };
-    let plugin = Runs {
-        names: &["HashJoinExec"],
-        make: Some(Arc::new(move |_| {
-            let mut operator = Operator::new("NothingExec", nothing);
-            operator.runs_on_host = true;
-            Ok(Arc::new(operator))
-        })),
-        ..Runs::default()
-    };
+    let plugin = Runs::nodes(&["HashJoinExec"]).making(move |_| {
+        let mut operator = Operator::new("NothingExec", nothing);
+        operator.runs_on_host = true;
+        Ok(Arc::new(operator))
+    });
     let config = config(|options| options.fallback = true).with_target_partitions(2);
     let rule = rule(plugin).with_uploads(any_sim(), 0);
     let config = config.with_extension(Arc::new(resolver));

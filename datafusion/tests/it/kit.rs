@@ -11,7 +11,7 @@ use arrow_device::{
 };
 use arrow_device_datafusion::{
     DeviceExec, DeviceOptions, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable,
-    DeviceToHostExec, execute_on_device, export_plan,
+    DeviceToHostExec, SendableDeviceStream, execute_on_device, export_plan,
 };
 use datafusion::arrow::array::{
     ArrayRef, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
@@ -23,7 +23,7 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::datasource::MemTable;
-use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -59,15 +59,18 @@ impl From<&Sim> for DeviceSpec {
 
 impl Sim {
     pub(crate) fn new() -> Self {
-        Self::with(SimConfig::default())
+        Self::set(|_| ())
     }
 
     /// Nothing runs until somebody waits for it.
     pub(crate) fn deferred() -> Self {
-        Self::with(SimConfig {
-            mode: SimMode::Deferred,
-            ..SimConfig::default()
-        })
+        Self::set(|config| config.mode = SimMode::Deferred)
+    }
+
+    pub(crate) fn set(change: impl FnOnce(&mut SimConfig)) -> Self {
+        let mut config = SimConfig::default();
+        change(&mut config);
+        Self::with(config)
     }
 
     pub(crate) fn with(config: SimConfig) -> Self {
@@ -297,13 +300,22 @@ pub(crate) async fn numbers_from(plan: &Plan) -> Vec<i64> {
     numbers_of(&run(plan).await.unwrap())
 }
 
+/// Starts the first partition of a plan as it is.
+pub(crate) fn started(plan: &Plan) -> SendableRecordBatchStream {
+    plan.execute(0, session().task_ctx()).unwrap()
+}
+
+/// Starts a plan whose result is wanted on a device.
+pub(crate) fn started_on(plan: &Plan, device: &Device) -> SendableDeviceStream {
+    execute_on_device(plan.clone(), session().task_ctx(), device).unwrap()
+}
+
 /// The plan's result on a device.
 pub(crate) async fn on_device(
     plan: &Plan,
     device: &Device,
 ) -> arrow_device::Result<Vec<DeviceRecordBatch>> {
-    let stream = execute_on_device(plan.clone(), session().task_ctx(), device).unwrap();
-    stream.try_collect().await
+    started_on(plan, device).try_collect().await
 }
 
 pub(crate) fn to_host(batches: &[DeviceRecordBatch]) -> Vec<RecordBatch> {
@@ -392,21 +404,12 @@ pub(crate) fn text(plan: &Plan, devices: &[&Device]) -> String {
     text
 }
 
+/// The plan is this text, which is indented as the tests are.
 #[track_caller]
 pub(crate) fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
-    let lines = expected.trim_matches('\n').lines();
-    let indent = expected
-        .lines()
-        .find(|l| !l.trim().is_empty())
-        .map_or(0, |l| l.len() - l.trim_start().len());
-    let expected: String = lines
-        .map(|l| format!("{}\n", l.get(indent..).unwrap_or("")))
-        .collect();
-    let found = text(plan, devices);
-    assert!(
-        found.trim_end() == expected.trim_end(),
-        "\n--- expected\n{expected}\n--- found\n{found}"
-    );
+    let expected = expected.replace("\n        ", "\n");
+    let (found, expected) = (text(plan, devices), expected.trim());
+    assert!(found.trim() == expected, "{found}\nis not\n{expected}");
 }
 
 /// A plan as one line: each node above its child, and several children in brackets. Devices are called as in [`text`];
@@ -492,19 +495,11 @@ impl PhysicalOptimizerRule for DoubleScans {
 
 /// A metric of the nodes of this name, all partitions together; `None` if no node has it.
 pub(crate) fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
-    let mut sum = None;
-    plan.apply(|plan| {
-        if plan.name() == node {
-            let metrics = plan.metrics().unwrap();
-            let value = metrics
-                .sum(|m| m.value().name() == metric)
-                .map(|value| value.as_usize());
-            if let Some(value) = value {
-                *sum.get_or_insert(0) += value;
-            }
-        }
-        Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
-    })
-    .unwrap();
-    sum
+    let below = plan.children().into_iter();
+    let below = below.filter_map(|child| self::metric(child, node, metric));
+    let own = plan.metrics().filter(|_| plan.name() == node);
+    let own = own.and_then(|all| all.sum(|one| one.value().name() == metric));
+    below
+        .chain(own.map(|value| value.as_usize()))
+        .reduce(|a, b| a + b)
 }

@@ -5,9 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 use std::time::Duration;
 
-use arrow_device::device::sim::SimConfig;
 use datafusion::arrow::array::RecordBatch;
-use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
 
 use crate::kit::*;
@@ -29,16 +27,16 @@ async fn a_stream_that_is_dropped_frees_everything() {
     let (reader, _, gone) = watched(&sim);
     for child in [host.clone(), table, scan(reader).await] {
         let plan = with_transitions(double(double(child, &sim), &sim));
-        let mut stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+        let mut stream = started(&plan);
         let batch = stream.next().await.unwrap().unwrap();
         assert_eq!(numbers_of(&[batch])[1], 4);
         drop(stream);
-        drop(execute_stream(plan, session().task_ctx()).unwrap());
+        drop(started(&plan));
     }
     eventually("the reader goes", || gone.load(SeqCst));
     sim.assert_done();
     let plan = with_transitions(double(double(host, &deferred), &deferred));
-    let mut stream = execute_stream(plan, session().task_ctx()).unwrap();
+    let mut stream = started(&plan);
     poll_fn(|cx| {
         assert!(stream.poll_next_unpin(cx).is_pending());
         Poll::Ready(())
@@ -47,21 +45,6 @@ async fn a_stream_that_is_dropped_frees_everything() {
     assert!(deferred.sim.report().pending_operations > 0);
     drop(stream);
     deferred.assert_done();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_task_that_is_aborted_frees_everything() {
-    let sim = Sim::new();
-    let (reader, asked, gone) = watched(&sim);
-    let ctx = session_with(4, 2);
-    register(&ctx, "t", reader);
-    let sql = "SELECT a % 7, count(*) FROM t GROUP BY a % 7";
-    let task = tokio::spawn(async move { query(&ctx, sql).await });
-    eventually("it is under way", || asked.load(SeqCst) > 20);
-    task.abort();
-    assert!(task.await.unwrap_err().is_cancelled());
-    eventually("the reader goes", || gone.load(SeqCst));
-    sim.assert_done();
 }
 
 /// Also where the limit stays above the operators, which cannot have one.
@@ -87,13 +70,6 @@ async fn a_limit_stops_the_reader_early() {
         let asked = asked.load(SeqCst);
         assert!(asked_of.contains(&asked), "{asked} batches, {sql}");
     }
-    // The scan itself.
-    let (reader, asked, _) = watched(&sim);
-    let none = reader.scan_on_device(None, Some(0)).unwrap();
-    let none: Plan = std::sync::Arc::new(arrow_device_datafusion::DeviceExec::from(none));
-    assert_eq!(numbers_from(&with_transitions(none)).await, [0; 0]);
-    pause().await;
-    assert!(asked.load(SeqCst) <= 2);
     sim.assert_done();
 }
 
@@ -106,7 +82,7 @@ async fn a_consumer_that_stops_reading_stops_the_producers() {
     let (host, reader) = (scan(host).await, scan(reader).await);
     for (table, asked) in [(host, asked_host), (reader, asked_reader)] {
         let plan = with_transitions(double(table, &sim));
-        let mut stream = execute_stream(plan, session().task_ctx()).unwrap();
+        let mut stream = started(&plan);
         stream.next().await.unwrap().unwrap();
         pause().await;
         let asked_once = asked.load(SeqCst);
@@ -127,7 +103,7 @@ fn large(i: usize) -> Option<RecordBatch> {
 /// All batches come, and never are more than ten of them on the device.
 async fn assert_bounded(sim: &Sim, plan: Plan, slow: bool, factor: i64) {
     let context = task(config(|_| ()).with_batch_size(ROWS));
-    let mut stream = execute_stream(plan, context).unwrap();
+    let mut stream = plan.execute(0, context).unwrap();
     let (mut n, mut most) = (0, 0);
     while let Some(batch) = stream.next().await {
         let first = numbers_of(&[batch.unwrap()])[0];
@@ -145,16 +121,11 @@ async fn assert_bounded(sim: &Sim, plan: Plan, slow: bool, factor: i64) {
 #[tokio::test]
 async fn memory_stays_bounded_on_a_stream_larger_than_the_device() {
     // 1 MiB: 16 batches, with the gaps between them less; 200 pass through.
-    let small = SimConfig {
-        capacity_bytes: 1 << 20,
-        ..SimConfig::default()
-    };
-    let slow_copies = SimConfig {
-        bytes_per_second: Some(100 << 20),
-        ..small.clone()
-    };
-    for (config, slow) in [(small, true), (slow_copies, false)] {
-        let sim = Sim::with(config);
+    for slow_copies in [None, Some(100 << 20)] {
+        let sim = Sim::set(|config| {
+            (config.capacity_bytes, config.bytes_per_second) = (1 << 20, slow_copies);
+        });
+        let slow = slow_copies.is_none();
         let (table, _) = host_stream(|i| large(i).map(Ok));
         let plan = with_transitions(double(double(scan(table).await, &sim), &sim));
         assert_bounded(&sim, plan, slow, 4).await;

@@ -5,11 +5,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use arrow_device::{Device, DeviceRecordBatch, Error};
-use arrow_device_datafusion::{
-    DeviceTable, HostToDeviceExec, SendableDeviceStream, execute_on_device,
-};
+use arrow_device_datafusion::{DeviceTable, SendableDeviceStream, execute_on_device};
 use datafusion::arrow::array::RecordBatch;
-use datafusion::physical_plan::execute_stream;
 use futures::channel::mpsc::UnboundedSender;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 
@@ -36,10 +33,6 @@ async fn settle() {
     }
 }
 
-fn start(plan: Plan, sim: &Sim) -> SendableDeviceStream {
-    execute_on_device(plan, session().task_ctx(), sim).unwrap()
-}
-
 /// A partition that ends takes no other's turn: what is there is given, and who has nothing is
 /// asked for a wake-up.
 #[tokio::test]
@@ -50,7 +43,7 @@ async fn a_partition_that_ends_takes_no_others_turn() {
         for gives in (0..4).filter(|gives| *gives != ends) {
             let (table, senders) = sent(&sim, 4);
             let mut senders: Vec<_> = senders.into_iter().map(Some).collect();
-            let mut stream = start(scan(table).await, &sim);
+            let mut stream = started_on(&scan(table).await, &sim);
             let send = |senders: &[Option<UnboundedSender<Sent>>]| {
                 let sender = senders[gives].as_ref().unwrap();
                 sender.unbounded_send(Ok(batch.clone())).unwrap();
@@ -111,7 +104,7 @@ async fn tasks_are_one_batch_ahead() {
         counts.fetch_add(1, SeqCst);
     });
     let (slow, senders) = sent(&sim, 7);
-    let mut stream = start(union([scan(fast).await, scan(slow).await]), &sim);
+    let mut stream = started_on(&union([scan(fast).await, scan(slow).await]), &sim);
     for read in 0..8 {
         settle().await;
         assert_eq!(made.load(SeqCst), read + 1, "after {read} batches");
@@ -126,8 +119,7 @@ async fn tasks_are_one_batch_ahead() {
 async fn a_batch_that_waits_for_the_reader_is_reserved() {
     let sim = Sim::new();
     let (context, pool) = limited(1 << 20);
-    let plan = scan(host_table(&[batches(0, 4), batches(0, 4)])).await;
-    let plan = HostToDeviceExec::default().above(plan, &sim);
+    let plan = planned("Up A < Numbers 4 4", &[&sim], &[]);
     let mut stream = execute_on_device(plan, context, &sim).unwrap();
     for _ in 0..8 {
         settle().await;
@@ -145,14 +137,14 @@ async fn partitions_come_as_they_are_ready() {
     let sim = Sim::new();
     let gate = Arc::new(AtomicBool::new(false));
     let opened = gate.clone();
-    let (table, _) = readers_table(&sim, 4, move |partition, i| {
+    let (table, ..) = readers_table(&sim, 4, move |partition, i| {
         // The first two wait.
         if partition < 2 {
             eventually("the gate", || opened.load(SeqCst));
         }
         (i < 3).then(|| Ok(numbers((partition * 48 + i * 16) as i64, 16)))
     });
-    let mut stream = start(scan(table).await, &sim);
+    let mut stream = started_on(&scan(table).await, &sim);
     let mut found = Vec::new();
     for _ in 0..6 {
         found.push(stream.next().await.unwrap().unwrap());
@@ -204,10 +196,11 @@ async fn a_result_that_is_always_ready_yields() {
         let flag = ran.clone();
         let other = tokio::spawn(async move { flag.store(true, SeqCst) });
         let batches = if on_host {
-            let stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+            let stream = started(&plan);
             stream.map_ok(drop).map_err(drop).boxed()
         } else {
-            start(plan.clone(), &sim).map_ok(drop).map_err(drop).boxed()
+            let stream = started_on(&plan, &sim);
+            stream.map_ok(drop).map_err(drop).boxed()
         };
         assert_eq!(batches.try_collect::<Vec<_>>().await.unwrap().len(), 1000);
         assert!(ran.load(SeqCst), "on the host: {on_host}");
@@ -221,7 +214,7 @@ async fn a_panic_of_one_partition_ends_the_result() {
     let sim = Sim::new();
     let (table, senders) = sent(&sim, 1);
     let panics = watched_table(&sim, 1, || panic!("a defect of the source"));
-    let mut stream = start(union([scan(table).await, scan(panics).await]), &sim);
+    let mut stream = started_on(&union([scan(table).await, scan(panics).await]), &sim);
     let found = next(&mut stream).await.unwrap();
     let error = fails(found, &["a defect of the source"]);
     assert!(matches!(error, Error::Panic { .. }), "{error:?}");
@@ -235,7 +228,7 @@ async fn a_panic_of_one_partition_ends_the_result() {
 async fn a_dropped_result_ends_every_partition() {
     let sim = Sim::new();
     let (table, senders) = sent(&sim, 4);
-    let mut stream = start(scan(table).await, &sim);
+    let mut stream = started_on(&scan(table).await, &sim);
     let batch = sim.upload(&numbers(0, 16)).unwrap();
     let send = |p: usize| senders[p].unbounded_send(Ok(batch.clone())).unwrap();
     send(1);

@@ -117,6 +117,7 @@ pub(crate) fn merge(child: Plan, fetch: Option<usize>) -> Plan {
 /// | line | node |
 /// | --- | --- |
 /// | `DataSource 2`, `Scan A 2` | a table of two partitions of ten rows, on the host and on the first device |
+/// | `Numbers 3 2`, `Numbers A 3 2` | one of three and two batches of 16 numbers, which go on counting |
 /// | `Map A` | the operator that doubles the first column |
 /// | `Filter` | `a < 5`; `Filter 3` returns at most three rows of each partition, `Filter true` all rows |
 /// | `Computed` | `b + 1`, which has no form on a device |
@@ -134,23 +135,34 @@ pub(crate) fn planned(line: &str, devices: &[&Sim], own: &[(&str, &Plan)]) -> Pl
     let child = || children[0].clone();
     let mut words = node.split(' ').peekable();
     let name = words.next().unwrap();
-    let device = match words.next_if(|word| ["A", "B"].contains(word)) {
-        Some("A") => devices.first(),
-        Some(_) => devices.get(1),
-        None => None,
-    };
-    let device = || *device.unwrap_or_else(|| panic!("no device of {node}"));
+    let of_device = words.next_if(|word| ["A", "B"].contains(word));
+    let of_device = of_device.map(|word| devices[usize::from(word == "B")]);
+    let device = || of_device.unwrap_or_else(|| panic!("no device of {node}"));
     let (columns, numbers): (Vec<_>, Vec<_>) =
         words.partition(|word| word.parse::<usize>().is_err());
     let number = |i: usize| numbers.get(i).map(|n: &&str| n.parse::<usize>().unwrap());
     let leaf = |table| futures::executor::block_on(scan(table));
-    let partitions = tens(number(0).unwrap_or(1));
+    let partitions = || tens(number(0).unwrap_or(1));
     match name {
-        "DataSource" => leaf(host_table(&partitions)),
-        "Scan" => leaf(device_table(device(), &partitions)).children()[0].clone(),
+        "DataSource" => leaf(host_table(&partitions())),
+        "Scan" => leaf(device_table(device(), &partitions())).children()[0].clone(),
+        "Numbers" => {
+            let mut first = 0;
+            let partitions = (0..numbers.len()).map(|i| {
+                let n = number(i).unwrap() as i64;
+                first += n * 16;
+                batches(first - n * 16, n)
+            });
+            let partitions: Vec<_> = partitions.collect();
+            match of_device {
+                None => leaf(host_table(&partitions)),
+                Some(device) => leaf(device_table(device, &partitions)).children()[0].clone(),
+            }
+        }
         "Up" => up(child(), device()),
         "Down" => down(child()),
         "Move" => DeviceToDeviceExec::above(child(), device()),
+        "CoalesceBatches" => joining(child(), device(), number(0).unwrap()),
         "Map" if children.len() == 1 => double(child(), device()),
         "Map" => map(children, device(), Ok),
         "Filter" => {
@@ -194,6 +206,11 @@ pub(crate) fn planned(line: &str, devices: &[&Sim], own: &[(&str, &Plan)]) -> Pl
         "Buffer" => Arc::new(BufferExec::new(child(), 1 << 20)),
         _ => panic!("what is {node}?"),
     }
+}
+
+/// The same as the rule makes it.
+pub(crate) fn ruled(line: &str, devices: &[&Sim]) -> Plan {
+    with_transitions(planned(line, devices, &[]))
 }
 
 /// The lines of a node's children.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_device::device::sim::{FaultOp, SimConfig};
+use arrow_device::device::sim::FaultOp;
 use arrow_device_datafusion::{
     DeviceOptions, DeviceResolver, DeviceSpec, execute_on_device, ran_on_host,
 };
@@ -36,15 +36,14 @@ fn context(set: impl FnOnce(&mut DeviceOptions)) -> Arc<TaskContext> {
 }
 
 /// 128 numbers of the host in one partition, doubled.
-async fn once(device: impl Into<DeviceSpec>) -> Plan {
-    let host = scan(host_table(&[batches(0, 8)])).await;
-    with_transitions(doubled(host, device))
+fn once(device: impl Into<DeviceSpec>) -> Plan {
+    with_transitions(doubled(planned("Numbers 8", &[], &[]), device))
 }
 
 /// In two partitions, doubled twice.
-async fn twice(device: impl Into<DeviceSpec>) -> Plan {
+fn twice(device: impl Into<DeviceSpec>) -> Plan {
     let device = device.into();
-    let host = scan(host_table(&[batches(0, 4), batches(64, 4)])).await;
+    let host = planned("Numbers 4 4", &[], &[]);
     with_transitions(doubled(doubled(host, device.clone()), device))
 }
 
@@ -83,11 +82,11 @@ async fn a_session_keeps_operators_on_the_host() {
         ),
         (context(disable("OtherExec")), None),
     ] {
-        let found = reasons(twice(&sim).await, context, &sim, why.is_none()).await;
+        let found = reasons(twice(&sim), context, &sim, why.is_none()).await;
         assert_eq!(found, because(why));
     }
     // Also below what starts it on a device that is not its own.
-    let plan = twice(&sim).await;
+    let plan = twice(&sim);
     let stream = execute_on_device(plan.clone(), context(not), &sim).unwrap();
     let found: Vec<_> = stream.try_collect().await.unwrap();
     assert_eq!(sorted(numbers_on(&found)), multiples(128, 4));
@@ -111,7 +110,7 @@ async fn a_session_keeps_operators_on_the_host() {
 async fn a_device_that_is_not_there_is_replaced() {
     let sim = Sim::new();
     let absent: DeviceSpec = "cuda:7".parse().unwrap();
-    let found = reasons(twice(absent.clone()).await, context(|_| ()), &sim, false).await;
+    let found = reasons(twice(absent.clone()), context(|_| ()), &sim, false).await;
     assert_eq!(found.len(), 2, "{found:?}");
     for (partition, (node, why)) in found.iter().enumerate() {
         assert_eq!(node, "MapExec");
@@ -119,18 +118,18 @@ async fn a_device_that_is_not_there_is_replaced() {
     }
     // Only if that is wanted.
     let context = context(|options| options.fallback = false);
-    fails(collect(twice(absent).await, context).await, &["cuda:7"]);
+    fails(collect(twice(absent), context).await, &["cuda:7"]);
 }
 
 #[tokio::test]
 async fn too_little_memory_for_a_first_batch() {
     let sim = Sim::new();
     let small = || context(|options| options.memory = "100".parse().unwrap());
-    let found = reasons(twice(&sim).await, small(), &sim, false).await;
+    let found = reasons(twice(&sim), small(), &sim, false).await;
     let upload = "HostToDeviceExec, partition 0";
     says(&found[0].1, &["Resources exhausted", upload]);
     // When a partition starts.
-    let host = scan(host_table(&[batches(0, 8)])).await;
+    let host = planned("Numbers 8", &[], &[]);
     let plan = with_transitions(double_by(host, &sim, |operator| {
         (operator.runs_on_host, operator.at_start) = (true, 1000);
     }));
@@ -141,7 +140,7 @@ async fn too_little_memory_for_a_first_batch() {
     // The device's own: the first batch of each partition, and a later one, after which nothing can be taken back.
     for (nth, fits) in [(1, true), (2, true), (7, false)] {
         sim.sim.faults().fail_nth(FaultOp::Allocate, nth);
-        let plan = once(&sim).await;
+        let plan = once(&sim);
         let found = collect(plan.clone(), context(|_| ())).await;
         sim.sim.faults().clear();
         let fell_back = ran_on_host(&plan).unwrap().len();
@@ -155,11 +154,8 @@ async fn too_little_memory_for_a_first_batch() {
         }
     }
     // What has been read may not be there any more.
-    let tiny = Sim::with(SimConfig {
-        capacity_bytes: 100,
-        ..SimConfig::default()
-    });
-    let host = sort(scan(host_table(&[batches(0, 2)])).await);
+    let tiny = Sim::set(|config| config.capacity_bytes = 100);
+    let host = planned("Sort < Numbers 2", &[], &[]);
     let plan = with_transitions(doubled(host, &tiny));
     assert!(exhausted(collect(plan, context(|_| ())).await));
 }

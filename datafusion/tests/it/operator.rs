@@ -263,6 +263,24 @@ pub(crate) struct Runs {
     pub(crate) make: Option<Make>,
 }
 
+impl Runs {
+    pub(crate) fn nodes(names: &'static [&'static str]) -> Self {
+        Self {
+            names,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn merging(self, merges: bool) -> Self {
+        Self { merges, ..self }
+    }
+
+    pub(crate) fn making(self, make: impl Fn(&Plan) -> Made + Send + Sync + 'static) -> Self {
+        let make: Option<Make> = Some(Arc::new(make));
+        Self { make, ..self }
+    }
+}
+
 impl fmt::Debug for Runs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Runs {:?} {:?}", self.names, self.there)

@@ -274,12 +274,8 @@ async fn an_error_in_the_middle_comes_after_the_batches_before_it() {
     // Rows before the error, if there is one: some have enough before it.
     let mut plans = vec![(joining(leaf.clone(), &sim, 1000), (32, true))];
     for line in cases(1, 1) {
-        let (table, _) = host_stream(|i| match i {
-            0 | 1 => Some(Ok(numbers(i as i64 * 16, 16))),
-            _ => Some(Err(DataFusionError::Execution("the third".into()))),
-        });
-        let host = over_x(line, &scan(table).await);
-        let stream = host.execute(0, session().task_ctx()).unwrap();
+        let host = broken(2, || DataFusionError::Execution("the third".into())).await;
+        let stream = started(&over_x(line, &host));
         let expected = rows_before_an_error(stream.map_ok(|batch| batch.num_rows())).await;
         plans.push((form(over_x(line, &leaf), &sim), expected));
     }

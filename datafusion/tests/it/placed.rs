@@ -3,7 +3,7 @@
 use std::panic::panic_any;
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceOperator, DeviceRule, declined, execute_on_device};
+use arrow_device_datafusion::{DeviceOperator, DeviceRule, declined};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::Result;
 use datafusion::common::config::ConfigOptions;
@@ -22,16 +22,9 @@ pub(crate) fn rule(plugin: Runs) -> DeviceRule {
     DeviceRule::default().with_plugin(Arc::new(plugin))
 }
 
-fn names(names: &'static [&'static str]) -> Runs {
-    Runs {
-        names,
-        ..Runs::default()
-    }
-}
-
 /// A plugin that runs filters, wherever the rows are.
 fn filters() -> DeviceRule {
-    rule(names(&["FilterExec"])).with_uploads(any_sim(), 0)
+    rule(Runs::nodes(&["FilterExec"])).with_uploads(any_sim(), 0)
 }
 
 pub(crate) fn placed(plan: Plan, rule: &DeviceRule) -> Plan {
@@ -68,7 +61,7 @@ async fn rows_of_the_host_go_up_and_those_of_a_device_do_not() {
             ",
         ),
         (
-            rule(names(&["FilterExec"])),
+            rule(Runs::nodes(&["FilterExec"])),
             "
             Filter < DataSource
             Filter < DataSource
@@ -79,7 +72,7 @@ async fn rows_of_the_host_go_up_and_those_of_a_device_do_not() {
             ",
         ),
         (
-            rule(names(&["UnionExec"])),
+            rule(Runs::nodes(&["UnionExec"])),
             "
             # Of several inputs only those that are not there go there.
             Union < (Down < Scan A, DataSource, Scan B)
@@ -107,10 +100,7 @@ async fn rows_of_the_host_go_up_and_those_of_a_device_do_not() {
 /// their values, stay.
 #[tokio::test]
 async fn partitions_go_up_as_one() {
-    let merging = Runs {
-        merges: true,
-        ..names(&["FilterExec"])
-    };
+    let merging = Runs::nodes(&["FilterExec"]).merging(true);
     let rule = rule(merging).with_uploads(any_sim(), 0);
     let table = "
         Filter < DataSource 3
@@ -131,7 +121,7 @@ async fn partitions_go_up_as_one() {
 #[tokio::test]
 async fn a_round_robin_repartition_moves_above_the_device() {
     let a = Sim::new();
-    let rule = rule(names(&["FilterExec"]));
+    let rule = rule(Runs::nodes(&["FilterExec"]));
     let table = "
         Filter < Repartition 4 < Scan A 2
         Repartition < Down < MyFilter A < Scan A
@@ -150,7 +140,7 @@ async fn a_round_robin_repartition_moves_above_the_device() {
     assert_becomes(|plan| placed(plan, &rule), &[&a], &[], table).await;
     // Who reads all partitions needs none.
     let spread = || planned("Repartition 4 < Scan A 2", &[&a], &[]);
-    let stream = execute_on_device(spread(), session().task_ctx(), &a).unwrap();
+    let stream = started_on(&spread(), &a);
     let found: Vec<_> = stream.try_collect().await.unwrap();
     assert_eq!(sorted(numbers_on(&found)), multiples(20, 1));
     let table = device_table(&a, &[vec![]]);
@@ -167,7 +157,7 @@ async fn small_batches_of_an_operator_are_joined() {
     let sim = Sim::new();
     let plugin = Runs {
         has_small_batches: true,
-        ..names(&["FilterExec"])
+        ..Runs::nodes(&["FilterExec"])
     };
     let rule = rule(plugin).with_uploads(any_sim(), 0);
     let table = "
@@ -190,10 +180,7 @@ async fn small_batches_of_an_operator_are_joined() {
 /// Ten rows each.
 #[tokio::test]
 async fn statistics_decide() {
-    let (endless, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 16))));
-    let unknown = scan(endless).await;
-    let numbers = scan(host_table(&[vec![numbers(0, 10)]])).await;
-    let (unknown, numbers) = (("Unknown", &unknown), ("Numbers", &numbers));
+    let unknown = scan(host_stream(|_| None).0).await;
     for (line, min_rows, uploads) in [
         ("Filter < DataSource", 0, 1),
         ("Filter < DataSource", 1, 1),
@@ -203,7 +190,7 @@ async fn statistics_decide() {
         ("Union < (DataSource, DataSource)", 20, 2),
         ("Union < (DataSource, DataSource)", 21, 0),
         (
-            "CoalescePartitions < Union < (Filter < Unknown, Filter < Numbers)",
+            "Buffer < Union < (Filter < Unknown, Filter < Numbers 1)",
             1,
             1,
         ),
@@ -212,11 +199,11 @@ async fn statistics_decide() {
         ("Filter < Unknown", 0, 1),
     ] {
         let runs = match line.starts_with("Union") {
-            true => names(&["UnionExec"]),
-            false => names(&["FilterExec"]),
+            true => Runs::nodes(&["UnionExec"]),
+            false => Runs::nodes(&["FilterExec"]),
         };
         let rule = rule(runs).with_uploads(any_sim(), min_rows);
-        let plan = placed(planned(line, &[], &[unknown, numbers]), &rule);
+        let plan = placed(planned(line, &[], &[("Unknown", &unknown)]), &rule);
         let found = shape(&plan, &[]).matches("Up <").count();
         assert_eq!(found, uploads, "{line}, {min_rows}");
     }
@@ -227,10 +214,7 @@ async fn statistics_decide() {
 async fn a_workers_task_keeps_its_partitions_and_exchanges() {
     let none = EmptyExec::new(rows(0, 1).schema()).with_partitions(0);
     let none: Plan = Arc::new(none);
-    let merging = Runs {
-        merges: true,
-        ..names(&["FilterExec"])
-    };
+    let merging = Runs::nodes(&["FilterExec"]).merging(true);
     let rule = rule(merging).with_uploads(any_sim(), 0);
     let table = "
         Filter < DataSource
@@ -273,10 +257,7 @@ async fn a_plugin_that_panics_or_fails_is_an_error() {
     type Make = fn(&Plan) -> Result<Arc<dyn DeviceOperator>>;
     let plan = planned("Filter < DataSource", &[], &[]);
     let fails_with = |make: Make, words: &[&str]| {
-        let plugin = Runs {
-            make: Some(Arc::new(make)),
-            ..names(&["FilterExec"])
-        };
+        let plugin = Runs::nodes(&["FilterExec"]).making(make);
         let rule = rule(plugin).with_uploads(any_sim(), 0);
         let words = [&["on this worker"], words].concat();
         fails(rewritten(&plan, &rule), &words)
@@ -306,18 +287,16 @@ async fn why_a_node_stays_is_reported() {
     let table = "Filter < Scan A\n Down < Filter < Down < Scan A";
     assert_becomes(|plan| placed(plan, &stays), &[&sim], &[], table).await;
     let plan = placed(filter("Scan A"), &stays);
-    says(
-        &text(&plan, &[]),
-        &["declined=[FilterExec: it has no kernel]"],
-    );
+    let noted = "declined=[FilterExec: it has no kernel]";
+    says(&text(&plan, &[]), &[noted]);
     assert_eq!(reported(&plan, &stays), own("it has no kernel"));
     // Another plugin runs it.
-    let filters = Arc::new(names(&["FilterExec"]));
+    let filters = Arc::new(Runs::nodes(&["FilterExec"]));
     let plan = placed(filter("Scan A"), &stays.clone().with_plugin(filters));
     assert!(!text(&plan, &[]).contains("declined"));
     assert_eq!(reported(&plan, &stays), []);
     // As well as too few rows of the host, or an unknown number.
-    let filters = rule(names(&["FilterExec"])).with_uploads(any_sim(), 11);
+    let filters = rule(Runs::nodes(&["FilterExec"])).with_uploads(any_sim(), 11);
     let plan = placed(filter("DataSource"), &filters);
     let why = "it reads 10 rows, and they go up from 11 on";
     assert_eq!(reported(&plan, &filters), own(why));
@@ -349,7 +328,7 @@ async fn a_plugin_wants_large_uploads() {
     let sim = Sim::new();
     let large = Runs {
         target: Some((512_000, 1 << 28)),
-        ..names(&["UnionExec"])
+        ..Runs::nodes(&["UnionExec"])
     };
     let rule = rule(large).with_uploads(any_sim(), 0);
     for line in [

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceExec, DeviceRule};
+use arrow_device_datafusion::DeviceExec;
 use datafusion::common::config::ConfigOptions;
 use datafusion::physical_expr::Partitioning;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -290,12 +290,4 @@ async fn a_partition_too_many_is_an_error() {
     let node = DeviceExec::of(&scan).unwrap();
     let started = node.execute_device(1, session().task_ctx());
     fails(started, &["partition 1 of 1 of DeviceScanExec"]);
-}
-
-/// Without plugins the rule leaves a plan of the host as it is.
-#[tokio::test]
-async fn a_plan_of_the_host_stays_the_same() {
-    let plan = planned("Computed < DataSource", &[], &[]);
-    let after = DeviceRule::default().rewrite(plan.clone(), &ConfigOptions::default());
-    assert!(Arc::ptr_eq(&after.unwrap(), &plan));
 }

@@ -7,14 +7,11 @@ use arrow_device_datafusion::{DeviceExec, DeviceTable};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
-use datafusion::common::stats::Precision;
 use datafusion::datasource::MemTable;
 use datafusion::physical_plan::collect;
-use datafusion::physical_plan::statistics::StatisticsContext;
 use datafusion::prelude::SessionContext;
 
 use crate::kit::*;
-use crate::nodes::*;
 
 /// The schema of a query over the table t, and its rows, sorted unless the query has an order.
 pub(crate) async fn result(ctx: &SessionContext, sql: &str) -> (SchemaRef, Vec<String>) {
@@ -87,7 +84,7 @@ async fn tables_with_few_rows_or_none() {
         let n = partitions.len();
         let next = move |p: usize, i| partitions[p].get(i).cloned().map(Ok);
         // Each reader has a count of its own.
-        let (readers, _) = readers_table(&sim, n, next);
+        let (readers, ..) = readers_table(&sim, n, next);
         let others: [Arc<dyn TableProvider>; 2] = [on_device, readers];
         same_as_on_host(Arc::new(table.unwrap()), &others, &[1, 4], QUERIES).await;
     }
@@ -146,27 +143,6 @@ async fn columns_in_any_order_and_twice() {
         assert_eq!(run(&plan).await.unwrap(), [expected]);
     }
     assert!(table.scan_on_device(Some(&[3]), None).is_err());
-}
-
-/// With several partitions nobody knows how many of the rows a limit on each of them leaves.
-#[tokio::test]
-async fn an_exact_number_of_rows_is_one() {
-    let sim = Sim::new();
-    let uneven = [vec![numbers(0, 1)], vec![numbers(0, 10)]];
-    for (partitions, fetch, exact) in [
-        (&[batches(0, 2)][..], None, true),
-        (&[batches(0, 2), batches(0, 3)], None, true),
-        (&[batches(0, 2)], Some(5), true),
-        (&[batches(0, 2)], Some(50), true),
-        (&uneven, Some(5), false),
-    ] {
-        let table = device_table(&sim, partitions);
-        let node = table.scan_on_device(None, fetch).unwrap();
-        let plan = down(Arc::new(DeviceExec::from(node)));
-        let found = StatisticsContext::new().compute(plan.as_ref(), &Default::default());
-        let rows = Precision::Exact(row_count(&run(&plan).await.unwrap()));
-        assert_eq!(found.unwrap().num_rows == rows, exact, "{fetch:?}");
-    }
 }
 
 /// One column of numbers that may be null, and none is.

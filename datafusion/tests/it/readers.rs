@@ -11,14 +11,14 @@ use arrow_device_datafusion::{DeviceTable, ScanRequest};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::streaming::StreamingTable;
-use datafusion::common::Result;
+use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use futures::Stream;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 
-use crate::kit::numbers;
+use crate::kit::{Plan, numbers, scan};
 
 pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
 
@@ -70,7 +70,7 @@ impl Drop for Reader {
 }
 
 /// A table of such readers, which are told their partition; how often they were asked, and whether one was let go.
-fn watched_readers(
+pub(crate) fn readers_table(
     device: &Device,
     partitions: usize,
     next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
@@ -92,21 +92,13 @@ fn watched_readers(
     (Arc::new(table), asked, gone)
 }
 
-pub(crate) fn readers_table(
-    device: &Device,
-    partitions: usize,
-    next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
-) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    let (table, asked, _) = watched_readers(device, partitions, next);
-    (table, asked)
-}
-
 /// A table of one such reader, and how often it was asked.
 pub(crate) fn reader_table(
     device: &Device,
     next: impl Fn(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    readers_table(device, 1, move |_, i| next(i))
+    let (table, asked, _) = readers_table(device, 1, move |_, i| next(i));
+    (table, asked)
 }
 
 /// More batches than any test reads: one that should be stopped fails, and does not hang.
@@ -114,7 +106,7 @@ pub(crate) const MANY: usize = 100_000;
 
 /// A table of an endless reader, how often it was asked, and whether it was let go.
 pub(crate) fn watched(device: &Device) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    watched_readers(device, 1, |_, i| {
+    readers_table(device, 1, |_, i| {
         (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
     })
 }
@@ -204,4 +196,16 @@ pub(crate) fn host_stream_of(
         }))
     };
     (Arc::new(stream_table(schema, make)), asked)
+}
+
+/// The scan of a host table of so many batches of 16 numbers, after which an error follows.
+pub(crate) async fn broken(
+    good: usize,
+    error: impl Fn() -> DataFusionError + Send + Sync + 'static,
+) -> Plan {
+    let (table, _) = host_stream(move |i| match i < good {
+        true => Some(Ok(numbers(i as i64 * 16, 16))),
+        false => Some(Err(error())),
+    });
+    scan(table).await
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Error, FFI_ArrowDeviceArrayStream,
 };
-use arrow_device_datafusion::{BlockingReader, SendableDeviceStream, execute_on_device};
+use arrow_device_datafusion::{BlockingReader, SendableDeviceStream};
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
 use futures::StreamExt;
@@ -44,6 +44,8 @@ enum Tasks {
     GroupBy,
     Repartition,
     Coalesce,
+    /// None: of one partition.
+    Scan,
 }
 
 const TASKS: [Tasks; 3] = [Tasks::GroupBy, Tasks::Repartition, Tasks::Coalesce];
@@ -59,11 +61,12 @@ impl Tasks {
             }
             Self::Repartition => round_robin(scan(table).await, 3),
             Self::Coalesce => on_host(scan(table).await),
+            Self::Scan => scan(host_table(&[batches(0, 2 * BATCHES)])).await,
         }
     }
 
     async fn stream(self, device: &Device) -> SendableDeviceStream {
-        execute_on_device(self.plan().await, session().task_ctx(), device).unwrap()
+        started_on(&self.plan().await, device)
     }
 
     async fn exported(self, sim: &Sim) -> FFI_ArrowDeviceArrayStream {
@@ -89,7 +92,7 @@ impl Tasks {
         let rows = BATCHES as usize * 16;
         match self {
             Self::GroupBy => rows,
-            Self::Repartition | Self::Coalesce => 2 * rows,
+            _ => 2 * rows,
         }
     }
 
@@ -243,7 +246,7 @@ fn read_by(who: Who, workers: usize, tasks: Tasks, sim: &Arc<Sim>) -> Batches {
     })
 }
 
-/// More batches than a task may take without giving its thread back.
+/// More batches than a task may take without giving its thread back; of a scan the reader's polls alone spend the budget.
 #[test]
 fn a_result_is_read_by_a_thread_of_its_runtime() {
     for (who, workers) in [
@@ -253,7 +256,7 @@ fn a_result_is_read_by_a_thread_of_its_runtime() {
         (Who::BlockingThread, 0),
         (Who::BlockingThread, 2),
     ] {
-        for tasks in TASKS {
+        for tasks in TASKS.into_iter().chain([Tasks::Scan]) {
             let sim = Arc::new(Sim::new());
             tasks.assert_all(&read_by(who, workers, tasks, &sim));
             sim.assert_done();
@@ -273,26 +276,4 @@ fn on_the_thread_that_runs_the_tasks_it_is_an_error() {
         assert_eq!(batches.len(), 0);
         sim.assert_done();
     }
-}
-
-/// A plan of one partition, without tasks: the reader's polls alone spend the budget.
-#[test]
-fn a_scan_is_read_by_a_task_on_a_worker() {
-    let sim = Sim::new();
-    let batches = batches(0, 400);
-    let there = device_table(&sim, std::slice::from_ref(&batches));
-    let host = block_on(scan(host_table(&[batches])));
-    for plan in [host, block_on(scan(there))] {
-        let device = sim.device.clone();
-        let rows = timed(move || {
-            let read = async move {
-                let stream = execute_on_device(plan, session().task_ctx(), &device).unwrap();
-                let reader = BlockingReader::new(stream);
-                reader.map(|batch| batch.unwrap().num_rows()).sum::<usize>()
-            };
-            runtime(2).block_on(async { tokio::spawn(read).await.unwrap() })
-        });
-        assert_eq!(rows, 6400);
-    }
-    sim.assert_done();
 }

@@ -36,11 +36,9 @@ fn found(batches: &[DeviceRecordBatch], device: &Device) -> Vec<i64> {
 #[tokio::test]
 async fn a_result_comes_to_the_device_where_it_is_wanted() {
     let (a, b) = (Sim::new(), Sim::new());
-    let host = scan(host_table(&[batches(0, 3)])).await;
-    let there = device_leaf(device_table(&a, &[batches(0, 2), batches(32, 1)])).await;
-    let own = [("Host", &host), ("There", &there)];
+    let there = planned("Numbers A 2 1", &[&a], &[]);
     for (line, to, factor, on_a, on_b) in [
-        ("Host", &a, 1, [384, 0, 0, 3, 0], [0; 5]),
+        ("Numbers 3", &a, 1, [384, 0, 0, 3, 0], [0; 5]),
         ("There", &a, 1, [0; 5], [0; 5]),
         (
             "CoalescePartitions < Projection a < Down < There",
@@ -52,9 +50,9 @@ async fn a_result_comes_to_the_device_where_it_is_wanted() {
         ("Down < Map A < Map A < There", &a, 4, [0; 5], [0; 5]),
         ("There", &b, 1, [0, 384, 0, 3, 0], [384, 0, 0, 3, 0]),
     ] {
-        let plan = planned(line, &[&a, &b], &own);
+        let plan = planned(line, &[&a, &b], &[("There", &there)]);
         let before = [a.stats(), b.stats()];
-        let stream = execute_on_device(plan.clone(), session().task_ctx(), to).unwrap();
+        let stream = started_on(&plan, to);
         assert_eq!(stream.schema(), plan.schema());
         assert_eq!(stream.device_type(), to.id().device_type);
         let batches: Vec<_> = stream.try_collect().await.unwrap();
@@ -69,7 +67,7 @@ async fn a_result_comes_to_the_device_where_it_is_wanted() {
         let rows = metric(&plan, "MapExec", "output_rows");
         assert_eq!(rows, (factor == 4).then_some(96), "{line}");
     }
-    drop((host, there));
+    drop(there);
     b.assert_done();
     a.assert_done();
 }
@@ -181,16 +179,10 @@ async fn errors_come_after_the_batches_before_them_with_their_text() {
         (|| panic!("the plan is broken"), "the plan is broken", 5),
     ];
     for (error, text, errno) in cases {
-        let failing = async || {
-            let (table, _) = host_stream(move |i| match i {
-                0 | 1 => Some(Ok(numbers(i as i64 * 16, 16))),
-                _ => Some(Err(error())),
-            });
-            double(scan(table).await, &sim)
-        };
-        let context = || session().task_ctx();
-        let over_c = read(export(failing().await, context(), &sim), &sim, MANY).await;
-        let start = async || execute_on_device(failing().await, context(), &sim).unwrap();
+        let failing = async || double(broken(2, error).await, &sim);
+        let exported = export(failing().await, session().task_ctx(), &sim);
+        let over_c = read(exported, &sim, MANY).await;
+        let start = async || started_on(&failing().await, &sim);
         let (over_async, _) = read_async(start().await, &sim).await;
         let own: Vec<_> = start().await.collect().await;
         for (i, mut found) in [own, over_c, over_async].into_iter().enumerate() {

@@ -9,9 +9,9 @@ use crate::kit::*;
 use crate::nodes::*;
 
 /// Numbers of the host, doubled.
-async fn doubled(partitions: i64, device: impl Into<DeviceSpec>) -> Plan {
-    let partitions: Vec<_> = (0..partitions).map(|p| batches(p * 16, 1)).collect();
-    double(scan(host_table(&partitions)).await, device)
+fn doubled(partitions: usize, device: impl Into<DeviceSpec>) -> Plan {
+    let host = format!("Numbers{}", " 1".repeat(partitions));
+    double(planned(&host, &[], &[]), device)
 }
 
 /// Bytes that each device was sent, and sent back.
@@ -49,15 +49,15 @@ fn descriptions_compare_what_they_describe() {
 #[tokio::test]
 async fn partitions_go_to_different_devices() {
     let (a, b) = (Sim::new(), Sim::new());
-    let plan = with_transitions(double(doubled(4, any_sim()).await, any_sim()));
+    let plan = with_transitions(double(doubled(4, any_sim()), any_sim()));
     let found = collect_partitioned(plan, offering([&a, &b])).await.unwrap();
     assert_eq!(numbers_of(&found.concat()), multiples(64, 4));
     assert_eq!(moved([&a, &b]), [(256, 256); 2]);
     // One device takes all.
-    let plan = with_transitions(doubled(4, any_sim()).await);
+    let plan = with_transitions(doubled(4, any_sim()));
     collect(plan, offering([&b])).await.unwrap();
     assert_eq!(moved([&a, &b]), [(256, 256), (768, 768)]);
-    let plan = doubled(4, any_sim()).await;
+    let plan = doubled(4, any_sim());
     let stream = execute_on_device(plan, offering([&a, &b]), &a).unwrap();
     let batches: Vec<_> = stream.try_collect().await.unwrap();
     assert!(batches.iter().all(|batch| *batch.device() == a.device));
@@ -79,7 +79,7 @@ async fn a_plan_for_a_device_that_is_not_there() {
         ("cuda", offering([]), "the session offers []"),
     ] {
         let spec: DeviceSpec = wanted.parse().unwrap();
-        let plan = with_transitions(doubled(2, spec.clone()).await);
+        let plan = with_transitions(doubled(2, spec.clone()));
         let error = collect(plan, context.clone()).await.unwrap_err();
         let Error::DeviceNotAvailable { device, .. } = ours(&error) else {
             panic!("{error}");
@@ -135,7 +135,7 @@ fn a_session_opens_its_own_devices() {
 async fn a_plan_holds_no_device() {
     let sim = Sim::new();
     let id = sim.device.id();
-    let plan = with_transitions(doubled(1, &sim).await);
+    let plan = with_transitions(doubled(1, &sim));
     let weak = sim.device.downgrade();
     drop(sim);
     assert!(weak.upgrade().is_none());

@@ -5,9 +5,8 @@ use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use arrow_device::device::sim::SimConfig;
 use arrow_device::{Devices, TransferStats};
-use arrow_device_datafusion::{DeviceExec, execute_on_device};
+use arrow_device_datafusion::DeviceExec;
 use datafusion::arrow::array::{ArrayRef, RecordBatch, StringArray};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::MemoryPool;
@@ -45,22 +44,16 @@ pub(crate) fn moved(of: &TransferStats) -> [u64; 5] {
 
 /// Two devices of which each reaches the other's memory.
 fn peers() -> [Sim; 2] {
-    [(); 2].map(|()| {
-        Sim::with(SimConfig {
-            peer_access: true,
-            ..SimConfig::default()
-        })
-    })
+    [(); 2].map(|()| Sim::set(|config| config.peer_access = true))
 }
 
 /// Up once and down once, whatever stands between. Of batches of 128 bytes.
 #[tokio::test]
 async fn nodes_and_devices_count_exactly_what_moved() {
     let (apart, peers) = ([Sim::new(), Sim::new()], peers());
-    let host = scan(host_table(&[batches(0, 5)])).await;
     for (line, [a, b], nodes, [on_a, on_b]) in [
         (
-            "Map A < Map A < Host",
+            "Map A < Map A < Numbers 5",
             &apart,
             &[
                 ("HostToDeviceExec", 80, [640, 0, 0, 5, 0]),
@@ -71,7 +64,7 @@ async fn nodes_and_devices_count_exactly_what_moved() {
         ),
         (
             // Operators pass batches on without a copy or a wait.
-            "Map A < Map A < Map A < There",
+            "Map A < Map A < Map A < Numbers A 3",
             &apart,
             &[
                 ("DeviceScanExec", 48, [0; 5]),
@@ -82,7 +75,7 @@ async fn nodes_and_devices_count_exactly_what_moved() {
         ),
         (
             // Down from one and up to the other, each of which counts its own half.
-            "Map B < There",
+            "Map B < Numbers A 3",
             &apart,
             &[
                 ("DeviceToDeviceExec", 48, [384, 384, 0, 6, 0]),
@@ -93,7 +86,7 @@ async fn nodes_and_devices_count_exactly_what_moved() {
         ),
         (
             // Nothing passes through the host. Events of simulated devices are their own: a blocking thread waits for each batch.
-            "Map B < There",
+            "Map B < Numbers A 3",
             &peers,
             &[
                 ("DeviceToDeviceExec", 48, [0, 0, 384, 3, 3]),
@@ -103,9 +96,7 @@ async fn nodes_and_devices_count_exactly_what_moved() {
             [[0, 0, 0, 0, 3], [0, 384, 384, 6, 0]],
         ),
     ] {
-        let there = device_leaf(device_table(a, &[batches(0, 3)])).await;
-        let own = [("Host", &host), ("There", &there)];
-        let plan = with_transitions(planned(line, &[a, b], &own));
+        let plan = ruled(line, &[a, b]);
         let before = [a.stats(), b.stats()];
         let rows = row_count(&run(&plan).await.unwrap());
         let cost = [a.stats().since(&before[0]), b.stats().since(&before[1])];
@@ -128,7 +119,7 @@ async fn nodes_and_devices_count_exactly_what_moved() {
             assert!(metric(&plan, "MapExec", "queue_waits") > Some(0));
             assert_eq!(metric(&plan, "MapExec", "started"), Some(3), "its own");
         }
-        drop((plan, there));
+        drop(plan);
         b.assert_done();
         a.assert_done();
     }
@@ -197,21 +188,15 @@ async fn an_upload_does_not_count_its_childs_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn queries_and_partitions_at_once_do_not_count_each_other() {
     let sim = Sim::new();
-    let there = scan(device_table(
-        &sim,
-        &[batches(0, 1), batches(0, 2), batches(0, 3)],
-    ))
-    .await;
     for _ in 0..10 {
         let mut tasks = Vec::new();
-        for n in 1..=4 {
-            let up = double(scan(host_table(&[batches(0, n)])).await, &sim);
-            let down = double(there.clone(), &sim);
-            let [up, down] = [up, down].map(with_transitions);
+        for n in 1..=4_u64 {
+            let up = ruled(&format!("Map A < Numbers {n}"), &[&sim]);
+            let down = ruled("Map A < Numbers A 1 2 3", &[&sim]);
             tasks.push(tokio::spawn(async move {
                 run(&up).await.unwrap();
                 run(&down).await.unwrap();
-                (up, down, n as u64)
+                (up, down, n)
             }));
         }
         for task in tasks {
@@ -362,12 +347,11 @@ async fn no_poll_waits() {
         let found = driven(&plan(&ctx, sql).await);
         assert_eq!(row_count(&found), rows, "{sql}");
     }
-    let host = scan(host_table(&[batches(0, 6)])).await;
     let parts = (0..12).map(|i| rows(i * 10, 10)).collect();
     let there = device_leaf(device_table(&a, &[parts])).await;
-    let own = [("Host", &host), ("There", &there)];
+    let own = [("There", &there)];
     for (line, rows) in [
-        ("Map A < Map A < Host", 96),
+        ("Map A < Map A < Numbers 6", 96),
         ("Map A < Map A < There", 120),
         ("Map A < Map B < There", 120),
     ] {
@@ -390,18 +374,14 @@ async fn no_poll_waits() {
 #[tokio::test]
 async fn no_poll_waits_for_more_copies_than_may_be_under_way() {
     let (a, b) = (Sim::deferred(), Sim::deferred());
-    let host = scan(host_table(&[batches(0, 200)])).await;
     let cpu = device_leaf(device_table(&Devices::cpu(), &[batches(0, 200)])).await;
-    let there = device_table(&a, &[batches(0, 3), batches(100, 2)]);
-    let there = scan(there).await;
-    let own = [("Host", &host), ("Cpu", &cpu), ("There", &there)];
     for (line, to, n) in [
-        ("Host", &a, 200),
+        ("Numbers 200", &a, 200),
         ("Move A < Cpu", &a, 200),
-        ("There", &b, 5),
+        ("Numbers A 3 2", &b, 5),
     ] {
-        let plan = planned(line, &[&a, &b], &own);
-        let stream = execute_on_device(plan, session().task_ctx(), to).unwrap();
+        let plan = planned(line, &[&a, &b], &[("Cpu", &cpu)]);
+        let stream = started_on(&plan, to);
         let (found, pending) = drive_tasks(&[&a, &b], stream).await;
         assert_eq!(found.len(), n, "{line}");
         assert!(found.iter().all(Result::is_ok), "{line}");
@@ -409,7 +389,7 @@ async fn no_poll_waits_for_more_copies_than_may_be_under_way() {
         let least = if n == 200 { 3 } else { 1 };
         assert!((least..200).contains(&pending), "{line}: {pending}");
     }
-    drop((host, cpu, there));
+    drop(cpu);
     // What b has not copied yet is host memory of a's.
     b.assert_done();
     a.assert_done();
@@ -419,8 +399,7 @@ async fn no_poll_waits_for_more_copies_than_may_be_under_way() {
 #[tokio::test]
 async fn a_copy_that_nobody_waits_for_stays_reserved() {
     let [a, b] = peers();
-    let there = device_leaf(device_table(&a, &[batches(0, 1)])).await;
-    let moves = planned("Down < Move B < There", &[&a, &b], &[("There", &there)]);
+    let moves = planned("Down < Move B < Numbers A 1", &[&a, &b], &[]);
     let dropped = || {
         let runtime = one_blocking_thread();
         let _within = runtime.enter();
@@ -435,7 +414,7 @@ async fn a_copy_that_nobody_waits_for_stays_reserved() {
         eventually("the copy is done", || pool.reserved() == 0);
     };
     std::thread::scope(|scope| scope.spawn(dropped).join().unwrap());
-    drop((there, moves));
+    drop(moves);
     b.assert_done();
     a.assert_done();
 }

@@ -167,7 +167,7 @@ async fn results_on_a_device_and_inserted_rows_have_the_plans_types() {
     let rule = rule(seen.plugin()).with_uploads(any_sim(), 0);
     let made = |line| placed(planned(line, &[], &[("Host", &host)]), &rule);
     let plan = made("Filter true < Host");
-    let stream = execute_on_device(plan.clone(), session().task_ctx(), &sim).unwrap();
+    let stream = started_on(&plan, &sim);
     assert_eq!(stream.schema(), host.schema());
     let batches: Vec<_> = stream.try_collect().await.unwrap();
     assert_eq!(by_number(&to_host(&batches)), expected);
@@ -424,22 +424,17 @@ async fn states_of_aggregates_are_not_joined() {
 async fn batches_of_a_hash_repartition_are_joined() {
     const ROWS: usize = 25_000;
     let batches: Vec<_> = (0..8).map(|i| numbers(i * ROWS as i64, ROWS)).collect();
+    let host = hashed(scan(host_table(&[batches])).await, 4);
+    let sim = Sim::new();
+    let plan = with_transitions(double(host, &sim));
+    let context = task(config(|options| options.upload_rows = 8192));
+    let found = collect(plan.clone(), context).await.unwrap();
+    assert!(sorted(numbers_of(&found)) == multiples(8 * ROWS as i64, 2));
     // Of 200,000 rows in four partitions.
-    for (target, uploads) in [(8192, 24..=32), (40_000, 8..=20), (131_072, 4..=16)] {
-        let sim = Sim::new();
-        let host = hashed(scan(host_table(std::slice::from_ref(&batches))).await, 4);
-        let plan = with_transitions(double(host, &sim));
-        let before = sim.stats();
-        let context = task(config(|options| options.upload_rows = target));
-        let found = collect(plan.clone(), context).await;
-        let cost = sim.stats().since(&before);
-        let found = sorted(numbers_of(&found.unwrap()));
-        assert!(found == multiples(8 * ROWS as i64, 2));
-        let batches = metric(&plan, "HostToDeviceExec", "output_batches").unwrap();
-        assert!(uploads.contains(&batches), "{batches} uploads, {target:?}");
-        let padding = cost.bytes_to_device - 8 * 8 * ROWS as u64;
-        assert!(padding < 64 * batches as u64, "{padding}");
-    }
+    let uploads = metric(&plan, "HostToDeviceExec", "output_batches").unwrap();
+    assert!((24..=32).contains(&uploads), "{uploads} uploads");
+    let padding = sim.stats().bytes_to_device - 8 * 8 * ROWS as u64;
+    assert!(padding < 64 * uploads as u64, "{padding}");
 }
 
 #[tokio::test]
