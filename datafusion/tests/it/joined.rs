@@ -3,6 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Waker};
 
+use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, DeviceRecordBatch};
 use arrow_device_datafusion::{DeviceExec, DevicePools, SendableDeviceStream};
 use datafusion::arrow::array::{ArrayRef, DictionaryArray, Int8Array, RecordBatch, StringArray};
@@ -70,6 +71,31 @@ async fn joining_numbers_copies_on_the_device_only() {
     let leaf = device_leaf(device_table(&sim, &[rows])).await;
     let (batches, cost) = run_on_device(&joining(leaf, &sim, 20), &sim).await.unwrap();
     assert_eq!((rows_of(&batches[0]), cost.copies), (vec![7, 50], 0));
+}
+
+/// Each operation of the device fails once: an error, or the right rows.
+#[tokio::test]
+async fn a_device_that_fails_while_batches_are_joined() {
+    let sim = Sim::new();
+    let leaf = sizes(&sim, &[3, 3, 9, 9, 9]).await;
+    let mut failures = 0;
+    for op in FaultOp::ALL {
+        for n in 1..20 {
+            sim.sim.faults().fail_nth(op, n);
+            let plan = joining(leaf.clone(), &sim, 20);
+            let result = run_on_device(&plan, &sim).await;
+            sim.sim.faults().fail_nth(op, 0);
+            match result {
+                Ok((batches, _)) => {
+                    assert_eq!(lines(&to_host(&batches[0])), lines(&[rows(0, 33)]));
+                }
+                Err(_) => failures += 1,
+            }
+        }
+    }
+    assert!(failures >= 3, "{failures}");
+    drop(leaf);
+    sim.assert_done();
 }
 
 /// The keys of dictionaries could be exhausted.
