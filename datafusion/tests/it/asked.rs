@@ -1,5 +1,6 @@
 //! What DataFusion asks of a node, the node in whose place an operator runs answers.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs, Statisti
 
 use crate::kit::*;
 use crate::nodes::*;
-use crate::operator::doubling;
+use crate::operator::Backed;
+use crate::ops::{cases, over_x};
 use crate::source::watched::Watched;
 
 /// A node of DataFusion, or that in whose place an operator runs.
@@ -30,7 +32,7 @@ fn inside(plan: &Plan) -> String {
 }
 
 /// What DataFusion asks a node.
-pub(crate) fn answers(plan: &Plan) -> Vec<String> {
+fn answers(plan: &Plan) -> Vec<String> {
     fn shown(answer: impl Debug) -> String {
         format!("{answer:?}")
     }
@@ -108,7 +110,7 @@ async fn every_question_is_answered_by_the_node() {
     let partitions = [vec![rows(0, 16), rows(16, 16)], vec![rows(32, 20)]];
     register(&ctx, "t", host_table(&partitions));
     register(&ctx, "u", device_table(&sim, &partitions));
-    let mut names = Vec::new();
+    let mut names = BTreeSet::new();
     for sql in [
         "SELECT a, count(*) FROM t WHERE b > 2 GROUP BY a ORDER BY a LIMIT 3",
         "SELECT t.a, u.s FROM t JOIN u ON t.a = u.a WHERE u.b = 1 ORDER BY t.a LIMIT 2",
@@ -118,7 +120,8 @@ async fn every_question_is_answered_by_the_node() {
     ] {
         let asked = |node: &Plan| {
             let own = DeviceExec::of(node).map_or(node, DeviceExec::node);
-            let exec = Arc::new(DeviceExec::new(own.clone(), &sim, doubling(false))) as Plan;
+            let operator = Arc::new(Backed::new(own, false));
+            let exec = Arc::new(DeviceExec::new(own.clone(), &sim, operator)) as Plan;
             assert_eq!(answers(&exec), answers(own), "{}", text(own, &[]));
             let none = vec![false; own.children().len()];
             assert_eq!(exec.benefits_from_input_partitioning(), none);
@@ -127,29 +130,45 @@ async fn every_question_is_answered_by_the_node() {
             assert!(matches!(effect, CardinalityEffect::Equal));
             let requests = above.child_stats_requests(Some(0));
             assert_eq!(requests, [ChildStats::At(Some(0))]);
-            names.push(own.name().to_owned());
+            names.insert(own.name().to_owned());
             Ok(TreeNodeRecursion::Continue)
         };
         plan(&ctx, sql).await.apply(asked).unwrap();
     }
-    names.sort_unstable();
-    names.dedup();
     assert!(names.len() > 10, "{names:?}");
+}
+
+/// What a form tells DataFusion is what the node over the same children tells it.
+#[tokio::test]
+async fn a_form_gives_the_answers_of_its_node() {
+    let a = Sim::new();
+    let one = vec![vec![rows(0, 16), rows(16, 16)]];
+    let two = vec![vec![rows(0, 16)], vec![rows(16, 9)]];
+    let uneven = [1, 2, 4].map(|n| vec![rows(0, 16 * n)]).to_vec();
+    for partitions in [one, two, uneven] {
+        let leaf = device_leaf(device_table(&a, &partitions)).await;
+        for line in cases(partitions.len(), 3) {
+            let node = over_x(line, &leaf);
+            let expected = answers(&node);
+            assert_eq!(answers(&form(node, &a)), expected, "{line}");
+            let is_unknown = |answer: &String| answer.contains("num_rows: Absent");
+            assert!(!expected.iter().any(is_unknown), "{line}");
+        }
+    }
 }
 
 /// A projection above is a scan's to take. Another operator below it might have to run on the host.
 #[tokio::test]
 async fn a_projection_is_a_scans_to_take() {
     let sim = Sim::new();
-    let scan = device_scan(&sim).await;
-    for (plan, takes) in [(scan.clone(), true), (double(scan, &sim), false)] {
+    for (line, takes) in [("Scan A", true), ("Map A < Scan A", false)] {
+        let plan = planned(line, &[&sim], &[]);
         let above = project(plan.clone(), &[(1, "b")]);
-        let above = above.downcast_ref().unwrap();
-        let swapped = plan.try_swapping_with_projection(above).unwrap();
-        assert_eq!(
-            swapped.is_some_and(|plan| plan.name() == "DeviceScanExec"),
-            takes
-        );
+        let swapped = plan.try_swapping_with_projection(above.downcast_ref().unwrap());
+        let took = swapped
+            .unwrap()
+            .is_some_and(|plan| plan.name() == "DeviceScanExec");
+        assert_eq!(took, takes);
     }
 }
 
@@ -184,18 +203,4 @@ async fn filters_and_sorts_pass_through_forms() {
         };
         assert_eq!(text(&inner, &[]), text(plan, &[]));
     }
-}
-
-/// Each round of a recursive query runs the plan again, as it was before it ran.
-#[tokio::test]
-async fn a_recursive_query_runs_operators_again() {
-    let sim = Sim::new();
-    let ctx = session_with(4, 1);
-    let batches: Vec<_> = (0..4).map(|i| rows(i * 16, 16)).collect();
-    register(&ctx, "t", device_table(&sim, &[batches]));
-    let sql = "WITH RECURSIVE r AS (SELECT 2 AS a UNION ALL \
-               SELECT t.a + 2 FROM r JOIN t ON r.a = t.a WHERE t.a < 8) SELECT a FROM r";
-    assert_eq!(sorted(numbers_in(&ctx, sql).await), [2, 4, 6, 8]);
-    drop(ctx);
-    sim.assert_done();
 }

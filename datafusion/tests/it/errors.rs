@@ -3,21 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use arrow_device::device::sim::{FaultOp, SimConfig};
-use arrow_device::{Error, ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy};
+use arrow_device::Error;
+use arrow_device::device::sim::FaultOp;
 use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest, to_datafusion};
-use datafusion::arrow::datatypes::Schema;
+use datafusion::arrow::array::{Array, ArrayRef, Int32Array, RecordBatch, StructArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use datafusion::arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
 use datafusion::common::DataFusionError;
-use datafusion::physical_plan::execute_stream;
 use futures::StreamExt;
 
 use crate::kit::*;
+use crate::nodes::*;
 
 /// The error of a query whose stream gives `good` batches first, and ends after it, with these words.
 async fn fails_after(plan: &Plan, good: usize, words: &[&str]) -> DataFusionError {
-    let mut stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+    let mut stream = started(plan);
     for i in 0..good {
         let batch = stream.next().await;
         let batch = batch.unwrap_or_else(|| panic!("ends before batch {i}"));
@@ -45,16 +46,14 @@ fn assert_device_error(error: &DataFusionError, sim: &Sim, own_operation: &str, 
     }
     let who = format!(", partition 0, on {}", sim.device);
     says(error, &[own_operation, text, &sim.id().to_string(), &who]);
-    assert!(
-        matches!(error.find_root(), DataFusionError::External(_)),
-        "{error:?}"
-    );
+    let root = error.find_root();
+    assert!(matches!(root, DataFusionError::External(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn an_injected_failure_names_device_operation_and_text() {
+async fn an_error_of_the_device_names_it_with_operation_and_text() {
     let sim = Sim::new();
-    let table = scan(device_table(&sim, &[batches(0, 4)])).await;
+    let table = planned("Down < Numbers A 4", &[&sim], &[]);
     for (op, operation) in [
         (FaultOp::Copy, "copy"),
         (FaultOp::NewQueue, "new queue"),
@@ -72,19 +71,27 @@ async fn an_injected_failure_names_device_operation_and_text() {
     sim.sim.faults().fail_nth(FaultOp::Copy, 3);
     let error = fails_after(&table, 2, &[]).await;
     assert_device_error(&error, &sim, "copy", "injected failure");
-    drop(table);
+    // A lasting error of the device: later queries say the same.
+    let kernel = |n| match n {
+        20.. => Err(format!("the kernel does not like {n}")),
+        n => Ok(n),
+    };
+    let plan = with_transitions(map(vec![table], &sim, kernel));
+    for _ in 0..2 {
+        let error = run(&plan).await.unwrap_err();
+        assert_device_error(&error, &sim, "kernel", "the kernel does not like 20");
+    }
+    drop(plan);
     sim.assert_done();
 }
 
-/// Every operation in turn: an error that is the device's, or the right result; and nothing stays
-/// behind.
+/// Every operation in turn: an error that is the device's, or the right result; and nothing stays behind.
 #[tokio::test]
 async fn any_operation_may_fail() {
     let sim = Sim::new();
     let mut failures = 0;
     for n in 1..500 {
-        let host = scan(host_table(&[batches(0, 3)])).await;
-        let plan = with_transitions(double(double(host, &sim), &sim));
+        let plan = ruled("Map A < Map A < Numbers 3", &[&sim]);
         sim.sim.faults().clear();
         sim.sim.faults().fail_nth(None, n);
         let result = run(&plan).await;
@@ -93,10 +100,8 @@ async fn any_operation_may_fail() {
         match result {
             Ok(found) => assert_eq!(numbers_of(&found), multiples(48, 4), "operation {n}"),
             Err(e) => {
-                let of_device = match &e {
-                    DataFusionError::ResourcesExhausted(_) => true,
-                    e => matches!(ours(e), Error::Device { .. }),
-                };
+                let exhausted = matches!(e, DataFusionError::ResourcesExhausted(_));
+                let of_device = exhausted || matches!(ours(&e), Error::Device { .. });
                 assert!(of_device, "operation {n}: {e:?}");
                 says(&e, &[", partition 0, on ", &sim.id().to_string()]);
                 failures += 1;
@@ -113,9 +118,9 @@ async fn any_operation_may_fail() {
     sim.assert_done();
 }
 
-/// An error is no batch, as with DataFusion's own nodes.
+/// An error or a panic is no batch, as with DataFusion's own nodes, and comes through operators and other nodes, too.
 #[tokio::test]
-async fn a_reader_that_errs_ends_the_query_with_its_error() {
+async fn a_reader_that_fails_ends_the_query() {
     let sim = Sim::new();
     let (table, asked) = reader_table(&sim, |i| match i {
         0 | 1 => Some(Ok(numbers(0, 16))),
@@ -131,120 +136,56 @@ async fn a_reader_that_errs_ends_the_query_with_its_error() {
     for node in ["DeviceScanExec", "DeviceToHostExec"] {
         assert_eq!(metric(&plan, node, "output_batches"), Some(2));
     }
-    // Through operators and other nodes as well.
     let ctx = session_with(4, 2);
     register(&ctx, "t", table);
     let sql = "SELECT a % 3, count(*) FROM t GROUP BY a % 3";
     fails(query(&ctx, sql).await, &words);
-    drop((plan, ctx));
-    sim.assert_done();
-}
-
-#[tokio::test]
-async fn a_reader_that_panics_ends_the_query_with_the_text() {
-    let sim = Sim::new();
-    let (table, _) = reader_table(&sim, |i| match i {
+    let (panics, _) = reader_table(&sim, |i| match i {
         0 => Some(Ok(numbers(0, 16))),
         _ => panic!("the reader is broken"),
     });
-    let plan = with_transitions(double(scan(table).await, &sim));
+    let plan = with_transitions(double(scan(panics).await, &sim));
     let error = fails_after(&plan, 1, &["the reader is broken"]).await;
     assert!(matches!(ours(&error), Error::Panic { .. }), "{error:?}");
-    drop(plan);
+    drop((plan, ctx));
     sim.assert_done();
-}
-
-#[tokio::test]
-async fn a_table_that_cannot_be_opened() {
-    let sim = Sim::new();
-    let schema = numbers(0, 1).schema();
+    // One that cannot be opened.
     let open = |request: ScanRequest| -> arrow_device::Result<Reader> {
         let text = format!("no file {}", request.partition);
         Err(Error::InvalidArgument(text.into()))
     };
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 2, open);
+    let table = DeviceTable::from_readers(numbers(0, 1).schema(), sim.device.clone(), 2, open);
     let ctx = session_with(2, 1);
     register(&ctx, "t", Arc::new(table));
     let error = fails(query(&ctx, "SELECT a FROM t").await, &["no file"]);
     assert!(matches!(ours(&error), Error::InvalidArgument(_)));
 }
 
-#[tokio::test]
-async fn a_failing_kernel() {
-    let sim = Sim::new();
-    let table = scan(device_table(&sim, &[batches(0, 4)])).await;
-    let kernel = |n| match n {
-        20.. => Err(format!("the kernel does not like {n}")),
-        n => Ok(n),
-    };
-    let plan = with_transitions(map(vec![table], &sim, kernel));
-    // A lasting error of the device: later queries say the same.
-    for _ in 0..2 {
-        let error = run(&plan).await.unwrap_err();
-        assert_device_error(&error, &sim, "kernel", "the kernel does not like 20");
-    }
-    drop(plan);
-    sim.assert_done();
-}
-
-/// Errno and text of a producer come through the C interface.
-#[tokio::test]
-async fn a_foreign_stream_that_errs() {
-    let sim = Sim::new();
-    let device = sim.device.clone();
-    let open = move |_| {
-        let gone = || ArrowError::ComputeError("the disk is gone".into());
-        let next = move |i| match i {
-            0 | 1 => Some(Ok(numbers(0, 16))),
-            _ => Some(Err(gone().into())),
-        };
-        let own = Reader::new(&device, numbers(0, 1).schema(), next);
-        let options = ExportOptions::new(SyncPolicy::Event);
-        let stream = FFI_ArrowDeviceArrayStream::new(own, options)?;
-        Ok(reader(stream, &device))
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
-    let plan = with_transitions(double(scan(Arc::new(table)).await, &sim));
-    let error = fails_after(&plan, 2, &["the disk is gone"]).await;
-    match ours(&error) {
-        Error::Foreign {
-            operation, errno, ..
-        } => assert_eq!((operation, errno), ("get_next", 5)),
-        e => panic!("{e:?}"),
-    }
-    drop(plan);
-    sim.assert_done();
-}
-
 /// Whoever matches an error that went up and down again finds it: DataFusion's, arrow-rs's, another crate's, and ours.
 #[tokio::test]
 async fn an_upload_passes_errors_on_as_they_are() {
-    type Case = (
-        fn() -> DataFusionError,
-        &'static str,
-        fn(&DataFusionError) -> bool,
-    );
+    use DataFusionError as E;
+    type Case = (fn() -> E, &'static str, fn(&E) -> bool);
     let cases: [Case; 5] = [
         (
-            || DataFusionError::Execution("no such thing".into()),
+            || E::Execution("no such thing".into()),
             "no such thing",
-            |e| matches!(e.find_root(), DataFusionError::Execution(text) if text == "no such thing"),
+            |e| matches!(e.find_root(), E::Execution(text) if text == "no such thing"),
         ),
         (
-            || DataFusionError::ResourcesExhausted("too much".into()),
+            || E::ResourcesExhausted("too much".into()),
             "too much",
-            |e| matches!(e.find_root(), DataFusionError::ResourcesExhausted(text) if text == "too much"),
+            |e| matches!(e.find_root(), E::ResourcesExhausted(text) if text == "too much"),
         ),
         (
             || ArrowError::DivideByZero.into(),
             "Divide by zero",
-            |e| matches!(e, DataFusionError::ArrowError(e, _) if matches!(**e, ArrowError::DivideByZero)),
+            |e| matches!(e, E::ArrowError(e, _) if matches!(**e, ArrowError::DivideByZero)),
         ),
         (
-            || DataFusionError::External(Box::new(std::io::Error::other("the cable is cut"))),
+            || E::External(Box::new(std::io::Error::other("the cable is cut"))),
             "the cable is cut",
-            |e| matches!(e.find_root(), DataFusionError::External(e) if e.is::<std::io::Error>()),
+            |e| matches!(e.find_root(), E::External(e) if e.is::<std::io::Error>()),
         ),
         (
             || to_datafusion(Error::Cancelled { operation: "below" }),
@@ -252,28 +193,18 @@ async fn an_upload_passes_errors_on_as_they_are() {
             |e| matches!(ours(e), Error::Cancelled { operation: "below" }),
         ),
     ];
+    let sim = Sim::new();
     for (error, text, is_kept) in cases {
-        let sim = Sim::new();
-        let (table, _) = host_stream(move |i| match i {
-            0 => Some(Ok(numbers(0, 16))),
-            _ => Some(Err(error())),
-        });
-        let plan = with_transitions(double(scan(table).await, &sim));
+        let plan = with_transitions(double(broken(1, error).await, &sim));
         let error = fails_after(&plan, 1, &[text]).await;
         assert!(is_kept(&error), "{error:?}");
-        drop(plan);
-        sim.assert_done();
     }
+    sim.assert_done();
 }
 
 #[tokio::test]
 async fn out_of_memory_on_the_device() {
-    let config = SimConfig::default();
-    let config = SimConfig {
-        capacity_bytes: 1 << 20,
-        ..config
-    };
-    let sim = Sim::with(config);
+    let sim = Sim::set(|config| config.capacity_bytes = 1 << 20);
     // By an upload, and by an operator.
     let (host, _) = host_stream(|i| (i == 0).then(|| Ok(numbers(0, 1 << 18))));
     let host = scan(host).await;
@@ -292,25 +223,6 @@ async fn out_of_memory_on_the_device() {
         assert_eq!(found.errno(), 12, "{found:?}");
         assert!(exhausted(&to_datafusion(found)));
     }
-    sim.assert_done();
-}
-
-/// The others end with it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_error_of_one_partition_ends_the_query() {
-    let sim = Sim::new();
-    let (table, _) = readers_table(&sim, 4, |partition, i| match (partition, i) {
-        (2, 3) => Some(Err(Error::Cancelled { operation: "three" })),
-        // These never end by themselves.
-        _ => (i < MANY).then(|| Ok(numbers(0, 16))),
-    });
-    let ctx = session_with(4, 1);
-    register(&ctx, "t", table);
-    let found = query(&ctx, "SELECT a, count(*) FROM t GROUP BY a").await;
-    let error = ours(&found.unwrap_err());
-    let of = |e: &_| matches!(e, Error::Cancelled { operation: "three" });
-    assert!(of(&error), "{error:?}");
-    drop(ctx);
     sim.assert_done();
 }
 
@@ -342,31 +254,33 @@ async fn a_scan_lets_its_producer_go_at_the_end() {
     }
 }
 
+/// Rows of which nothing is null, as a union makes them, fit columns that may be, within structs as well.
 #[test]
 fn a_table_refuses_batches_of_another_schema_or_device() {
     let (a, b) = (Sim::new(), Sim::new());
-    let made = |device: &Sim, batch| {
-        let of = vec![vec![a.upload(&batch).unwrap()]];
-        DeviceTable::from_batches(numbers(0, 1).schema(), device.device.clone(), of)
+    let made = |device: &Sim, table: &RecordBatch, batch: &RecordBatch| {
+        let of = vec![vec![a.upload(batch).unwrap()]];
+        DeviceTable::from_batches(table.schema(), device.device.clone(), of)
     };
-    let refused = |table| matches!(table, Err(Error::InvalidArgument(_)));
-    assert!(refused(made(&a, rows(0, 3))));
-    assert!(refused(made(&b, numbers(0, 3))));
-    assert!(made(&a, numbers(0, 3)).is_ok());
-    // A union makes such batches: they are never null where the table's may be, and have no metadata.
-    let batch = numbers(0, 3);
-    let looser = batch
-        .schema()
-        .fields()
-        .iter()
-        .map(|field| field.as_ref().clone().with_nullable(true))
-        .collect::<Vec<_>>();
-    let looser = Arc::new(Schema::new(looser));
-    let table = DeviceTable::from_batches(
-        looser.clone(),
-        a.device.clone(),
-        vec![vec![a.upload(&batch).unwrap()]],
-    )
-    .unwrap();
-    assert_eq!(table.schema(), looser);
+    let structs = |nullable| {
+        let fields = vec![Field::new("x", DataType::Int32, nullable)];
+        let ints = Arc::new(Int32Array::from(vec![1, 2])) as ArrayRef;
+        let column = StructArray::new(fields.into(), vec![ints], None);
+        let field = Field::new("s", column.data_type().clone(), nullable);
+        let schema = Arc::new(Schema::new(vec![field]));
+        RecordBatch::try_new(schema, vec![Arc::new(column)]).unwrap()
+    };
+    let (strict, loose) = (structs(false), structs(true));
+    for (device, table, batch, fits) in [
+        (&a, &numbers(0, 1), &numbers(0, 3), true),
+        (&a, &numbers(0, 1), &rows(0, 3), false),
+        (&b, &numbers(0, 1), &numbers(0, 3), false),
+        (&a, &loose, &strict, true),
+        (&a, &strict, &loose, true),
+    ] {
+        match made(device, table, batch) {
+            Ok(made) => assert!(fits && made.schema() == table.schema()),
+            Err(e) => assert!(!fits && matches!(e, Error::InvalidArgument(_)), "{e}"),
+        }
+    }
 }

@@ -5,28 +5,27 @@ use std::task::{Context, Waker};
 
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceExec, DevicePools, DeviceTable, SendableDeviceStream};
+use arrow_device_datafusion::{DeviceExec, DevicePools, SendableDeviceStream};
 use datafusion::arrow::array::{ArrayRef, DictionaryArray, Int8Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::Int8Type;
+use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
-use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::executor::block_on;
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::{Builder, Handle};
 
 use crate::kit::*;
 use crate::memory::limited;
 use crate::nodes::*;
-use crate::ops::{lines, no_columns, run_on_device};
+use crate::ops::run_on_device;
 
-/// Batches of these numbers of rows, in a table of one partition.
-fn sizes(device: &Device, sizes: &[usize]) -> Arc<DeviceTable> {
-    let mut first = 0;
-    let batches = sizes.iter().map(|&size| {
-        first += size as i64;
-        rows(first - size as i64, size)
+/// Batches of these numbers of rows, in one partition.
+async fn sizes(device: &Device, sizes: &[usize]) -> Plan {
+    let batches = sizes.iter().scan(0, |first, size| {
+        *first += *size as i64;
+        Some(rows(*first - *size as i64, *size))
     });
-    let batches = batches.collect();
-    device_table(device, &[batches])
+    device_leaf(device_table(device, &[batches.collect()])).await
 }
 
 fn rows_of(batches: &[DeviceRecordBatch]) -> Vec<usize> {
@@ -46,8 +45,7 @@ async fn small_batches_are_joined_and_large_ones_passed_on() {
             (&[3, 3, 10, 40, 1, 2], &[6, 10, 40, 3], 2),
             (&[3, 30, 3], &[3, 30, 3], 0),
         ] {
-            let leaf = device_leaf(sizes(&sim, from)).await;
-            let plan = joining(leaf, &sim, 20);
+            let plan = joining(sizes(&sim, from).await, &sim, 20);
             let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
             assert_eq!(rows_of(&batches[0]), to, "{from:?}");
             let expected = rows(0, from.iter().sum());
@@ -64,16 +62,14 @@ async fn small_batches_are_joined_and_large_ones_passed_on() {
 async fn joining_numbers_copies_on_the_device_only() {
     let sim = Sim::new();
     let leaf = device_leaf(device_table(&sim, &[batches(0, 8)])).await;
-    let plan = joining(leaf, &sim, 64);
-    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
+    let (batches, cost) = run_on_device(&joining(leaf, &sim, 64), &sim).await.unwrap();
     assert_eq!(rows_of(&batches[0]), [64, 64]);
     assert_eq!((cost.bytes_to_device, cost.bytes_to_host), (0, 0));
     assert_eq!((cost.bytes_on_device, cost.host_waits), (8 * 128, 0));
     assert_eq!(numbers_on(&batches[0]), multiples(128, 1));
     let rows = [3, 0, 4, 50].map(no_columns).to_vec();
     let leaf = device_leaf(device_table(&sim, &[rows])).await;
-    let plan = joining(leaf, &sim, 20);
-    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
+    let (batches, cost) = run_on_device(&joining(leaf, &sim, 20), &sim).await.unwrap();
     assert_eq!((rows_of(&batches[0]), cost.copies), (vec![7, 50], 0));
 }
 
@@ -81,7 +77,7 @@ async fn joining_numbers_copies_on_the_device_only() {
 #[tokio::test]
 async fn a_device_that_fails_while_batches_are_joined() {
     let sim = Sim::new();
-    let leaf = device_leaf(sizes(&sim, &[3, 3, 9, 9, 9])).await;
+    let leaf = sizes(&sim, &[3, 3, 9, 9, 9]).await;
     let mut failures = 0;
     for op in FaultOp::ALL {
         for n in 1..20 {
@@ -108,14 +104,14 @@ async fn batches_whose_join_could_fail_are_passed_on() {
     let sim = Sim::new();
     let batch = |i: usize| {
         let values: ArrayRef = Arc::new(StringArray::from(vec![i.to_string()]));
-        let keys = Int8Array::from(vec![0]);
-        let column = DictionaryArray::<Int8Type>::try_new(keys, values).unwrap();
+        let column = DictionaryArray::<Int8Type>::new(Int8Array::from(vec![0]), values);
         RecordBatch::try_from_iter([("d", Arc::new(column) as ArrayRef)]).unwrap()
     };
     let batches = (0..300).map(batch).collect();
     let leaf = device_leaf(device_table(&sim, &[batches])).await;
-    let plan = joining(leaf, &sim, 1000);
-    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
+    let (batches, cost) = run_on_device(&joining(leaf, &sim, 1000), &sim)
+        .await
+        .unwrap();
     assert_eq!((batches[0].len(), cost.allocations), (300, 0));
 }
 
@@ -143,7 +139,7 @@ async fn batches_that_wait_are_reserved() {
 #[tokio::test]
 async fn a_join_of_texts_is_counted() {
     let sim = Sim::new();
-    let plan = joining(device_leaf(sizes(&sim, &[8, 8, 8, 8])).await, &sim, 32);
+    let plan = joining(sizes(&sim, &[8, 8, 8, 8]).await, &sim, 32);
     let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
     assert_eq!(batches[0].len(), 1);
     assert!(cost.host_waits > 0 && cost.bytes_on_device > 0, "{cost:?}");
@@ -159,24 +155,22 @@ async fn a_join_of_texts_is_counted() {
     }
 }
 
-/// The stream of a join of texts in this session, executed within this runtime.
-async fn texts(sim: &Sim, context: &SessionContext, runtime: &Handle) -> SendableDeviceStream {
-    let leaf = device_leaf(sizes(sim, &[8, 8, 8, 8])).await;
-    let plan = joining(leaf, sim, 32);
+/// The stream of a join of texts, executed within this runtime.
+fn texts(sim: &Sim, context: Arc<TaskContext>, runtime: &Handle) -> SendableDeviceStream {
+    let plan = joining(block_on(sizes(sim, &[8, 8, 8, 8])), sim, 32);
     let _within = runtime.enter();
     let node = DeviceExec::of(&plan).unwrap();
-    node.execute_device(0, context.task_ctx()).unwrap()
+    node.execute_device(0, context).unwrap()
 }
 
 /// A stream that is dropped while a blocking thread joins, or before it begins, leaves nothing.
-#[tokio::test]
-async fn a_join_whose_stream_is_dropped_lets_everything_go() {
+#[test]
+fn a_join_whose_stream_is_dropped_lets_everything_go() {
     let sim = Sim::new();
     let pool: Arc<dyn MemoryPool> = Arc::new(UnboundedMemoryPool::default());
     let of = pool.clone();
     let pools = DevicePools::new(move |_| of.clone());
-    let config = SessionConfig::new().with_extension(Arc::new(pools));
-    let context = SessionContext::new_with_config(config);
+    let context = task(config(|_| ()).with_extension(Arc::new(pools)));
     let mut own = Builder::new_current_thread();
     let own = own.max_blocking_threads(1).build().unwrap();
     for i in 0..50 {
@@ -186,13 +180,11 @@ async fn a_join_whose_stream_is_dropped_lets_everything_go() {
         if !begins {
             own.spawn_blocking(move || released.recv().unwrap_err());
         }
-        let mut stream = texts(&sim, &context, own.handle()).await;
+        let mut stream = texts(&sim, context.clone(), own.handle());
         let mut cx = Context::from_waker(Waker::noop());
         let polled = stream.poll_next_unpin(&mut cx);
         assert!(polled.is_pending() || begins);
-        drop((polled, stream));
-        assert!(begins || sim.stats().since(&before).host_waits == 0);
-        drop(release);
+        drop((polled, stream, release));
         eventually("nothing is reserved", || pool.reserved() == 0);
         assert!(begins || sim.stats().since(&before).host_waits == 0);
     }
@@ -205,17 +197,15 @@ async fn a_join_whose_stream_is_dropped_lets_everything_go() {
 fn a_join_needs_a_runtime() {
     let sim = Sim::new();
     let own = Builder::new_current_thread().build().unwrap();
-    let context = SessionContext::new();
-    let mut stream = futures::executor::block_on(texts(&sim, &context, own.handle()));
+    let context = task(config(|_| ()));
+    let mut stream = texts(&sim, context.clone(), own.handle());
     own.shutdown_background();
-    let next = futures::executor::block_on(stream.next());
-    fails(next.unwrap(), &["joining batches"]);
-    assert!(futures::executor::block_on(stream.next()).is_none());
+    fails(block_on(stream.next()).unwrap(), &["joining batches"]);
+    assert!(block_on(stream.next()).is_none());
     drop(stream);
-    let leaf = futures::executor::block_on(device_leaf(sizes(&sim, &[8, 8])));
-    let plan = joining(leaf, &sim, 32);
+    let plan = joining(block_on(sizes(&sim, &[8, 8])), &sim, 32);
     let node = DeviceExec::of(&plan).unwrap();
-    let started = node.execute_device(0, context.task_ctx());
+    let started = node.execute_device(0, context);
     fails(started, &["DeviceCoalesceBatchesExec", "Tokio runtime"]);
     drop(plan);
     sim.assert_done();

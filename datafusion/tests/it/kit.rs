@@ -11,16 +11,19 @@ use arrow_device::{
 };
 use arrow_device_datafusion::{
     DeviceExec, DeviceOptions, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable,
-    DeviceToHostExec, execute_on_device, export_plan,
+    DeviceToHostExec, SendableDeviceStream, execute_on_device, export_plan,
 };
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    ArrayRef, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
+};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::catalog::TableProvider;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::datasource::MemTable;
-use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -56,15 +59,18 @@ impl From<&Sim> for DeviceSpec {
 
 impl Sim {
     pub(crate) fn new() -> Self {
-        Self::with(SimConfig::default())
+        Self::set(|_| ())
     }
 
     /// Nothing runs until somebody waits for it.
     pub(crate) fn deferred() -> Self {
-        Self::with(SimConfig {
-            mode: SimMode::Deferred,
-            ..SimConfig::default()
-        })
+        Self::set(|config| config.mode = SimMode::Deferred)
+    }
+
+    pub(crate) fn set(change: impl FnOnce(&mut SimConfig)) -> Self {
+        let mut config = SimConfig::default();
+        change(&mut config);
+        Self::with(config)
     }
 
     pub(crate) fn with(config: SimConfig) -> Self {
@@ -135,6 +141,12 @@ pub(crate) fn numbers(first: i64, rows: usize) -> RecordBatch {
     self::rows(first, rows).project(&[0]).unwrap()
 }
 
+/// No columns, and so many rows.
+pub(crate) fn no_columns(rows: usize) -> RecordBatch {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap()
+}
+
 /// `n` batches of 16 numbers from `first`: 128 bytes each.
 pub(crate) fn batches(first: i64, n: i64) -> Vec<RecordBatch> {
     (0..n).map(|i| numbers(first + i * 16, 16)).collect()
@@ -179,12 +191,34 @@ pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
 /// join.
 const BATCH_SIZE: usize = 32;
 
-/// Options with which uploads join batches to so many rows, however long that takes.
-pub(crate) fn joined_to(rows: usize) -> DeviceOptions {
+/// A configuration with options of devices: uploads join batches to [`BATCH_SIZE`] rows, however long that takes.
+pub(crate) fn config(set: impl FnOnce(&mut DeviceOptions)) -> SessionConfig {
     let mut options = DeviceOptions::default();
-    options.upload_rows = rows;
+    options.upload_rows = BATCH_SIZE;
     options.upload_wait_ms = 3_600_000;
-    options
+    set(&mut options);
+    SessionConfig::new().with_option_extension(options)
+}
+
+/// A task of a session with this configuration.
+pub(crate) fn task(config: SessionConfig) -> Arc<TaskContext> {
+    SessionContext::new_with_config(config).task_ctx()
+}
+
+pub(crate) type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
+
+/// A session with these rules after DataFusion's own.
+pub(crate) fn session_of(
+    config: SessionConfig,
+    rules: impl IntoIterator<Item = Rule>,
+) -> SessionContext {
+    let state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_default_features();
+    let state = rules.into_iter().fold(state, |state, rule| {
+        state.with_physical_optimizer_rule(rule)
+    });
+    SessionContext::new_with_state(state.build())
 }
 
 /// A session with `DeviceRule`.
@@ -194,16 +228,14 @@ pub(crate) fn session() -> SessionContext {
 
 /// The same with a rule that puts `doubles` device operators above each device scan.
 pub(crate) fn session_with(target_partitions: usize, doubles: usize) -> SessionContext {
-    let config = SessionConfig::new()
+    let config = config(|_| ())
         .with_target_partitions(target_partitions)
-        .with_batch_size(BATCH_SIZE)
-        .with_option_extension(joined_to(BATCH_SIZE));
-    let state = SessionStateBuilder::new()
-        .with_config(config)
-        .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(DoubleScans(doubles)))
-        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
-    SessionContext::new_with_state(state.build())
+        .with_batch_size(BATCH_SIZE);
+    let rules: [Rule; 2] = [
+        Arc::new(DoubleScans(doubles)),
+        Arc::new(DeviceRule::default()),
+    ];
+    session_of(config, rules)
 }
 
 /// A session that knows nothing of devices.
@@ -244,12 +276,8 @@ pub(crate) fn any_sim() -> DeviceSpec {
 
 /// A task of a session that offers these devices.
 pub(crate) fn offering<const N: usize>(devices: [&Sim; N]) -> Arc<TaskContext> {
-    resolving(DeviceResolver::of(devices.map(|sim| sim.device.clone())))
-}
-
-pub(crate) fn resolving(resolver: DeviceResolver) -> Arc<TaskContext> {
-    let config = SessionConfig::new().with_extension(Arc::new(resolver));
-    SessionContext::new_with_config(config).task_ctx()
+    let resolver = DeviceResolver::of(devices.map(|sim| sim.device.clone()));
+    task(SessionConfig::new().with_extension(Arc::new(resolver)))
 }
 
 /// What the rule makes of a plan.
@@ -272,13 +300,22 @@ pub(crate) async fn numbers_from(plan: &Plan) -> Vec<i64> {
     numbers_of(&run(plan).await.unwrap())
 }
 
+/// Starts the first partition of a plan as it is.
+pub(crate) fn started(plan: &Plan) -> SendableRecordBatchStream {
+    plan.execute(0, session().task_ctx()).unwrap()
+}
+
+/// Starts a plan whose result is wanted on a device.
+pub(crate) fn started_on(plan: &Plan, device: &Device) -> SendableDeviceStream {
+    execute_on_device(plan.clone(), session().task_ctx(), device).unwrap()
+}
+
 /// The plan's result on a device.
 pub(crate) async fn on_device(
     plan: &Plan,
     device: &Device,
 ) -> arrow_device::Result<Vec<DeviceRecordBatch>> {
-    let stream = execute_on_device(plan.clone(), session().task_ctx(), device).unwrap();
-    stream.try_collect().await
+    started_on(plan, device).try_collect().await
 }
 
 pub(crate) fn to_host(batches: &[DeviceRecordBatch]) -> Vec<RecordBatch> {
@@ -336,6 +373,22 @@ pub(crate) async fn numbers_in(ctx: &SessionContext, sql: &str) -> Vec<i64> {
     numbers_of(&query(ctx, sql).await.unwrap())
 }
 
+/// Rows as text.
+pub(crate) fn lines(batches: &[RecordBatch]) -> Vec<String> {
+    let options = FormatOptions::default().with_null("null");
+    let mut lines = Vec::new();
+    for batch in batches {
+        let columns = batch.columns().iter();
+        let columns = columns.map(|column| ArrayFormatter::try_new(column, &options).unwrap());
+        let columns: Vec<_> = columns.collect();
+        for row in 0..batch.num_rows() {
+            let values = columns.iter().map(|column| column.value(row).to_string());
+            lines.push(values.collect::<Vec<_>>().join("|"));
+        }
+    }
+    lines
+}
+
 /// A plan as text, its devices called `A`, `B`, ... in the order given.
 pub(crate) fn text(plan: &Plan, devices: &[&Device]) -> String {
     let mut text = displayable(plan.as_ref()).indent(false).to_string();
@@ -351,21 +404,12 @@ pub(crate) fn text(plan: &Plan, devices: &[&Device]) -> String {
     text
 }
 
+/// The plan is this text, which is indented as the tests are.
 #[track_caller]
 pub(crate) fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
-    let lines = expected.trim_matches('\n').lines();
-    let indent = expected
-        .lines()
-        .find(|l| !l.trim().is_empty())
-        .map_or(0, |l| l.len() - l.trim_start().len());
-    let expected: String = lines
-        .map(|l| format!("{}\n", l.get(indent..).unwrap_or("")))
-        .collect();
-    let found = text(plan, devices);
-    assert!(
-        found.trim_end() == expected.trim_end(),
-        "\n--- expected\n{expected}\n--- found\n{found}"
-    );
+    let expected = expected.replace("\n        ", "\n");
+    let (found, expected) = (text(plan, devices), expected.trim());
+    assert!(found.trim() == expected, "{found}\nis not\n{expected}");
 }
 
 /// A plan as one line: each node above its child, and several children in brackets. Devices are called as in [`text`];
@@ -451,19 +495,11 @@ impl PhysicalOptimizerRule for DoubleScans {
 
 /// A metric of the nodes of this name, all partitions together; `None` if no node has it.
 pub(crate) fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
-    let mut sum = None;
-    plan.apply(|plan| {
-        if plan.name() == node {
-            let metrics = plan.metrics().unwrap();
-            let value = metrics
-                .sum(|m| m.value().name() == metric)
-                .map(|value| value.as_usize());
-            if let Some(value) = value {
-                *sum.get_or_insert(0) += value;
-            }
-        }
-        Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
-    })
-    .unwrap();
-    sum
+    let below = plan.children().into_iter();
+    let below = below.filter_map(|child| self::metric(child, node, metric));
+    let own = plan.metrics().filter(|_| plan.name() == node);
+    let own = own.and_then(|all| all.sum(|one| one.value().name() == metric));
+    below
+        .chain(own.map(|value| value.as_usize()))
+        .reduce(|a, b| a + b)
 }

@@ -1,9 +1,7 @@
 //! What must hold of tables on devices, of plans with device operators in them, and of their results.
 
 mod asked;
-mod coalesce;
 mod errors;
-mod forms;
 mod guide;
 mod joined;
 mod kept;
@@ -22,10 +20,8 @@ mod queries;
 mod readers;
 mod reserved;
 mod runtimes;
-mod schemas;
 mod sink;
 mod slt;
-mod small;
 mod source;
 mod spec;
 mod tpch;

@@ -1,18 +1,21 @@
-//! Nodes of plans.
+//! Nodes of plans, and plans of lines.
 
 use std::sync::Arc;
 
 use arrow_device::Device;
 use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceForm, DeviceSpec, DeviceTable, DeviceToHostExec,
-    HostToDeviceExec,
+    DeviceCoalesceBatchesExec, DeviceForm, DeviceSpec, DeviceTable, DeviceToDeviceExec,
+    DeviceToHostExec, HostToDeviceExec,
 };
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::SortOptions;
 use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{Column, binary, col, lit};
 use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr, PhysicalSortExpr};
+use datafusion::physical_plan::buffer::BufferExec;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
@@ -41,11 +44,17 @@ pub(crate) async fn device_leaf(table: Arc<DeviceTable>) -> Plan {
 
 /// One of ten rows.
 pub(crate) async fn device_scan(device: &Device) -> Plan {
-    device_leaf(device_table(device, &[vec![rows(0, 10)]])).await
+    device_leaf(device_table(device, &tens(1))).await
 }
 
 pub(crate) async fn host_scan() -> Plan {
-    scan(host_table(&[vec![rows(0, 10)]])).await
+    scan(host_table(&tens(1))).await
+}
+
+/// So many partitions of ten rows.
+fn tens(partitions: usize) -> Vec<Vec<RecordBatch>> {
+    let partitions = 0..partitions as i64;
+    partitions.map(|i| vec![rows(i * 10, 10)]).collect()
 }
 
 /// The device form of a node, as a node.
@@ -61,13 +70,6 @@ pub(crate) fn projected(child: Plan, expr: Arc<dyn PhysicalExpr>) -> Plan {
     let alias = "x".to_owned();
     let expr = ProjectionExpr { expr, alias };
     Arc::new(ProjectionExec::try_new([expr], child).unwrap())
-}
-
-/// A node on the host that has no form on a device.
-pub(crate) fn computed(child: Plan) -> Plan {
-    let schema = child.schema();
-    let (b, one) = (col("b", &schema).unwrap(), lit(1i64));
-    projected(child, binary(b, Operator::Plus, one, &schema).unwrap())
 }
 
 /// Columns by number, with new names.
@@ -89,11 +91,10 @@ pub(crate) fn round_robin(child: Plan, outputs: usize) -> Plan {
     Arc::new(RepartitionExec::try_new(child, to).unwrap())
 }
 
-/// A host operator that the tests' plugin supports.
-pub(crate) fn filter(child: Plan) -> Plan {
-    let schema = child.schema();
-    let predicate = binary(col("a", &schema).unwrap(), Operator::Lt, lit(5i64), &schema);
-    Arc::new(FilterExec::try_new(predicate.unwrap(), child).unwrap())
+/// By the values of a.
+pub(crate) fn hashed(child: Plan, outputs: usize) -> Plan {
+    let to = Partitioning::Hash(vec![col("a", &child.schema()).unwrap()], outputs);
+    Arc::new(RepartitionExec::try_new(child, to).unwrap())
 }
 
 fn by_a(plan: &Plan) -> LexOrdering {
@@ -101,10 +102,137 @@ fn by_a(plan: &Plan) -> LexOrdering {
     LexOrdering::new([PhysicalSortExpr::new(a, SortOptions::default())]).unwrap()
 }
 
+/// Each partition by itself.
 pub(crate) fn sort(child: Plan) -> Plan {
-    Arc::new(SortExec::new(by_a(&child), child))
+    Arc::new(SortExec::new(by_a(&child), child).with_preserve_partitioning(true))
 }
 
 pub(crate) fn merge(child: Plan, fetch: Option<usize>) -> Plan {
     Arc::new(SortPreservingMergeExec::new(by_a(&child), child).with_fetch(fetch))
+}
+
+/// The plan of a line in the notation of [`shape`]: each node above its child, and several children in brackets. After its name, a
+/// node has its device and its arguments: columns, perhaps with a new name (`s:x`), or numbers.
+///
+/// | line | node |
+/// | --- | --- |
+/// | `DataSource 2`, `Scan A 2` | a table of two partitions of ten rows, on the host and on the first device |
+/// | `Numbers 3 2`, `Numbers A 3 2` | one of three and two batches of 16 numbers, which go on counting |
+/// | `Map A` | the operator that doubles the first column |
+/// | `Filter` | `a < 5`; `Filter 3` returns at most three rows of each partition, `Filter true` all rows |
+/// | `Computed` | `b + 1`, which has no form on a device |
+/// | `Repartition 4`, `Repartition a 4` | round robin, and by the hash of a |
+/// | `Buffer` | a node of which the crate knows nothing, as those of engines |
+///
+/// Other leaves are the plans in `own`.
+pub(crate) fn planned(line: &str, devices: &[&Sim], own: &[(&str, &Plan)]) -> Plan {
+    if let Some((_, plan)) = own.iter().find(|(name, _)| *name == line) {
+        return (*plan).clone();
+    }
+    let (node, below) = line.split_once(" < ").unwrap_or((line, ""));
+    let children = children_of(below).into_iter();
+    let children: Vec<Plan> = children.map(|c| planned(c, devices, own)).collect();
+    let child = || children[0].clone();
+    let mut words = node.split(' ').peekable();
+    let name = words.next().unwrap();
+    let of_device = words.next_if(|word| ["A", "B"].contains(word));
+    let of_device = of_device.map(|word| devices[usize::from(word == "B")]);
+    let device = || of_device.unwrap_or_else(|| panic!("no device of {node}"));
+    let (columns, numbers): (Vec<_>, Vec<_>) =
+        words.partition(|word| word.parse::<usize>().is_err());
+    let number = |i: usize| numbers.get(i).map(|n: &&str| n.parse::<usize>().unwrap());
+    let leaf = |table| futures::executor::block_on(scan(table));
+    let partitions = || tens(number(0).unwrap_or(1));
+    match name {
+        "DataSource" => leaf(host_table(&partitions())),
+        "Scan" => leaf(device_table(device(), &partitions())).children()[0].clone(),
+        "Numbers" => {
+            let mut first = 0;
+            let partitions = (0..numbers.len()).map(|i| {
+                let n = number(i).unwrap() as i64;
+                first += n * 16;
+                batches(first - n * 16, n)
+            });
+            let partitions: Vec<_> = partitions.collect();
+            match of_device {
+                None => leaf(host_table(&partitions)),
+                Some(device) => leaf(device_table(device, &partitions)).children()[0].clone(),
+            }
+        }
+        "Up" => up(child(), device()),
+        "Down" => down(child()),
+        "Move" => DeviceToDeviceExec::above(child(), device()),
+        "CoalesceBatches" => joining(child(), device(), number(0).unwrap()),
+        "Map" if children.len() == 1 => double(child(), device()),
+        "Map" => map(children, device(), Ok),
+        "Filter" => {
+            let schema = child().schema();
+            let small = binary(col("a", &schema).unwrap(), Operator::Lt, lit(5i64), &schema);
+            let predicate = match columns == ["true"] {
+                true => lit(true),
+                false => small.unwrap(),
+            };
+            let filter = FilterExec::try_new(predicate, child()).unwrap();
+            let filter = FilterExecBuilder::from(&filter).with_fetch(number(0));
+            Arc::new(filter.build().unwrap())
+        }
+        "Computed" => {
+            let schema = child().schema();
+            let sum = binary(
+                col("b", &schema).unwrap(),
+                Operator::Plus,
+                lit(1i64),
+                &schema,
+            );
+            projected(child(), sum.unwrap())
+        }
+        "Projection" => {
+            let columns = columns.iter().map(|word| {
+                let (column, alias) = word.split_once(':').unwrap_or((word, word));
+                (child().schema().index_of(column).unwrap(), alias)
+            });
+            project(child(), &columns.collect::<Vec<_>>())
+        }
+        "Repartition" if columns == ["a"] => hashed(child(), number(0).unwrap()),
+        "Repartition" => round_robin(child(), number(0).unwrap()),
+        "CoalescePartitions" => {
+            Arc::new(CoalescePartitionsExec::new(child()).with_fetch(number(0)))
+        }
+        "Sort" => sort(child()),
+        "SortPreservingMerge" => merge(child(), number(0)),
+        "Union" => union(children),
+        "LocalLimit" => Arc::new(LocalLimitExec::new(child(), number(0).unwrap())),
+        "GlobalLimit" => Arc::new(GlobalLimitExec::new(child(), number(0).unwrap(), number(1))),
+        "Buffer" => Arc::new(BufferExec::new(child(), 1 << 20)),
+        _ => panic!("what is {node}?"),
+    }
+}
+
+/// The same as the rule makes it.
+pub(crate) fn ruled(line: &str, devices: &[&Sim]) -> Plan {
+    with_transitions(planned(line, devices, &[]))
+}
+
+/// The lines of a node's children.
+fn children_of(below: &str) -> Vec<&str> {
+    let Some(inner) = below.strip_prefix('(') else {
+        return Vec::from_iter((!below.is_empty()).then_some(below));
+    };
+    let inner = inner
+        .strip_suffix(')')
+        .expect("brackets around all children");
+    let (mut depth, mut start, mut children) = (0, 0, Vec::new());
+    for (at, char) in inner.char_indices() {
+        match char {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                children.push(&inner[start..at]);
+                start = at + 2;
+            }
+            _ => (),
+        }
+    }
+    children.push(&inner[start..]);
+    children
 }

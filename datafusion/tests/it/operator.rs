@@ -1,30 +1,28 @@
-//! The tests' operator, whose polls do what a closure says: each number through a kernel, say.
+//! The tests' operators, and their plugin. What an operator's polls do, a closure says.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::device::sim::SimMemory;
-use arrow_device::{ArrowDeviceType, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue};
+use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Queue};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceOperator, DeviceReservation, DeviceSpec, DeviceTask, SendableDeviceStream,
-    to_datafusion,
+    DeviceExec, DeviceOperator, DevicePlugin, DeviceReservation, DeviceSpec, DeviceTask,
+    SendableDeviceStream, Verdict, to_datafusion,
 };
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
-use datafusion::common::Result;
-use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
-use datafusion::physical_plan::execution_plan::{
-    Boundedness, ChildrenPropertiesMode, EmissionType, ReplaceChildrenOptions,
-};
+use datafusion::arrow::datatypes::DataType;
+use datafusion::arrow::error::ArrowError;
+use datafusion::common::{DataFusionError, Result};
+use datafusion::logical_expr::Operator as Op;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::{Column, binary, lit};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::metrics::MetricBuilder;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
-};
-use futures::{Stream, StreamExt};
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+use datafusion::physical_plan::union::UnionExec;
+use futures::StreamExt;
+use futures::stream::poll_fn;
 
 use crate::kit::Plan;
 
@@ -36,7 +34,6 @@ type Steps = Arc<dyn Fn(&mut State, &mut Context<'_>) -> Step + Send + Sync>;
 /// What the operator has while it runs.
 pub(crate) struct State {
     inputs: Vec<SendableDeviceStream>,
-    schema: SchemaRef,
     pub(crate) queue: Queue,
     pub(crate) memory: DeviceReservation,
     pub(crate) kept: Vec<DeviceBufferMut>,
@@ -93,14 +90,35 @@ pub(crate) fn again(cx: &Context<'_>) -> Step {
 }
 
 /// What a kernel does to a number.
-pub(crate) type Kernel = fn(i64) -> Result<i64, String>;
+type Kernel = fn(i64) -> Result<i64, String>;
 
 /// A node that doubles the numbers of its child's first column, which has no nulls.
 pub(crate) fn double(child: Plan, device: impl Into<DeviceSpec>) -> Plan {
-    map(vec![child], device, |n| Ok(n * 2))
+    double_by(child, device, |_| ())
 }
 
-/// A node that puts them through a kernel, one child's batches after another's.
+/// The same by an operator of which a test changes something.
+pub(crate) fn double_by(
+    child: Plan,
+    device: impl Into<DeviceSpec>,
+    change: impl FnOnce(&mut Operator),
+) -> Plan {
+    let schema = child.schema();
+    let columns = schema.fields().iter().enumerate().map(|(i, field)| {
+        let mut expr: Arc<dyn PhysicalExpr> = Arc::new(Column::new(field.name(), i));
+        if i == 0 {
+            expr = binary(expr, Op::Multiply, lit(2i64), &schema).unwrap();
+        }
+        let alias = field.name().clone();
+        ProjectionExpr { expr, alias }
+    });
+    let node = Arc::new(ProjectionExec::try_new(columns, child).unwrap());
+    let mut operator = Operator::new("MapExec", mapping(|n| Ok(n * 2)));
+    change(&mut operator);
+    Arc::new(DeviceExec::new(node, device, Arc::new(operator)))
+}
+
+/// A node that puts the numbers through a kernel, one child's batches after another's.
 pub(crate) fn map(children: Vec<Plan>, device: impl Into<DeviceSpec>, kernel: Kernel) -> Plan {
     operator("MapExec", children, device, mapping(kernel))
 }
@@ -113,141 +131,31 @@ fn mapping(kernel: Kernel) -> impl Fn(&mut State, &mut Context<'_>) -> Step {
     }
 }
 
-/// The operator that doubles, in the place of any node.
-pub(crate) fn doubling(has_small_batches: bool) -> Arc<dyn DeviceOperator> {
-    let operator = Operator::new("MapExec", mapping(|n| Ok(n * 2)));
-    Arc::new(Operator {
-        has_small_batches,
-        ..operator
-    })
-}
-
 pub(crate) fn operator(
     name: &'static str,
-    children: Vec<Plan>,
+    mut children: Vec<Plan>,
     device: impl Into<DeviceSpec>,
     steps: impl Fn(&mut State, &mut Context<'_>) -> Step + Send + Sync + 'static,
 ) -> Plan {
+    let node: Plan = match children.len() {
+        1 => Arc::new(CooperativeExec::new(children.remove(0))),
+        _ => UnionExec::try_new(children).unwrap(),
+    };
     let operator = Arc::new(Operator::new(name, steps));
-    Arc::new(DeviceExec::new(
-        Arc::new(Node::new(children)),
-        device,
-        operator,
-    ))
-}
-
-/// The same operator, of a node that does the same on the host.
-pub(crate) fn or_on_host(plan: Plan, host: fn(Vec<Plan>) -> Plan) -> Plan {
-    remade(&plan, |node, _| node.host = Some(host))
-}
-
-/// The same operator, whose partitions reserve so many bytes when they start.
-pub(crate) fn starting_with(plan: Plan, at_start: usize) -> Plan {
-    remade(&plan, |_, operator| operator.at_start = at_start)
-}
-
-fn remade(plan: &Plan, change: impl FnOnce(&mut Node, &mut Operator)) -> Plan {
-    let exec = DeviceExec::of(plan).unwrap();
-    let mut node = exec.node().downcast_ref::<Node>().unwrap().clone();
-    let mut operator = DeviceExec::operator::<Operator>(plan).unwrap().clone();
-    change(&mut node, &mut operator);
-    operator.runs_on_host = node.host.is_some();
-    Arc::new(DeviceExec::new(
-        Arc::new(node),
-        exec.device().clone(),
-        Arc::new(operator),
-    ))
-}
-
-/// It says nothing of its rows' order.
-#[derive(Clone, Debug)]
-struct Node {
-    children: Vec<Plan>,
-    properties: Arc<PlanProperties>,
-    /// The same on the host.
-    host: Option<fn(Vec<Plan>) -> Plan>,
-}
-
-impl Node {
-    fn new(children: Vec<Plan>) -> Self {
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(children[0].schema()),
-            children[0].output_partitioning().clone(),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        Self {
-            children,
-            properties: Arc::new(properties),
-            host: None,
-        }
-    }
-}
-
-impl DisplayAs for Node {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Node")
-    }
-}
-
-impl ExecutionPlan for Node {
-    fn name(&self) -> &str {
-        "Node"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Plan> {
-        self.children.iter().collect()
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        children: Vec<Plan>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Plan> {
-        let host = self.host;
-        Ok(Arc::new(Self {
-            host,
-            ..Self::new(children)
-        }))
-    }
-
-    fn with_new_children(self: Arc<Self>, children: Vec<Plan>) -> Result<Plan> {
-        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
-        self.replace_children(children, options)
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
-        let host = self.host.expect("a node on the host");
-        host(self.children.clone()).execute(partition, context)
-    }
+    Arc::new(DeviceExec::new(node, device, operator))
 }
 
 #[derive(Clone)]
-struct Operator {
+pub(crate) struct Operator {
     name: &'static str,
     steps: Steps,
-    runs_on_host: bool,
-    at_start: usize,
-    has_small_batches: bool,
+    pub(crate) runs_on_host: bool,
+    /// The bytes that a partition reserves when it starts.
+    pub(crate) at_start: usize,
 }
 
 impl Operator {
-    fn new(
+    pub(crate) fn new(
         name: &'static str,
         steps: impl Fn(&mut State, &mut Context<'_>) -> Step + Send + Sync + 'static,
     ) -> Self {
@@ -256,7 +164,6 @@ impl Operator {
             steps: Arc::new(steps),
             runs_on_host: false,
             at_start: 0,
-            has_small_batches: false,
         }
     }
 }
@@ -276,52 +183,139 @@ impl DeviceOperator for Operator {
         self.runs_on_host
     }
 
-    fn describe(&self, _: &dyn ExecutionPlan, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
-    }
-
-    fn has_small_batches(&self, _: &dyn ExecutionPlan) -> bool {
-        self.has_small_batches
-    }
-
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
-        let children = task.node().children().len();
         let started = MetricBuilder::new(task.metrics()).counter("started", task.partition);
         started.add(1);
-        let state = State {
-            inputs: (0..children)
-                .map(|i| task.input(i))
-                .collect::<Result<_>>()?,
-            schema: task.node().children()[0].schema(),
+        let inputs = (0..task.node().children().len()).map(|i| task.input(i));
+        let mut state = State {
+            inputs: inputs.collect::<Result<_>>()?,
             queue: task.device.new_queue().map_err(to_datafusion)?,
-            memory: DeviceReservation::new(task.context, self.name, task.partition, task.device),
+            memory: task.reservation(),
             kept: Vec::new(),
             batches: Vec::new(),
             polls: 0,
         };
         state.memory.grow(self.at_start)?;
-        Ok(Box::pin(Running(state, self.steps.clone())))
+        let (schema, steps) = (state.inputs[0].schema(), self.steps.clone());
+        let poll = move |cx: &mut Context<'_>| {
+            state.polls += 1;
+            steps(&mut state, cx)
+        };
+        Ok(task.stream_of(schema, poll_fn(poll)))
     }
 }
 
-struct Running(State, Steps);
+/// An operator that runs its node on the host, and uploads what that returns. So it can be in the place of any node.
+#[derive(Debug)]
+pub(crate) struct Backed {
+    name: String,
+    has_small_batches: bool,
+}
 
-impl Stream for Running {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Step {
-        let Self(state, steps) = &mut *self;
-        state.polls += 1;
-        steps(state, cx)
+impl Backed {
+    pub(crate) fn new(node: &Plan, has_small_batches: bool) -> Self {
+        let name = format!("My{}", node.name());
+        Self {
+            name,
+            has_small_batches,
+        }
     }
 }
 
-impl DeviceRecordBatchStream for Running {
-    fn schema(&self) -> SchemaRef {
-        self.0.schema.clone()
+impl DeviceOperator for Backed {
+    fn name(&self) -> &str {
+        &self.name
     }
 
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.queue.device().id().device_type
+    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
+        let rows = task.node().execute(task.partition, task.context.clone())?;
+        let device = task.device.clone();
+        let up = move |batch: Result<_>| device.upload(&batch.map_err(from_datafusion)?);
+        Ok(task.stream(rows.map(up)))
+    }
+
+    fn has_small_batches(&self, _: &dyn ExecutionPlan) -> bool {
+        self.has_small_batches
+    }
+}
+
+pub(crate) fn from_datafusion(e: DataFusionError) -> Error {
+    Error::from(ArrowError::ExternalError(Box::new(e)))
+}
+
+type Made = Result<Arc<dyn DeviceOperator>>;
+
+type Make = Arc<dyn Fn(&Plan) -> Made + Send + Sync>;
+
+/// A plugin that runs nodes of some names: with [`Backed`], unless a test makes the operators.
+#[derive(Clone, Default)]
+pub(crate) struct Runs {
+    /// Those that it runs wherever their rows are.
+    pub(crate) names: &'static [&'static str],
+    /// Those that it runs where their rows are on a device anyway.
+    pub(crate) there: &'static [&'static str],
+    /// Those that it declines, and why.
+    pub(crate) stays: &'static [(&'static str, &'static str)],
+    pub(crate) merges: bool,
+    pub(crate) has_small_batches: bool,
+    pub(crate) target: Option<(usize, usize)>,
+    pub(crate) types: Option<fn(&DataType) -> Option<DataType>>,
+    pub(crate) make: Option<Make>,
+}
+
+impl Runs {
+    pub(crate) fn nodes(names: &'static [&'static str]) -> Self {
+        Self {
+            names,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn merging(self, merges: bool) -> Self {
+        Self { merges, ..self }
+    }
+
+    pub(crate) fn making(self, make: impl Fn(&Plan) -> Made + Send + Sync + 'static) -> Self {
+        let make: Option<Make> = Some(Arc::new(make));
+        Self { make, ..self }
+    }
+}
+
+impl fmt::Debug for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runs {:?} {:?}", self.names, self.there)
+    }
+}
+
+impl DevicePlugin for Runs {
+    fn can_run(&self, node: &Plan, _: &DeviceSpec) -> Verdict {
+        let name = node.name();
+        if let Some((_, why)) = self.stays.iter().find(|(of, _)| *of == name) {
+            return Verdict::stays(*why);
+        }
+        match (self.names.contains(&name), self.there.contains(&name)) {
+            (true, _) => Verdict::Runs,
+            (_, true) => Verdict::RunsThere,
+            _ => Verdict::Unknown,
+        }
+    }
+
+    fn replace(&self, node: &Plan) -> Made {
+        match &self.make {
+            Some(make) => make(node),
+            None => Ok(Arc::new(Backed::new(node, self.has_small_batches))),
+        }
+    }
+
+    fn upload_target(&self) -> Option<(usize, usize)> {
+        self.target
+    }
+
+    fn upload_type(&self, data_type: &DataType) -> Option<DataType> {
+        self.types?(data_type)
+    }
+
+    fn merges_uploads(&self) -> bool {
+        self.merges
     }
 }

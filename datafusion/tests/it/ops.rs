@@ -5,100 +5,63 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use arrow_device::{Device, DeviceRecordBatch, Error, TransferStats};
 use arrow_device_datafusion::{DeviceExec, DeviceForm, DeviceTable};
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, RecordBatchOptions};
-use datafusion::arrow::datatypes::{DataType, Field, Schema};
-use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::DataFusionError;
 use datafusion::datasource::MemTable;
-use datafusion::physical_expr::Partitioning;
 use datafusion::physical_expr::expressions::{CastExpr, col, lit};
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::{ExecutionPlanProperties, collect_partitioned};
 use futures::{Stream, StreamExt, TryStreamExt};
 
 use crate::kit::*;
 use crate::nodes::*;
 
-/// What is the same in the result of the host's node and of the operator's.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Same {
-    /// Each partition's rows, in their order.
-    Partitions,
-    /// The rows.
-    Rows,
-    /// How many rows: any so many.
-    Count,
-}
-
-type Case = (fn(Plan) -> Plan, Same);
-
-/// What makes nodes over a child of `partitions` partitions and `columns` columns.
-pub(crate) fn cases(partitions: usize, columns: usize) -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
-    let mut add = |make: fn(Plan) -> Plan, same| cases.push((make, same));
-    let (order, count) = match partitions {
-        0 | 1 => (Same::Partitions, Same::Partitions),
-        _ => (Same::Rows, Same::Count),
-    };
-    let all = Same::Partitions;
-    add(|c| project(c, &[]), all);
-    add(|c| union([c.clone(), c]), all);
-    add(|c| Arc::new(LocalLimitExec::new(c, 0)), all);
-    add(|c| Arc::new(LocalLimitExec::new(c, 20)), all);
-    add(|c| Arc::new(LocalLimitExec::new(c, 32)), all);
-    add(|c| Arc::new(LocalLimitExec::new(c, 1000)), all);
+/// Nodes that have a form over a child, X, of so many partitions and columns.
+pub(crate) fn cases(partitions: usize, columns: usize) -> Vec<&'static str> {
+    let mut cases = vec![
+        "Projection < X",
+        "Union < (X, X)",
+        "LocalLimit 0 < X",
+        "LocalLimit 20 < X",
+        "LocalLimit 32 < X",
+        "LocalLimit 1000 < X",
+    ];
     if columns == 3 {
-        add(|c| project(c, &[(2, "x"), (0, "y"), (2, "z")]), all);
-        add(|c| project(c, &[(1, "b")]), all);
+        cases.extend(["Projection s:x a:y s:z < X", "Projection b < X"]);
     }
     if partitions > 0 {
-        add(on_host, order);
-        let few = |c| Arc::new(CoalescePartitionsExec::new(c).with_fetch(Some(20))) as _;
-        add(few, count);
+        cases.extend(["CoalescePartitions < X", "CoalescePartitions 20 < X"]);
     }
     if partitions == 1 {
-        add(|c| Arc::new(GlobalLimitExec::new(c, 5, Some(20))), all);
-        add(|c| Arc::new(GlobalLimitExec::new(c, 16, None)), all);
-        add(|c| Arc::new(GlobalLimitExec::new(c, 0, Some(16))), all);
-        add(|c| Arc::new(GlobalLimitExec::new(c, 1000, Some(1))), all);
+        cases.extend([
+            "GlobalLimit 5 20 < X",
+            "GlobalLimit 16 < X",
+            "GlobalLimit 0 16 < X",
+            "GlobalLimit 1000 1 < X",
+        ]);
     }
     if partitions == 1 && columns == 3 {
-        add(|c| merge(c, None), order);
-        add(|c| merge(c, Some(20)), order);
+        cases.extend(["SortPreservingMerge < X", "SortPreservingMerge 20 < X"]);
     }
     cases
 }
 
-/// Rows as text.
-pub(crate) fn lines(batches: &[RecordBatch]) -> Vec<String> {
-    let options = FormatOptions::default().with_null("null");
-    let mut lines = Vec::new();
-    for batch in batches {
-        let columns = batch.columns().iter();
-        let columns = columns.map(|column| ArrayFormatter::try_new(column, &options).unwrap());
-        let columns: Vec<_> = columns.collect();
-        for row in 0..batch.num_rows() {
-            let values = columns.iter().map(|column| column.value(row).to_string());
-            lines.push(values.collect::<Vec<_>>().join("|"));
+pub(crate) fn over_x(line: &str, x: &Plan) -> Plan {
+    planned(line, &[], &[("X", x)])
+}
+
+/// What is the same in the result of the host's node and of the operator's: the rows of each partition; where several become
+/// one, all rows in any order; with a limit any so many.
+fn same(line: &str, partitions: &[Vec<RecordBatch>], from: usize) -> Vec<Vec<String>> {
+    let mut lines: Vec<_> = partitions.iter().map(|p| lines(p)).collect();
+    if line.starts_with("CoalescePartitions") && from > 1 {
+        match line.contains("20") {
+            true => return vec![vec![lines.concat().len().to_string()]],
+            false => lines.iter_mut().for_each(|rows| rows.sort_unstable()),
         }
     }
     lines
-}
-
-fn found(partitions: &[Vec<RecordBatch>], same: Same) -> Vec<Vec<String>> {
-    let lines: Vec<_> = partitions.iter().map(|p| lines(p)).collect();
-    match same {
-        Same::Partitions => lines,
-        Same::Rows => {
-            let mut rows = lines.concat();
-            rows.sort_unstable();
-            vec![rows]
-        }
-        Same::Count => vec![vec![lines.concat().len().to_string()]],
-    }
 }
 
 /// Runs all partitions of a device node on the device, at the same time, and says what the device did.
@@ -116,8 +79,10 @@ pub(crate) async fn run_on_device(
     Ok((found, device.stats().since(&before)))
 }
 
-fn all_to_host(partitions: &[Vec<DeviceRecordBatch>]) -> Vec<Vec<RecordBatch>> {
-    partitions.iter().map(|p| to_host(p)).collect()
+/// The same, on the host.
+async fn run_down(plan: &Plan, device: &Device) -> (Vec<Vec<RecordBatch>>, TransferStats) {
+    let (found, cost) = run_on_device(plan, device).await.unwrap();
+    (found.iter().map(|batches| to_host(batches)).collect(), cost)
 }
 
 async fn run_on_host(node: Plan) -> Vec<Vec<RecordBatch>> {
@@ -133,13 +98,13 @@ fn assert_nothing_moved(cost: &TransferStats, name: &str) {
     assert_eq!((cost.queue_waits, cost.host_waits), (0, 0), "{name}");
 }
 
-fn table(
+async fn leaf_of(
     device: &Device,
-    schema: &Arc<Schema>,
-    up: Vec<Vec<DeviceRecordBatch>>,
-) -> Arc<DeviceTable> {
-    let table = DeviceTable::from_batches(schema.clone(), device.clone(), up);
-    Arc::new(table.unwrap())
+    schema: &SchemaRef,
+    partitions: Vec<Vec<DeviceRecordBatch>>,
+) -> Plan {
+    let table = DeviceTable::from_batches(schema.clone(), device.clone(), partitions);
+    device_leaf(Arc::new(table.unwrap())).await
 }
 
 /// All nodes over these partitions, on this device: `cut` rows of each end are no part of the slices.
@@ -157,32 +122,25 @@ async fn compare(sim: &Sim, partitions: &[Vec<RecordBatch>], cut: usize) {
     };
     let host = partitions.iter().map(|p| p.iter().map(slice).collect());
     let host: Vec<Vec<_>> = host.collect();
-    let on_device = partitions.iter().map(|p| p.iter().map(up).collect());
-    let device = device_leaf(table(sim, &schema, on_device.collect())).await;
-    for (make, same) in cases(partitions.len(), schema.fields().len()) {
-        let own = form(make(device.clone()), sim);
-        let name = format!("{own:?} of {partitions:?}");
-        let (batches, cost) = run_on_device(&own, sim).await.unwrap();
+    let there = partitions.iter().map(|p| p.iter().map(up).collect());
+    let there = leaf_of(sim, &schema, there.collect()).await;
+    for line in cases(partitions.len(), schema.fields().len()) {
+        let own = form(over_x(line, &there), sim);
+        let name = format!("{line} of {partitions:?}");
+        let (batches, cost) = run_down(&own, sim).await;
         assert_nothing_moved(&cost, &name);
-        let batches = all_to_host(&batches);
         if partitions.is_empty() {
             assert_eq!(batches.concat().len(), 0, "{name}");
             continue;
         }
         let memory = MemTable::try_new(schema.clone(), host.clone()).unwrap();
-        let node = make(scan(Arc::new(memory)).await);
+        let node = over_x(line, &scan(Arc::new(memory)).await);
         assert_eq!(own.schema(), node.schema(), "{name}");
         let mut all = batches.iter().flatten();
         assert!(all.all(|b| b.schema() == node.schema()), "{name}");
-        let expected = run_on_host(node).await;
-        assert_eq!(found(&batches, same), found(&expected, same), "{name}");
+        let same = |batches| same(line, batches, partitions.len());
+        assert_eq!(same(&batches), same(&run_on_host(node).await), "{name}");
     }
-}
-
-/// No columns, and so many rows.
-pub(crate) fn no_columns(rows: usize) -> RecordBatch {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,15 +184,11 @@ async fn they_give_what_datafusions_nodes_give_and_move_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_a_host_node_they_upload() {
     let sim = Sim::new();
-    let partitions = [vec![rows(0, 40)], vec![rows(40, 40)]];
-    for (make, same) in cases(2, 3) {
-        let host = make(scan(host_table(&partitions)).await);
-        let (batches, _) = run_on_device(&form(host.clone(), &sim), &sim)
-            .await
-            .unwrap();
-        let batches = found(&all_to_host(&batches), same);
-        let expected = run_on_host(host.clone()).await;
-        assert!(batches == found(&expected, same), "{host:?}");
+    for line in cases(2, 3) {
+        let leaf = scan(host_table(&[vec![rows(0, 40)], vec![rows(40, 40)]])).await;
+        let (found, _) = run_down(&form(over_x(line, &leaf), &sim), &sim).await;
+        let expected = run_on_host(over_x(line, &leaf)).await;
+        assert_eq!(same(line, &found, 2), same(line, &expected, 2), "{line}");
     }
     sim.assert_done();
 }
@@ -249,59 +203,52 @@ async fn a_union_has_its_own_schema() {
         let column: ArrayRef = Arc::new(Int64Array::from(values));
         RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![column]).unwrap()
     };
-    let batches = [
+    let (mut on_device, mut on_host) = (Vec::new(), Vec::new());
+    for batch in [
         batch("x", false, "left", vec![Some(1), Some(2)]),
         batch("y", true, "right", vec![None, Some(3)]),
-    ];
-    let (mut on_device, mut on_host) = (Vec::new(), Vec::new());
-    for batch in batches {
+    ] {
         on_device.push(device_leaf(device_table(&sim, &[vec![batch.clone()]])).await);
         on_host.push(scan(host_table(&[vec![batch]])).await);
     }
     let (plan, host) = (form(union(on_device), &sim), union(on_host));
     assert_eq!(plan.schema(), host.schema());
-    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
+    let (batches, cost) = run_down(&plan, &sim).await;
     assert_nothing_moved(&cost, "union");
-    assert_eq!(all_to_host(&batches), run_on_host(host).await);
-    drop((batches, plan));
+    assert_eq!(batches, run_on_host(host).await);
     // A scan's batches may have other metadata than its table's schema.
     let schema = numbers(0, 1).schema();
     let metadata = [("of".to_owned(), "the batch".to_owned())].into();
     let other = Arc::new(Schema::clone(&schema).with_metadata(metadata));
     let batch = sim.upload(&numbers(0, 16)).unwrap();
     let batch = batch.with_schema(other).unwrap();
-    let leaf = device_leaf(table(&sim, &schema, vec![vec![batch]])).await;
+    let leaf = leaf_of(&sim, &schema, vec![vec![batch]]).await;
     let plan = form(union([leaf.clone(), leaf]), &sim);
-    let (batches, _) = run_on_device(&plan, &sim).await.unwrap();
+    let (batches, _) = run_down(&plan, &sim).await;
     let mut all = batches.iter().flatten();
     assert!(all.all(|batch| batch.schema() == schema));
-    drop((batches, plan));
-    sim.assert_done();
 }
 
 /// Expressions, types that change, merges of sorted partitions, and hash partitions need kernels.
 #[tokio::test]
 async fn what_needs_a_kernel_has_no_form() {
     let sim = Sim::new();
-    let two = [vec![rows(0, 16)], vec![rows(0, 16)]];
-    let one = device_leaf(device_table(&sim, &two[..1])).await;
-    let two = device_leaf(device_table(&sim, &two)).await;
+    let made = |line| planned(line, &[&sim], &[]);
+    let (one, two) = (made("Scan A"), made("Scan A 2"));
     let a = || col("a", &one.schema()).unwrap();
     let cast = |to| {
         let field = Arc::new(Field::new("x", to, true));
         let cast = CastExpr::new_with_target_field(a(), field, None);
         projected(one.clone(), Arc::new(cast))
     };
-    let hash = Partitioning::Hash(vec![a()], 2);
-    let hash = RepartitionExec::try_new(two.clone(), hash).unwrap();
     for (node, has_form) in [
         (projected(one.clone(), a()), true),
         (cast(DataType::Int64), true),
         (cast(DataType::Int32), false),
         (projected(one.clone(), lit(1i64)), false),
-        (merge(two.clone(), None), false),
-        (round_robin(two.clone(), 2), false),
-        (Arc::new(hash), false),
+        (made("SortPreservingMerge < Scan A 2"), false),
+        (made("Repartition 2 < Scan A 2"), false),
+        (made("Repartition a 2 < Scan A 2"), false),
         (two.clone(), false),
     ] {
         let form = DeviceForm::of(node.clone(), &sim).unwrap();
@@ -326,15 +273,11 @@ async fn an_error_in_the_middle_comes_after_the_batches_before_it() {
     let leaf = device_leaf(table).await;
     // Rows before the error, if there is one: some have enough before it.
     let mut plans = vec![(joining(leaf.clone(), &sim, 1000), (32, true))];
-    for (make, _) in cases(1, 1) {
-        let (table, _) = host_stream(|i| match i {
-            0 | 1 => Some(Ok(numbers(i as i64 * 16, 16))),
-            _ => Some(Err(DataFusionError::Execution("the third".into()))),
-        });
-        let host = make(scan(table).await);
-        let stream = host.execute(0, session().task_ctx()).unwrap();
+    for line in cases(1, 1) {
+        let host = broken(2, || DataFusionError::Execution("the third".into())).await;
+        let stream = started(&over_x(line, &host));
         let expected = rows_before_an_error(stream.map_ok(|batch| batch.num_rows())).await;
-        plans.push((form(make(leaf.clone()), &sim), expected));
+        plans.push((form(over_x(line, &leaf), &sim), expected));
     }
     for (plan, expected) in plans {
         let node = DeviceExec::of(&plan).unwrap();
@@ -366,12 +309,12 @@ async fn rows_before_an_error<E: std::fmt::Display>(
 #[tokio::test]
 async fn dropped_early_they_drop_their_input() {
     let sim = Sim::new();
-    for i in 0..=cases(1, 1).len() {
+    for line in cases(1, 1).into_iter().chain(["Joining"]) {
         let (table, asked, gone) = watched(&sim);
         let leaf = device_leaf(table).await;
-        let plan = match cases(1, 1).get(i) {
-            Some((make, _)) => form(make(leaf), &sim),
-            None => joining(leaf, &sim, 100),
+        let plan = match line {
+            "Joining" => joining(leaf, &sim, 100),
+            line => form(over_x(line, &leaf), &sim),
         };
         let node = DeviceExec::of(&plan).unwrap();
         let partitions = plan.output_partitioning().partition_count();
@@ -381,7 +324,7 @@ async fn dropped_early_they_drop_their_input() {
         assert!(first.is_none_or(|batch| batch.is_ok()));
         drop(streams);
         eventually("the input is dropped", || gone.load(SeqCst));
-        assert!(asked.load(SeqCst) < MANY, "{}", plan.name());
+        assert!(asked.load(SeqCst) < MANY, "{line}");
     }
     sim.assert_done();
 }

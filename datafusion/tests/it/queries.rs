@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::SchemaRef;
+use arrow_device::DeviceRecordBatch;
+use arrow_device_datafusion::{DeviceExec, DeviceTable};
+use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
+use datafusion::datasource::MemTable;
 use datafusion::physical_plan::collect;
 use datafusion::prelude::SessionContext;
 
 use crate::kit::*;
-use crate::ops::lines;
 
 /// The schema of a query over the table t, and its rows, sorted unless the query has an order.
 pub(crate) async fn result(ctx: &SessionContext, sql: &str) -> (SchemaRef, Vec<String>) {
@@ -77,76 +79,110 @@ async fn tables_with_few_rows_or_none() {
     for partitions in tables {
         let sim = Sim::new();
         let schema = numbers(0, 1).schema();
-        let table = datafusion::datasource::MemTable::try_new(schema.clone(), partitions.clone());
+        let table = MemTable::try_new(schema.clone(), partitions.clone());
         let on_device = device_table_of(&sim, schema, &partitions);
         let n = partitions.len();
         let next = move |p: usize, i| partitions[p].get(i).cloned().map(Ok);
         // Each reader has a count of its own.
-        let (readers, _) = readers_table(&sim, n, next);
+        let (readers, ..) = readers_table(&sim, n, next);
         let others: [Arc<dyn TableProvider>; 2] = [on_device, readers];
         same_as_on_host(Arc::new(table.unwrap()), &others, &[1, 4], QUERIES).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_partitions() {
-    let sim = Sim::new();
-    let partitions: Vec<_> = (0..40).map(|i| batches(i * 64, i % 5)).collect();
-    let rows: usize = partitions.iter().map(|p| row_count(p)).sum();
-    let device = device_table(&sim, &partitions);
-    let queries = "
-        SELECT a FROM t
-        SELECT a FROM t ORDER BY a
-        SELECT sum(a) FROM t
-    ";
-    let others: [Arc<dyn TableProvider>; 1] = [device.clone()];
-    same_as_on_host(host_table(&partitions), &others, &[8], queries).await;
-    for doubles in [0, 2] {
-        let ctx = session_with(8, doubles);
-        register(&ctx, "t", device.clone());
-        // A limit holds for all of them together.
-        for limit in [0, 17, rows, rows + 1] {
-            let sql = format!("SELECT a FROM t LIMIT {limit}");
-            assert_eq!(numbers_in(&ctx, &sql).await.len(), limit.min(rows), "{sql}");
-            let sql = format!("SELECT a FROM t LIMIT {limit} OFFSET 5");
-            let expected = limit.min(rows - 5);
-            assert_eq!(numbers_in(&ctx, &sql).await.len(), expected, "{sql}");
-        }
-    }
-    drop((device, others));
-    sim.assert_done();
-}
-
-#[tokio::test]
-async fn a_table_of_no_partitions() {
-    let sim = Sim::new();
-    for ctx in [
-        session_without_rule(1),
-        session_with(4, 0),
-        session_with(4, 2),
-    ] {
-        let table = device_table_of(&sim, numbers(0, 1).schema(), &[]);
-        register(&ctx, "t", table);
-        assert_eq!(numbers_in(&ctx, "SELECT a FROM t LIMIT 3").await, [0; 0]);
-        assert_eq!(numbers_in(&ctx, "SELECT count(*) FROM t").await, [0]);
     }
 }
 
 #[tokio::test]
 async fn operators_over_batches_without_rows() {
     let sim = Sim::new();
-    let batches = [vec![
-        numbers(0, 0),
-        numbers(0, 2),
-        numbers(2, 0),
-        numbers(2, 1),
-    ]];
-    for child in [
-        scan(host_table(&batches)).await,
-        scan(device_table(&sim, &batches)).await,
-    ] {
+    let sizes = [(0, 0), (0, 2), (2, 0), (2, 1)];
+    let batches = [sizes.map(|(first, rows)| numbers(first, rows)).to_vec()];
+    let there = scan(device_table(&sim, &batches)).await;
+    for child in [scan(host_table(&batches)).await, there] {
         let plan = with_transitions(double(double(child, &sim), &sim));
         assert_eq!(numbers_from(&plan).await, [0, 4, 8]);
     }
+    // In no partition at all.
+    for ctx in [session_without_rule(1), session_with(4, 2)] {
+        let table = device_table_of(&sim, numbers(0, 1).schema(), &[]);
+        register(&ctx, "t", table);
+        assert_eq!(numbers_in(&ctx, "SELECT a FROM t LIMIT 3").await, [0; 0]);
+        assert_eq!(numbers_in(&ctx, "SELECT count(*) FROM t").await, [0]);
+    }
     sim.assert_done();
+}
+
+/// No column moves for them, though the number of rows is known to nobody.
+#[tokio::test]
+async fn rows_without_columns_are_counted() {
+    let sim = Sim::new();
+    let ctx = over(reader_table(&sim, |i| (i < 5).then(|| Ok(numbers(0, 16)))).0);
+    let counting = plan(&ctx, "SELECT count(*) FROM t").await;
+    says(&text(&counting, &[&sim]), &["projection=[]"]);
+    let before = sim.stats();
+    assert_eq!(numbers_in(&ctx, "SELECT count(*) FROM t").await, [80]);
+    assert_eq!(sim.stats().since(&before).bytes_to_host, 0);
+    // A table that has none.
+    let schema = Arc::new(Schema::empty());
+    let batch = |n| DeviceRecordBatch::try_new_with_rows(&sim, schema.clone(), &[], n).unwrap();
+    let partitions = vec![vec![batch(3), batch(0)], vec![batch(4)]];
+    let table = DeviceTable::from_batches(schema.clone(), sim.device.clone(), partitions);
+    let ctx = over(Arc::new(table.unwrap()));
+    assert_eq!(numbers_in(&ctx, "SELECT count(*) FROM t").await, [7]);
+    assert_eq!(numbers_in(&ctx, "SELECT 1 FROM t").await, [1; 7]);
+    assert_eq!(numbers_in(&ctx, "SELECT 1 FROM t LIMIT 5").await, [1; 5]);
+}
+
+/// Columns named twice are not all columns, though there may be as many.
+#[tokio::test]
+async fn columns_in_any_order_and_twice() {
+    let sim = Sim::new();
+    let table = device_table(&sim, &[vec![rows(0, 3)]]);
+    for projection in [&[2, 0][..], &[1], &[2, 1, 0], &[], &[0, 0], &[0, 0, 1]] {
+        let expected = rows(0, 3).project(projection).unwrap();
+        let node = table.scan_on_device(Some(projection), None).unwrap();
+        let plan = with_transitions(Arc::new(DeviceExec::from(node)));
+        assert_eq!(run(&plan).await.unwrap(), [expected]);
+    }
+    assert!(table.scan_on_device(Some(&[3]), None).is_err());
+}
+
+/// One column of numbers that may be null, and none is.
+fn nullable(first: i64, rows: usize) -> RecordBatch {
+    let field = Field::new("a", DataType::Int64, true);
+    let column = Int64Array::from_iter_values(first..first + rows as i64);
+    RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![Arc::new(column)]).unwrap()
+}
+
+/// Plans of a column that may be null, with batches that say no: a union, a table, and a stream, which DataFusion does not look at.
+/// What fits gets the plan's schema, and the rest is an error.
+#[tokio::test]
+async fn batches_of_other_schemas_than_their_plans() {
+    let sim = Sim::new();
+    let ctx = session();
+    register(&ctx, "t", host_table(&[vec![numbers(0, 16)]]));
+    register(&ctx, "u", host_table(&[vec![nullable(16, 16)]]));
+    let union = plan(&ctx, "SELECT a FROM t UNION ALL SELECT a FROM u").await;
+    let partition = vec![numbers(0, 16), nullable(16, 16)];
+    let table = MemTable::try_new(nullable(0, 1).schema(), vec![partition]);
+    let table = scan(Arc::new(table.unwrap())).await;
+    let (stream, _) = host_stream(|i| (i < 2).then(|| Ok(nullable(i as i64 * 16, 16))));
+    for plan in [union, table, scan(stream).await] {
+        let doubled = with_transitions(double(plan.clone(), &sim));
+        let found = sorted(numbers_from(&doubled).await);
+        assert_eq!(found, multiples(32, 2));
+        let batches = on_device(&plan, &sim).await.unwrap();
+        assert_eq!(sorted(numbers_on(&batches)), multiples(32, 1));
+        for batch in batches {
+            assert_eq!(batch.schema().fields(), plan.schema().fields());
+        }
+        // Through the C stream.
+        let reader = reader(export(plan, session().task_ctx(), &sim), &sim);
+        let batches = tokio::task::spawn_blocking(|| reader.collect::<Result<Vec<_>, _>>());
+        let batches = batches.await.unwrap().unwrap();
+        assert_eq!(sorted(numbers_on(&batches)), multiples(32, 1));
+    }
+    let names = StringArray::from(vec!["a", "b"]);
+    let names = RecordBatch::try_from_iter([("a", Arc::new(names) as _)]).unwrap();
+    let (table, _) = host_stream(move |i| (i < 2).then(|| Ok(names.clone())));
+    let plan = with_transitions(double(scan(table).await, &sim));
+    fails(run(&plan).await, &["column types must match"]);
 }

@@ -11,54 +11,51 @@ use arrow_device_datafusion::{DeviceTable, ScanRequest};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::streaming::StreamingTable;
-use datafusion::common::Result;
+use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use futures::Stream;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 
-use crate::kit::{Sim, numbers};
+use crate::kit::{Plan, numbers, scan};
 
-/// A reader that uploads what a closure gives, and counts how often it was asked.
+pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
+
+/// A reader of the column of [`numbers`] that uploads what a closure gives, also if it is asked again after an error.
 pub(crate) struct Reader {
     device: Device,
-    schema: SchemaRef,
-    next: Box<dyn FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send>,
-    at: usize,
-    asked: Arc<AtomicUsize>,
+    next: Box<dyn FnMut() -> Option<arrow_device::Result<RecordBatch>> + Send>,
+    gone: Arc<AtomicBool>,
 }
 
 impl Reader {
+    /// The closure gets the number of the batch.
     pub(crate) fn new(
         device: &Device,
-        schema: SchemaRef,
-        next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
+        mut next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
     ) -> Self {
+        let mut at = 0..;
         Self {
             device: device.clone(),
-            schema,
-            next: Box::new(next),
-            at: 0,
-            asked: Arc::default(),
+            next: Box::new(move || next(at.next()?)),
+            gone: Arc::default(),
         }
     }
 }
 
 impl Iterator for Reader {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
+    type Item = Sent;
 
-    fn next(&mut self) -> Option<Self::Item> {
-        self.asked.fetch_add(1, SeqCst);
-        let batch = (self.next)(self.at)?;
-        self.at += 1;
+    fn next(&mut self) -> Option<Sent> {
+        let batch = (self.next)()?;
         Some(batch.and_then(|batch| self.device.upload(&batch)))
     }
 }
 
 impl DeviceRecordBatchReader for Reader {
     fn schema(&self) -> SchemaRef {
-        self.schema.clone()
+        numbers(0, 1).schema()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
@@ -66,24 +63,33 @@ impl DeviceRecordBatchReader for Reader {
     }
 }
 
-/// A table of such readers of the column of [`numbers`], which are told their partition.
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.gone.store(true, SeqCst);
+    }
+}
+
+/// A table of such readers, which are told their partition; how often they were asked, and whether one was let go.
 pub(crate) fn readers_table(
     device: &Device,
     partitions: usize,
     next: impl Fn(usize, usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
-) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    let (asked, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(next));
-    let (of, counts) = (device.clone(), asked.clone());
-    let schema = numbers(0, 1).schema();
+) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    let (asked, gone) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (of, counts, flag) = (device.clone(), asked.clone(), gone.clone());
+    let next = Arc::new(next);
     let open = move |request: ScanRequest| {
-        let next = next.clone();
-        let next = move |i| next(request.partition, i);
-        let mut reader = Reader::new(&of, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
+        let (next, counts) = (next.clone(), counts.clone());
+        let mut reader = Reader::new(&of, move |i| {
+            counts.fetch_add(1, SeqCst);
+            next(request.partition, i)
+        });
+        reader.gone = flag.clone();
         Ok(reader)
     };
+    let schema = numbers(0, 1).schema();
     let table = DeviceTable::from_readers(schema, device.clone(), partitions, open);
-    (Arc::new(table), asked)
+    (Arc::new(table), asked, gone)
 }
 
 /// A table of one such reader, and how often it was asked.
@@ -91,41 +97,19 @@ pub(crate) fn reader_table(
     device: &Device,
     next: impl Fn(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    readers_table(device, 1, move |_, i| next(i))
-}
-
-/// Says when it is dropped.
-struct Dropped(Arc<AtomicBool>);
-
-impl Drop for Dropped {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
+    let (table, asked, _) = readers_table(device, 1, move |_, i| next(i));
+    (table, asked)
 }
 
 /// More batches than any test reads: one that should be stopped fails, and does not hang.
 pub(crate) const MANY: usize = 100_000;
 
 /// A table of an endless reader, how often it was asked, and whether it was let go.
-pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    let (asked, gone) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
-    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
-    let open = move |_| {
-        let dropped = Dropped(flag.clone());
-        let next = move |i| {
-            let _ = &dropped;
-            (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
-        };
-        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
-    (Arc::new(table), asked, gone)
+pub(crate) fn watched(device: &Device) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    readers_table(device, 1, |_, i| {
+        (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
+    })
 }
-
-pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
 
 /// A table whose partitions are the streams that a closure makes, of the column of [`numbers`].
 pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
@@ -133,13 +117,13 @@ pub(crate) fn streams_table<S: Stream<Item = Sent> + Send + 'static>(
     partitions: usize,
     make: impl Fn(usize) -> S + Send + Sync + 'static,
 ) -> Arc<DeviceTable> {
+    let schema = numbers(0, 1).schema();
     let open = move |request: ScanRequest| {
         let (schema, device_type) = (numbers(0, 1).schema(), request.device.id().device_type);
         let stream = make(request.partition);
         let stream = DeviceRecordBatches::from_stream(stream, schema, device_type);
         std::future::ready(Ok(stream))
     };
-    let schema = numbers(0, 1).schema();
     let table = DeviceTable::from_streams(schema, device.clone(), partitions, open);
     Arc::new(table)
 }
@@ -212,4 +196,16 @@ pub(crate) fn host_stream_of(
         }))
     };
     (Arc::new(stream_table(schema, make)), asked)
+}
+
+/// The scan of a host table of so many batches of 16 numbers, after which an error follows.
+pub(crate) async fn broken(
+    good: usize,
+    error: impl Fn() -> DataFusionError + Send + Sync + 'static,
+) -> Plan {
+    let (table, _) = host_stream(move |i| match i < good {
+        true => Some(Ok(numbers(i as i64 * 16, 16))),
+        false => Some(Err(error())),
+    });
+    scan(table).await
 }

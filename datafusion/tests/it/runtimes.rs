@@ -8,13 +8,14 @@ use std::time::Duration;
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Error, FFI_ArrowDeviceArrayStream,
 };
-use arrow_device_datafusion::{BlockingReader, SendableDeviceStream, execute_on_device};
+use arrow_device_datafusion::{BlockingReader, SendableDeviceStream};
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
 use futures::StreamExt;
+use futures::executor::block_on;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
-use tokio::task::LocalSet;
+use tokio::task::{LocalSet, spawn_blocking};
 
 use crate::kit::*;
 use crate::nodes::*;
@@ -43,6 +44,8 @@ enum Tasks {
     GroupBy,
     Repartition,
     Coalesce,
+    /// None: of one partition.
+    Scan,
 }
 
 const TASKS: [Tasks; 3] = [Tasks::GroupBy, Tasks::Repartition, Tasks::Coalesce];
@@ -58,7 +61,16 @@ impl Tasks {
             }
             Self::Repartition => round_robin(scan(table).await, 3),
             Self::Coalesce => on_host(scan(table).await),
+            Self::Scan => scan(host_table(&[batches(0, 2 * BATCHES)])).await,
         }
+    }
+
+    async fn stream(self, device: &Device) -> SendableDeviceStream {
+        started_on(&self.plan().await, device)
+    }
+
+    async fn exported(self, sim: &Sim) -> FFI_ArrowDeviceArrayStream {
+        export(self.plan().await, session().task_ctx(), sim)
     }
 
     /// Checks what came: rows that no half of the input makes. How many.
@@ -80,17 +92,15 @@ impl Tasks {
         let rows = BATCHES as usize * 16;
         match self {
             Self::GroupBy => rows,
-            Self::Repartition | Self::Coalesce => 2 * rows,
+            _ => 2 * rows,
         }
     }
-}
 
-async fn stream(tasks: Tasks, device: &Device) -> SendableDeviceStream {
-    execute_on_device(tasks.plan().await, session().task_ctx(), device).unwrap()
-}
-
-async fn exported(tasks: Tasks, sim: &Sim) -> FFI_ArrowDeviceArrayStream {
-    export(tasks.plan().await, session().task_ctx(), sim)
+    #[track_caller]
+    fn assert_all(self, batches: &Batches) {
+        assert!(batches.iter().all(Result::is_ok), "{self:?}");
+        assert_eq!(self.rows(batches), self.all(), "{self:?}");
+    }
 }
 
 #[track_caller]
@@ -125,7 +135,7 @@ fn a_runtime_that_ends_before_the_result_is_read_is_an_error() {
         for workers in [0, 2] {
             let sim = Sim::new();
             let runtime = runtime(workers);
-            let mut reader = reader(runtime.block_on(exported(tasks, &sim)), &sim);
+            let mut reader = reader(runtime.block_on(tasks.exported(&sim)), &sim);
             if middle {
                 let (end, driver) = driven(runtime);
                 reader.next().unwrap().unwrap();
@@ -149,7 +159,7 @@ fn a_runtime_that_ends_during_a_read_cuts_nothing_short() {
         let tasks = TASKS[i % 3];
         let sim = Sim::new();
         let runtime = runtime(i % 4);
-        let stream = runtime.block_on(exported(tasks, &sim));
+        let stream = runtime.block_on(tasks.exported(&sim));
         let (end, driver) = driven(runtime);
         let (ready, started) = mpsc::channel();
         let device = sim.device.clone();
@@ -162,11 +172,11 @@ fn a_runtime_that_ends_during_a_read_cuts_nothing_short() {
         end.send(()).unwrap();
         driver.join().unwrap();
         let batches = reading.join().unwrap();
-        let rows = tasks.rows(&batches);
         match batches.last().unwrap() {
-            Ok(_) => assert_eq!(rows, tasks.all(), "{tasks:?}: cut short, and no error"),
+            Ok(_) => tasks.assert_all(&batches),
             Err(e) => {
                 assert_cancelled(e);
+                tasks.rows(&batches);
                 cancelled += 1;
             }
         }
@@ -182,16 +192,13 @@ fn a_stream_may_be_polled_outside_its_runtime() {
     for tasks in TASKS {
         let sim = Sim::new();
         let runtime = runtime(2);
-        let whole = runtime.block_on(stream(tasks, &sim));
-        let whole: Batches = futures::executor::block_on(whole.collect());
-        assert_eq!(tasks.rows(&whole), tasks.all(), "{tasks:?}");
-        assert!(whole.iter().all(Result::is_ok));
-        let cut = runtime.block_on(stream(tasks, &sim));
+        let whole = runtime.block_on(tasks.stream(&sim));
+        tasks.assert_all(&block_on(whole.collect()));
+        let cut = runtime.block_on(tasks.stream(&sim));
         drop(runtime);
-        let cut: Batches = futures::executor::block_on(cut.collect());
+        let cut: Batches = block_on(cut.collect());
         assert_eq!(cut.len(), 1, "{tasks:?}");
         assert_cancelled(cut[0].as_ref().unwrap_err());
-        drop(whole);
         sim.assert_done();
     }
 }
@@ -204,101 +211,69 @@ fn timed<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     receiver.recv_timeout(LONG).expect("it hangs, or panicked")
 }
 
-/// Reads a result in a task of its runtime, over the C stream, or else in what the runtime blocks on.
-fn read_within(runtime: Runtime, spawned: bool, tasks: Tasks, sim: &Arc<Sim>) -> Batches {
+/// Who reads a result in its runtime.
+#[derive(Clone, Copy, Debug)]
+enum Who {
+    /// A task, over the C stream.
+    Task,
+    /// What the runtime blocks on.
+    Blocked,
+    /// What a set of local tasks blocks on.
+    LocalSet,
+    /// A thread for blocking work.
+    BlockingThread,
+}
+
+fn read_by(who: Who, workers: usize, tasks: Tasks, sim: &Arc<Sim>) -> Batches {
     let sim = sim.clone();
-    timed(move || match spawned {
-        true => runtime.block_on(async {
-            let read = async move { reader(exported(tasks, &sim).await, &sim).collect() };
-            tokio::spawn(read).await.unwrap()
-        }),
-        false => runtime.block_on(async {
-            let reader = BlockingReader::new(stream(tasks, &sim).await);
-            reader.collect()
-        }),
+    let runtime = runtime(workers);
+    timed(move || {
+        let device = sim.device.clone();
+        let reader = async move || BlockingReader::new(tasks.stream(&device).await);
+        match who {
+            Who::Task => runtime.block_on(async {
+                let read =
+                    async move { crate::kit::reader(tasks.exported(&sim).await, &sim).collect() };
+                tokio::spawn(read).await.unwrap()
+            }),
+            Who::Blocked => runtime.block_on(async { reader().await.collect() }),
+            Who::LocalSet => LocalSet::new().block_on(&runtime, async { reader().await.collect() }),
+            Who::BlockingThread => runtime.block_on(async {
+                let reader = reader().await;
+                spawn_blocking(|| reader.collect()).await.unwrap()
+            }),
+        }
     })
 }
 
-/// More batches than a task may take without giving its thread back.
+/// More batches than a task may take without giving its thread back; of a scan the reader's polls alone spend the budget.
 #[test]
-fn a_result_is_read_by_a_task_on_a_worker() {
-    for (workers, spawned) in [(1, false), (1, true), (4, true)] {
-        for tasks in TASKS {
+fn a_result_is_read_by_a_thread_of_its_runtime() {
+    for (who, workers) in [
+        (Who::Blocked, 1),
+        (Who::Task, 1),
+        (Who::Task, 4),
+        (Who::BlockingThread, 0),
+        (Who::BlockingThread, 2),
+    ] {
+        for tasks in TASKS.into_iter().chain([Tasks::Scan]) {
             let sim = Arc::new(Sim::new());
-            let batches = read_within(runtime(workers), spawned, tasks, &sim);
-            assert_eq!(tasks.rows(&batches), tasks.all(), "{tasks:?}, {workers}");
-            assert!(batches.iter().all(Result::is_ok));
-            drop(batches);
+            tasks.assert_all(&read_by(who, workers, tasks, &sim));
             sim.assert_done();
         }
     }
 }
 
-/// A plan of one partition, without tasks: the reader's polls alone spend the budget.
-#[test]
-fn a_scan_is_read_by_a_task_on_a_worker() {
-    let sim = Sim::new();
-    let batches = batches(0, 400);
-    let on_device = device_table(&sim, std::slice::from_ref(&batches));
-    for on_host in [true, false] {
-        let (device, batches, table) = (sim.device.clone(), batches.clone(), on_device.clone());
-        let rows = timed(move || {
-            let read = async move {
-                let plan = match on_host {
-                    true => scan(host_table(&[batches])).await,
-                    false => scan(table).await,
-                };
-                let stream = execute_on_device(plan, session().task_ctx(), &device).unwrap();
-                let reader = BlockingReader::new(stream);
-                reader.map(|batch| batch.unwrap().num_rows()).sum::<usize>()
-            };
-            runtime(2).block_on(async { tokio::spawn(read).await.unwrap() })
-        });
-        assert_eq!(rows, 6400);
-    }
-    drop(on_device);
-    sim.assert_done();
-}
-
 /// Nobody could run the plan's tasks: an error, neither a wait for ever nor a panic.
 #[test]
-fn on_the_thread_of_a_current_thread_runtime_it_is_an_error() {
-    for spawned in [true, false] {
+fn on_the_thread_that_runs_the_tasks_it_is_an_error() {
+    for (who, workers) in [(Who::Task, 0), (Who::Blocked, 0), (Who::LocalSet, 2)] {
         let sim = Arc::new(Sim::new());
-        let mut batches = read_within(runtime(0), spawned, Tasks::GroupBy, &sim);
+        let mut batches = read_by(who, workers, Tasks::GroupBy, &sim);
         let error = fails(batches.pop().unwrap(), &["spawn_blocking"]);
-        assert!(spawned || matches!(error, Error::InvalidArgument(_)));
+        let own = matches!(error, Error::InvalidArgument(_));
+        assert!(own || matches!(who, Who::Task), "{who:?}: {error:?}");
         assert_eq!(batches.len(), 0);
-        sim.assert_done();
-    }
-    // Nor on that of a set of local tasks.
-    let sim = Sim::new();
-    let device = sim.device.clone();
-    let error = timed(move || {
-        let read = async move {
-            let mut reader = BlockingReader::new(stream(Tasks::GroupBy, &device).await);
-            reader.next().unwrap().unwrap_err()
-        };
-        LocalSet::new().block_on(&runtime(2), read)
-    });
-    says(&error, &["spawn_blocking"]);
-    sim.assert_done();
-}
-
-#[test]
-fn a_result_is_read_on_a_blocking_thread_of_any_runtime() {
-    for workers in [0, 2] {
-        let sim = Sim::new();
-        let device = sim.device.clone();
-        let batches = timed(move || {
-            runtime(workers).block_on(async {
-                let reader = BlockingReader::new(stream(Tasks::GroupBy, &device).await);
-                let read = tokio::task::spawn_blocking(|| reader.collect::<Batches>());
-                read.await.unwrap()
-            })
-        });
-        assert_eq!(Tasks::GroupBy.rows(&batches), Tasks::GroupBy.all());
-        drop(batches);
         sim.assert_done();
     }
 }

@@ -1,15 +1,17 @@
 //! Nodes describe their device, and open it where they run.
 
 use arrow_device::{ArrowDeviceType, DeviceId, Devices, Error};
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec, execute_on_device};
-use datafusion::arrow::array::RecordBatch;
+use arrow_device_datafusion::{DeviceResolver, DeviceSpec, DeviceTable, execute_on_device};
 use datafusion::physical_plan::{collect, collect_partitioned};
 use futures::TryStreamExt;
 
 use crate::kit::*;
+use crate::nodes::*;
 
-fn partitions(n: i64) -> Vec<Vec<RecordBatch>> {
-    (0..n).map(|p| batches(p * 16, 1)).collect()
+/// Numbers of the host, doubled.
+fn doubled(partitions: usize, device: impl Into<DeviceSpec>) -> Plan {
+    let host = format!("Numbers{}", " 1".repeat(partitions));
+    double(planned(&host, &[], &[]), device)
 }
 
 /// Bytes that each device was sent, and sent back.
@@ -42,61 +44,58 @@ fn descriptions_compare_what_they_describe() {
     assert!("gpu".parse::<DeviceSpec>().is_err());
 }
 
-/// Four partitions on two devices: each has its half, and a whole chain of operators stays there.
+/// Four partitions on two devices: each has its half, and a whole chain of operators stays there. A result is where it is wanted,
+/// wherever the plan ran.
 #[tokio::test]
 async fn partitions_go_to_different_devices() {
     let (a, b) = (Sim::new(), Sim::new());
-    let child = scan(host_table(&partitions(4))).await;
-    let plan = with_transitions(double(double(child, any_sim()), any_sim()));
+    let plan = with_transitions(double(doubled(4, any_sim()), any_sim()));
     let found = collect_partitioned(plan, offering([&a, &b])).await.unwrap();
     assert_eq!(numbers_of(&found.concat()), multiples(64, 4));
     assert_eq!(moved([&a, &b]), [(256, 256); 2]);
     // One device takes all.
-    let child = scan(host_table(&partitions(4))).await;
-    let plan = with_transitions(double(child, any_sim()));
+    let plan = with_transitions(doubled(4, any_sim()));
     collect(plan, offering([&b])).await.unwrap();
     assert_eq!(moved([&a, &b]), [(256, 256), (768, 768)]);
-    drop(found);
-    a.assert_done();
-    b.assert_done();
-}
-
-/// What `execute_on_device` is asked for is where the batches are, wherever the plan ran.
-#[tokio::test]
-async fn a_result_on_one_device_of_a_plan_on_two() {
-    let (a, b) = (Sim::new(), Sim::new());
-    let child = scan(host_table(&partitions(4))).await;
-    let plan = double(child, any_sim());
+    let plan = doubled(4, any_sim());
     let stream = execute_on_device(plan, offering([&a, &b]), &a).unwrap();
     let batches: Vec<_> = stream.try_collect().await.unwrap();
     assert!(batches.iter().all(|batch| *batch.device() == a.device));
     assert_eq!(sorted(numbers_on(&batches)), multiples(64, 2));
-    drop(batches);
+    drop((found, batches));
     a.assert_done();
     b.assert_done();
 }
 
-/// Whoever plans needs no device: it is asked for when the plan runs, and the error says what is
-/// missing and what there is.
+/// Whoever plans needs no device: it is asked for when the plan runs, and the error says what is missing and what there is.
 #[tokio::test]
 async fn a_plan_for_a_device_that_is_not_there() {
     let a = Sim::new();
-    for (text, context, says) in [
-        ("cuda:7", session().task_ctx(), "cuda:7"),
-        ("opencl", session().task_ctx(), "opencl"),
+    let plain = || session().task_ctx();
+    for (wanted, context, there) in [
+        ("cuda:7", plain(), "cuda:7"),
+        ("opencl", plain(), "opencl"),
         ("cuda", offering([&a]), "the session offers [sim:"),
         ("cuda", offering([]), "the session offers []"),
     ] {
-        let spec: DeviceSpec = text.parse().unwrap();
-        let child = scan(host_table(&partitions(2))).await;
-        let plan = with_transitions(double(child, spec));
-        assert!(crate::kit::text(&plan, &[]).contains(&format!("device={text}")));
-        let error = collect(plan, context).await.unwrap_err();
+        let spec: DeviceSpec = wanted.parse().unwrap();
+        let plan = with_transitions(doubled(2, spec.clone()));
+        let error = collect(plan, context.clone()).await.unwrap_err();
         let Error::DeviceNotAvailable { device, .. } = ours(&error) else {
             panic!("{error}");
         };
-        assert_eq!(device.device_type.short_name(), text.split(':').next());
-        crate::kit::says(&error, &[says, "MapExec, partition 0"]);
+        assert_eq!(device.device_type.short_name(), wanted.split(':').next());
+        says(&error, &[there, "MapExec, partition 0"]);
+        // Neither do forms and scans.
+        let open = |_| -> arrow_device::Result<Reader> { panic!("there is no device to read on") };
+        let table = DeviceTable::from_readers(numbers(0, 1).schema(), spec.clone(), 2, open);
+        let leaf = device_leaf(std::sync::Arc::new(table)).await;
+        let line = "CoalescePartitions < Projection a:x < LocalLimit 3 < There";
+        let plan = with_transitions(double(planned(line, &[], &[("There", &leaf)]), spec));
+        let shown = text(&plan, &[]);
+        let device = format!("device={wanted}");
+        assert!(shown.lines().all(|line| line.contains(&device)), "{shown}");
+        fails(collect(plan, context).await, &[wanted, there]);
     }
 }
 
@@ -104,8 +103,7 @@ async fn a_plan_for_a_device_that_is_not_there() {
 #[test]
 fn a_session_opens_its_own_devices() {
     let (a, b) = (Sim::new(), Sim::new());
-    let context = offering([&a, &b]);
-    let resolver = DeviceResolver::of_task(&context);
+    let resolver = DeviceResolver::of_task(&offering([&a, &b]));
     let open = |spec: DeviceSpec, partition| resolver.open(&spec, partition);
     for (sim, partition) in [(&a, 0), (&b, 1), (&a, 2), (&b, 5)] {
         assert_eq!(open(any_sim(), partition).unwrap(), sim.device);
@@ -119,25 +117,17 @@ fn a_session_opens_its_own_devices() {
     // This very device is meant, and this program has it.
     assert_eq!(open(DeviceSpec::from(&other), 0).unwrap(), other.device);
     assert_eq!(open(DeviceId::CPU.into(), 3).unwrap(), Devices::cpu());
-}
-
-#[test]
-fn a_resolver_that_returns_another_type() {
-    let resolver = DeviceResolver::new(|_, _| Ok(Devices::cpu()));
-    let e = resolver.open(&any_sim(), 0).unwrap_err();
-    let of = |e: &Error| matches!(e, Error::DeviceNotAvailable { device, .. } if device.device_type == ArrowDeviceType::EXT_DEV);
-    assert!(of(&e), "{e:?}");
-    says(&e, &["returned cpu"]);
-}
-
-/// Without a resolver, the process's devices.
-#[test]
-fn a_session_without_devices_opens_those_of_the_process() {
+    // Without a resolver, those of the process.
     let resolver = DeviceResolver::of_task(&session().task_ctx());
     let sim = Devices::simulated().unwrap();
     for (spec, device) in [("sim", &sim), ("sim:0", &sim), ("cpu", &Devices::cpu())] {
         assert_eq!(resolver.open(&spec.parse().unwrap(), 1).unwrap(), *device);
     }
+    // One that returns another type.
+    let resolver = DeviceResolver::new(|_, _| Ok(Devices::cpu()));
+    let e = fails(resolver.open(&any_sim(), 0), &["returned cpu"]);
+    let of = |e: &Error| matches!(e, Error::DeviceNotAvailable { device, .. } if device.device_type == ArrowDeviceType::EXT_DEV);
+    assert!(of(&e), "{e:?}");
 }
 
 /// A plan does not keep its device, and says so when it runs too late.
@@ -145,8 +135,7 @@ fn a_session_without_devices_opens_those_of_the_process() {
 async fn a_plan_holds_no_device() {
     let sim = Sim::new();
     let id = sim.device.id();
-    let child = scan(host_table(&partitions(1))).await;
-    let plan = with_transitions(double(child, &sim));
+    let plan = with_transitions(doubled(1, &sim));
     let weak = sim.device.downgrade();
     drop(sim);
     assert!(weak.upgrade().is_none());

@@ -18,8 +18,8 @@ use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
-use crate::kept::Backed;
 use crate::kit::{Plan, Sim};
+use crate::operator::Backed;
 
 /// A kind of session. Devices are numbers of [`Devices`].
 pub(super) struct Kind {
