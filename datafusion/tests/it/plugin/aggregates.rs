@@ -91,7 +91,10 @@ fn tables(sim: &Sim, partitions: usize, rule: DeviceRule) -> Tables {
 
 /// How many aggregates of a plan run on the device, and on the host.
 fn aggregates(plan: &Plan) -> (usize, usize) {
-    (has(plan, "DeviceAggregateExec"), has(plan, "AggregateExec"))
+    (
+        count(plan, "DeviceAggregateExec"),
+        count(plan, "AggregateExec"),
+    )
 }
 
 #[tokio::test]

@@ -6,13 +6,13 @@ use std::time::Duration;
 use arrow_device::{Device, DeviceRecordBatch, TransferStats};
 use arrow_device_datafusion::{DeviceRule, DeviceTable, execute_on_device};
 use datafusion::arrow::array::{
-    ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
-    TimestampMicrosecondArray,
+    ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, NullArray, RecordBatch,
+    StringArray, TimestampMicrosecondArray,
 };
 use datafusion::arrow::compute::{cast, concat_batches};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::catalog::TableProvider;
-use datafusion::common::tree_node::TreeNode;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::MemTable;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -63,9 +63,9 @@ pub(crate) fn session(table: Arc<dyn TableProvider>, partitions: usize) -> Sessi
 pub(crate) fn batch(number: usize) -> RecordBatch {
     let ids = (number * ROWS) as i64..((number + 1) * ROWS) as i64;
     let signalling = f64::from_bits(0x7ff0_0000_0000_0001);
-    let (small, infinity) = (f64::MIN_POSITIVE / 2.0, f64::INFINITY);
+    let (subnormal, infinity) = (f64::MIN_POSITIVE / 2.0, f64::INFINITY);
     #[rustfmt::skip]
-    let floats = [0.0, -0.0, 1.5, -1.5, infinity, -infinity, f64::NAN, -f64::NAN, signalling, small, f64::MAX];
+    let floats = [0.0, -0.0, 1.5, -1.5, infinity, -infinity, f64::NAN, -f64::NAN, signalling, subnormal, f64::MAX];
     #[rustfmt::skip]
     let texts = [
         "", "a", "b", "twelve bytes", "thirteen byte", "thirteen bytf", "ß", "a längerer text, which is too long for a view",
@@ -89,13 +89,16 @@ pub(crate) fn batch(number: usize) -> RecordBatch {
         let text = |id: i64| texts.get((id / of % 9) as usize).copied();
         StringArray::from_iter(each().map(text))
     };
+    let small = Int64Array::from_iter_values(each().map(|id| id % 10));
+    let dictionary = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Int64));
+    let list = DataType::new_list(DataType::Int64, true);
     let (u, l, v) = (text(1), text(3), text(7));
     let (l, v) = (
         cast(&l, &DataType::LargeUtf8),
         cast(&v, &DataType::Utf8View),
     );
     #[rustfmt::skip]
-    let columns: [(_, ArrayRef, _); 10] = [
+    let columns: [(_, ArrayRef, _); 13] = [
         ("id", Arc::new(Int64Array::from_iter_values(each())), false),
         ("a", Arc::new(Int64Array::from_iter(a)), true),
         ("x", Arc::new(Float64Array::from_iter(x)), true),
@@ -106,6 +109,9 @@ pub(crate) fn batch(number: usize) -> RecordBatch {
         ("u", Arc::new(u), true),
         ("l", l.unwrap(), true),
         ("v", v.unwrap(), true),
+        ("dictionary", cast(&small, &dictionary).unwrap(), true),
+        ("list", cast(&small, &list).unwrap(), true),
+        ("nothing", Arc::new(NullArray::new(ROWS)), true),
     ];
     RecordBatch::try_from_iter_with_nullable(columns).unwrap()
 }
@@ -125,7 +131,11 @@ const CUTS: [(usize, usize); 4] = [(0, ROWS), (3, 201), (17, 0), (65, 1)];
 
 /// The rows that are left of so many batches.
 pub(crate) fn rows_left(batches: usize) -> usize {
-    (0..batches).map(|i| CUTS[i % 4].1).sum()
+    CUTS.iter()
+        .cycle()
+        .take(batches)
+        .map(|(_, rows)| rows)
+        .sum()
 }
 
 /// The same table in two sessions: on the host, and on the device with a rule.
@@ -141,19 +151,16 @@ impl Tables {
 
     /// Batches of [`ROWS`] rows, of which a part is left.
     pub(crate) fn of(device: &Device, whole: &[Vec<RecordBatch>], rule: DeviceRule) -> Self {
-        let host = |(i, batch): (usize, &RecordBatch)| {
-            let (at, rows) = CUTS[i % 4];
-            batch.slice(at, rows)
+        // On the device, too, they are cut where they are.
+        let host = |((at, rows), batch): (_, &RecordBatch)| batch.slice(at, rows);
+        let up = |((at, rows), batch): (_, &RecordBatch)| device.upload(batch)?.slice(at, rows);
+        let cut = || {
+            whole
+                .iter()
+                .map(|batches| CUTS.into_iter().cycle().zip(batches))
         };
-        // They are cut where they are.
-        let up = |(i, batch): (usize, &RecordBatch)| {
-            let (at, rows) = CUTS[i % 4];
-            device.upload(batch).unwrap().slice(at, rows).unwrap()
-        };
-        let on_host = whole
-            .iter()
-            .map(|p| p.iter().enumerate().map(host).collect());
-        let on_device = whole.iter().map(|p| p.iter().enumerate().map(up).collect());
+        let on_host = cut().map(|batches| batches.map(host).collect());
+        let on_device = cut().map(|batches| batches.map(up).collect::<Result<_, _>>().unwrap());
         let schema = whole[0][0].schema();
         let table = DeviceTable::from_batches(schema.clone(), device.clone(), on_device.collect());
         let memory = MemTable::try_new(schema, on_host.collect()).unwrap();
@@ -202,18 +209,23 @@ pub(crate) fn assert_same(found: &[RecordBatch], expected: &[RecordBatch], what:
 pub(crate) fn is_on_device(plan: &Plan) -> bool {
     let shape = shape(plan, &[]);
     assert_eq!(shape.matches("Filter").count(), 1, "{shape}");
-    has(plan, "DeviceFilterExec") > 0
+    count(plan, "DeviceFilterExec") > 0
+}
+
+/// The nodes of a plan with this name.
+pub(crate) fn nodes(plan: &Plan, name: &str) -> Vec<Plan> {
+    let mut nodes = Vec::new();
+    let walked = plan.apply(|node| {
+        nodes.extend((node.name() == name).then(|| node.clone()));
+        Ok(TreeNodeRecursion::Continue)
+    });
+    walked.unwrap();
+    nodes
 }
 
 /// How many nodes of a plan have this name.
-pub(crate) fn has(plan: &Plan, name: &str) -> usize {
-    let mut n = 0;
-    let counted = plan.exists(|node| {
-        n += usize::from(node.name() == name);
-        Ok(false)
-    });
-    counted.unwrap();
-    n
+pub(crate) fn count(plan: &Plan, name: &str) -> usize {
+    nodes(plan, name).len()
 }
 
 /// The batches of a query on the device, what it cost until the last one, and how often this waited for the device, without which nothing

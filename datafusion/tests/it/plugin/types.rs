@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{
-    Array, ArrayData, ArrayRef, Int64Array, NullArray, RecordBatch, make_array,
-};
-use datafusion::arrow::compute::{cast, concat};
+use datafusion::arrow::array::{Array, ArrayData, ArrayRef, Int64Array, RecordBatch, make_array};
+use datafusion::arrow::compute::concat;
 use datafusion::arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
 use datafusion::common::ScalarValue;
 use datafusion::logical_expr::Operator;
@@ -125,33 +123,4 @@ async fn every_type_is_compared_as_datafusion_does() {
         }
     }
     sim.assert_done();
-}
-
-/// Columns of types that the kernels do not support stay with DataFusion, and so do filters whose results have them.
-#[tokio::test]
-async fn other_types_stay() {
-    let sim = Sim::new();
-    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..10));
-    let dictionary = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Int64));
-    let list = DataType::new_list(DataType::Int64, true);
-    let batch = RecordBatch::try_from_iter_with_nullable([
-        ("number", numbers.clone(), false),
-        ("dictionary", cast(&numbers, &dictionary).unwrap(), true),
-        ("list", cast(&numbers, &list).unwrap(), true),
-        ("nothing", Arc::new(NullArray::new(10)) as _, true),
-    ]);
-    let batch = batch.unwrap();
-    let table = crate::kit::device_table(&sim, &[vec![batch]]);
-    let context = session(table, 1);
-    for (sql, moved) in [
-        ("SELECT number FROM t WHERE number > 3", true),
-        ("SELECT dictionary FROM t WHERE number > 3", false),
-        ("SELECT list FROM t WHERE number > 3", false),
-        ("SELECT nothing FROM t WHERE number > 3", false),
-        ("SELECT number FROM t WHERE dictionary IS NOT NULL", false),
-        ("SELECT number FROM t WHERE list IS NOT NULL", false),
-    ] {
-        let on_device = is_on_device(&plan(&context, sql).await);
-        assert_eq!(on_device, moved, "{sql}");
-    }
 }

@@ -211,13 +211,12 @@ impl DeviceOperator for Slices {
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let slices = task.input(0)?.flat_map(|batch| {
-            let slices = batch.and_then(|batch| {
-                let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
-                let rest = (rows > first).then(|| batch.slice(first, rows - first));
-                Ok((batch.slice(0, first)?, rest))
-            });
-            stream::iter(match slices {
-                Ok((first, rest)) => [Ok(first)].into_iter().chain(rest).collect(),
+            stream::iter(match batch {
+                Ok(batch) => {
+                    let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
+                    let rest = (rows > first).then(|| batch.slice(first, rows - first));
+                    [batch.slice(0, first)].into_iter().chain(rest).collect()
+                }
                 Err(e) => vec![Err(e)],
             })
         });

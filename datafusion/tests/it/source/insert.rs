@@ -1,22 +1,19 @@
 //! `INSERT`, `UPDATE` and `DELETE` on a device table. DataFusion's own SQL logic tests compare more of them with its table in memory.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 
-use arrow_device::{ArrowDeviceType, DeviceId, DeviceRecordBatch, Error};
-use arrow_device_datafusion::{
-    DeviceResolver, DeviceSink, DeviceSource, DeviceSpec, DeviceTable, InsertRequest, ScanRequest,
-    SendableDeviceStream,
-};
-use async_trait::async_trait;
+use arrow_device::{ArrowDeviceType, DeviceId, Error};
+use arrow_device_datafusion::DeviceResolver;
 use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use datafusion::arrow::datatypes::{DataType, Field, Schema, UInt64Type};
 use datafusion::common::DataFusionError;
 use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_plan::{collect, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
+use super::watched::declaring;
 use crate::kit::*;
 use crate::nodes::*;
 use crate::operator::operator;
@@ -166,102 +163,23 @@ async fn a_statement_that_fails_leaves_the_table_as_it_was() {
     sim.assert_done();
 }
 
-/// Takes two batches at most, and notes what becomes of its sinks.
-#[derive(Clone, Debug)]
-struct Noting {
-    device: DeviceSpec,
-    notes: Arc<Mutex<Vec<&'static str>>>,
-}
-
-impl Noting {
-    fn over(device: impl Into<DeviceSpec>, ctx: &SessionContext) -> Self {
-        let device = device.into();
-        let source = Self {
-            device,
-            notes: Arc::default(),
-        };
-        let table = DeviceTable::new(Arc::new(source.clone())).unwrap();
-        register(ctx, "t", Arc::new(table));
-        source
-    }
-
-    fn note(&self, what: &'static str) {
-        self.notes.lock().unwrap().push(what);
-    }
-
-    fn notes(&self) -> String {
-        std::mem::take(&mut *self.notes.lock().unwrap()).join(", ")
-    }
-}
-
-struct NotingSink(Noting, usize);
-
-impl Drop for NotingSink {
-    fn drop(&mut self) {
-        self.0.note("dropped");
-    }
-}
-
-impl DeviceSource for Noting {
-    fn schema(&self) -> SchemaRef {
-        numbers(0, 1).schema()
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn open(&self, request: ScanRequest) -> arrow_device::Result<SendableDeviceStream> {
-        Ok(request.stream(futures::stream::empty()))
-    }
-
-    fn supports_insert(&self, op: InsertOp) -> bool {
-        op == InsertOp::Append
-    }
-
-    fn insert(&self, request: InsertRequest) -> arrow_device::Result<Box<dyn DeviceSink>> {
-        assert!(self.device.fits(&request.device));
-        self.note("started");
-        Ok(Box::new(NotingSink(self.clone(), 0)))
-    }
-}
-
-#[async_trait]
-impl DeviceSink for NotingSink {
-    async fn write(&mut self, batch: DeviceRecordBatch) -> arrow_device::Result<()> {
-        tokio::task::yield_now().await;
-        self.1 += batch.num_rows();
-        if self.1 > 32 {
-            let text = "the sink is full";
-            return Err(Error::InvalidArgument(text.into()));
-        }
-        self.0.note("written");
-        Ok(())
-    }
-
-    async fn commit(self: Box<Self>) -> arrow_device::Result<()> {
-        tokio::task::yield_now().await;
-        self.0.note("committed");
-        Ok(())
-    }
-}
-
 /// Each statement has a sink of its own, which is committed once, or dropped after an error.
 #[tokio::test]
 async fn a_sink_is_committed_once_or_dropped() {
-    let (sim, ctx) = (Sim::new(), session());
-    let source = Noting::over(&sim, &ctx);
+    let sim = Sim::new();
+    let (table, seen) = declaring(&sim, &[batches(0, 1)], |_| {});
+    let ctx = over(table);
     register(&ctx, "two", device_table(&sim, &[batches(0, 2)]));
     register(&ctx, "three", device_table(&sim, &[batches(0, 3)]));
     assert_eq!(changed(&ctx, "INSERT INTO t SELECT a FROM two").await, 32);
-    let all = "started, written, written, committed, dropped";
-    assert_eq!(source.notes(), all);
+    let all = ["started", "written", "written", "committed", "dropped"];
+    assert_eq!(seen.notes(), all);
     let full = query(&ctx, "INSERT INTO t SELECT a FROM three").await;
     fails(full, &["the sink is full"]);
-    assert_eq!(source.notes(), "started, written, written, dropped");
+    assert_eq!(seen.notes(), ["started", "written", "written", "dropped"]);
     // Planned, and never run.
     plan(&ctx, "INSERT INTO t SELECT a FROM two").await;
-    assert_eq!(source.notes(), "");
+    assert_eq!(seen.notes(), [""; 0]);
 }
 
 /// A session that lacks the table's device says which node needs it.
@@ -270,13 +188,16 @@ async fn an_insert_without_its_device_names_its_node() {
     let id = DeviceId::new(ArrowDeviceType::CUDA, 5);
     let config = SessionConfig::new().with_extension(Arc::new(DeviceResolver::of([])));
     let ctx = SessionContext::new_with_config(config);
-    let source = Noting::over(id, &ctx);
+    let (table, seen) = declaring(&Sim::new(), &[batches(0, 1)], |source| {
+        source.device = id.into();
+    });
+    register(&ctx, "t", table);
     let found = query(&ctx, "INSERT INTO t VALUES (1)").await;
     let text = "DeviceInsertExec, partition 0, needs a device";
     let error = ours(&fails(found, &[text]));
     let of = |e: &_| matches!(e, Error::DeviceNotAvailable { device, .. } if *device == id);
     assert!(of(&error), "{error:?}");
-    assert_eq!(source.notes(), "");
+    assert_eq!(seen.notes(), [""; 0]);
 }
 
 /// The device of a table of batches is the program's as long as the table is, even if there is no batch on it.

@@ -2,15 +2,18 @@
 
 use std::sync::{Arc, Mutex};
 
-use arrow_device::DeviceRecordBatches;
+use arrow_device::{DeviceRecordBatch, DeviceRecordBatches, Error};
 use arrow_device_datafusion::{
-    DeviceSource, DeviceSpec, DeviceTable, ScanRequest, SendableDeviceStream,
+    DeviceSink, DeviceSource, DeviceSpec, DeviceTable, InsertRequest, ScanRequest,
+    SendableDeviceStream,
 };
+use async_trait::async_trait;
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::compute::filter_record_batch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::{Constraints, Statistics};
 use datafusion::logical_expr::TableProviderFilterPushDown;
+use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::Boundedness;
 
@@ -18,14 +21,23 @@ use crate::kit::*;
 
 pub(crate) type Support = fn(&Arc<dyn PhysicalExpr>) -> TableProviderFilterPushDown;
 
-/// What a source was asked for, and the rows of each batch that it returned.
+/// What a source was asked for and what became of its sinks, and the rows of each batch that it returned.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen(Arc<Mutex<(Vec<String>, Vec<usize>)>>);
 
 impl Seen {
-    /// The requests since the last time, sorted: partitions may be opened in any order.
+    fn note(&self, what: impl Into<String>) {
+        self.0.lock().unwrap().0.push(what.into());
+    }
+
+    /// What was noted since the last time.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().0)
+    }
+
+    /// The same, sorted: partitions may be opened in any order.
     pub(crate) fn requests(&self) -> Vec<String> {
-        let mut requests = std::mem::take(&mut self.0.lock().unwrap().0);
+        let mut requests = self.notes();
         requests.sort();
         requests
     }
@@ -128,12 +140,23 @@ impl DeviceSource for Watched {
         (self.support)(filter)
     }
 
+    fn supports_insert(&self, op: InsertOp) -> bool {
+        op == InsertOp::Append
+    }
+
+    fn insert(&self, request: InsertRequest) -> arrow_device::Result<Box<dyn DeviceSink>> {
+        assert!(self.device.fits(&request.device));
+        self.seen.note("started");
+        let seen = self.seen.clone();
+        Ok(Box::new(Sink { seen, rows: 0 }))
+    }
+
     fn open(&self, request: ScanRequest) -> arrow_device::Result<SendableDeviceStream> {
         let filters: Vec<_> = request.filters.iter().map(ToString::to_string).collect();
         let (partition, columns, fetch) = (request.partition, &request.projection, request.fetch);
         let filters = filters.join(", ");
         let asked = format!("{partition}: columns={columns:?} filters=[{filters}] fetch={fetch:?}");
-        self.seen.0.lock().unwrap().0.push(asked);
+        self.seen.note(asked);
         assert!(self.device.fits(&request.device));
         let (asked, seen) = (request.clone(), self.seen.clone());
         let projection = columns.clone().filter(|_| self.projects);
@@ -159,5 +182,36 @@ impl DeviceSource for Watched {
         let device_type = request.device.id().device_type;
         let whole = DeviceRecordBatches::from_stream(batches, self.schema(), device_type);
         Ok(Box::pin(whole))
+    }
+}
+
+/// Takes 32 rows at most, which nobody reads.
+struct Sink {
+    seen: Seen,
+    rows: usize,
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.seen.note("dropped");
+    }
+}
+
+#[async_trait]
+impl DeviceSink for Sink {
+    async fn write(&mut self, batch: DeviceRecordBatch) -> arrow_device::Result<()> {
+        tokio::task::yield_now().await;
+        self.rows += batch.num_rows();
+        if self.rows > 32 {
+            return Err(Error::InvalidArgument("the sink is full".into()));
+        }
+        self.seen.note("written");
+        Ok(())
+    }
+
+    async fn commit(self: Box<Self>) -> arrow_device::Result<()> {
+        tokio::task::yield_now().await;
+        self.seen.note("committed");
+        Ok(())
     }
 }

@@ -12,7 +12,6 @@ use arrow_device_datafusion::DeviceRule;
 use datafusion::arrow::array::{Array, RecordBatch, RecordBatchReader};
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::tree_node::TreeNode;
 use datafusion::error::Result;
 use datafusion::object_store::memory::InMemory;
 use datafusion::object_store::path::Path;
@@ -25,7 +24,7 @@ use tpchgen_arrow as arrow_tables;
 
 use crate::kit::{Plan, Sim, device_table, host_table, plan, register, shape, text};
 use crate::ops::lines;
-use crate::plugin::kit::{Rule, context, filters, has, of_partitions};
+use crate::plugin::kit::{Rule, context, count, filters, nodes, of_partitions};
 
 /// At this one every query finds something; at 0.01, 17 does not. The fraction in `q11.sql` is that of 0.05, so more rows pass.
 const SCALE: f64 = 0.02;
@@ -116,9 +115,9 @@ async fn check(sql: &str, rows: usize, filters: usize) -> Result<()> {
         }
         if rules == Rules::Transitions {
             // What a scan gives comes down right above it.
-            let scans = has(&query, "DeviceScanExec");
+            let scans = count(&query, "DeviceScanExec");
             let downloads = shape(&query, &[&sim]).matches("Down < Scan A").count();
-            let all = has(&query, "DeviceToHostExec") + has(&query, "DataSourceExec");
+            let all = count(&query, "DeviceToHostExec") + count(&query, "DataSourceExec");
             assert_eq!((downloads, all), (scans, scans), "{what}");
         }
         drop((query, context));
@@ -130,10 +129,8 @@ async fn check(sql: &str, rows: usize, filters: usize) -> Result<()> {
 /// Queries 1 and 6 run on the device from the scan to the result, whose few rows come down and are sorted.
 #[tokio::test]
 async fn two_queries_run_on_the_device_alone() -> Result<()> {
-    let (q01, q06) = (
-        include_str!("../../queries/q01.sql"),
-        include_str!("../../queries/q06.sql"),
-    );
+    let q01 = include_str!("../../queries/q01.sql");
+    let q06 = include_str!("../../queries/q06.sql");
     #[rustfmt::skip]
     let plans = [
         (q01, 1, "Projection < Sort < Down < Aggregate A < Arithmetic A < Filter A < Scan A"),
@@ -169,30 +166,17 @@ async fn answer(context: &SessionContext, plan: &Plan) -> Result<Answer> {
 /// How many filters of a plan are the device's, and how many of them have counted rows, as they do once they run. Those of aggregates run
 /// where these do, which is not the same everywhere.
 fn filters_of(plan: &Plan) -> (usize, usize) {
-    let (mut all, mut ran) = (0, 0);
-    let walked = plan.exists(|node| {
-        if node.name() == "DeviceFilterExec" && node.children()[0].name() != "DeviceAggregateExec" {
-            all += 1;
-            let rows = node.metrics().and_then(|metrics| metrics.output_rows());
-            ran += usize::from(rows.is_some());
-        }
-        Ok(false)
-    });
-    walked.unwrap();
-    (all, ran)
+    let mut filters = nodes(plan, "DeviceFilterExec");
+    filters.retain(|filter| filter.children()[0].name() != "DeviceAggregateExec");
+    let rows = |filter: &&Plan| filter.metrics().is_some_and(|m| m.output_rows().is_some());
+    (filters.len(), filters.iter().filter(rows).count())
 }
 
 /// The columns that each node of this name gives, the nodes in the order of their columns.
 fn scans(plan: &Plan, name: &str) -> Vec<Vec<String>> {
-    let mut scans = Vec::new();
-    let walked = plan.exists(|node| {
-        if node.name() == name {
-            let schema = node.schema();
-            scans.push(schema.fields().iter().map(|f| f.name().clone()).collect());
-        }
-        Ok(false)
-    });
-    walked.unwrap();
+    let columns = |schema: SchemaRef| schema.fields().iter().map(|f| f.name().clone()).collect();
+    let scans = nodes(plan, name);
+    let mut scans: Vec<_> = scans.iter().map(|scan| columns(scan.schema())).collect();
     scans.sort();
     scans
 }
