@@ -128,11 +128,14 @@ async fn batches_on_another_device_or_of_another_schema_are_refused() {
 async fn dynamic_filters_reach_the_source_and_change_while_it_runs() {
     let sim = Sim::new();
     // The download is one batch ahead of the TopK.
-    for (sql, most) in [
-        ("SELECT a, s FROM t ORDER BY a LIMIT 3", 2 * 16),
-        ("SELECT t.a, t.s FROM h JOIN t ON h.a = t.a", 2),
+    let topk = "SELECT a, s FROM t ORDER BY a LIMIT 3";
+    let join = "SELECT t.a, t.s FROM h JOIN t ON h.a = t.a";
+    for (sql, support, most) in [
+        (topk, DYNAMIC, 2 * 16),
+        (join, DYNAMIC, 2),
+        (join, EXACT, 2),
     ] {
-        let (table, seen) = declaring(&sim, &batches(1), |source| source.support = DYNAMIC);
+        let (table, seen) = declaring(&sim, &batches(1), |source| source.support = support);
         let (device, host) = (over(table), over(host_table(&batches(1))));
         for ctx in [&device, &host] {
             register(ctx, "h", host_table(&[vec![numbers(20, 2)]]));
