@@ -1,43 +1,36 @@
-//! The programs of the guide's page on DataFusion: they compile, they run, and they are the page's.
-
-/// The tests of a program, which brings into scope itself what it uses.
-macro_rules! program {
-    ($file:literal) => {
-        #[test]
-        fn it_runs() {
-            main().unwrap();
-        }
-
-        #[test]
-        fn it_is_the_guides() {
-            let block = format!("```rust\n{}```\n", include_str!($file));
-            assert!(super::PAGE.contains(&block), "the page has another program");
-        }
-    };
-}
+//! The programs of the guide's page on DataFusion. Those that stand on it as a whole are compiled and run as its documentation tests.
 
 const PAGE: &str = include_str!("../../../docs/guide/datafusion.md");
 
-mod operator {
-    include!("../guide/operator.rs");
-    program!("../guide/operator.rs");
+/// The texts of the page's blocks of a kind.
+fn blocks(kind: &str) -> Vec<&'static str> {
+    let blocks = PAGE.split(kind).skip(1);
+    blocks
+        .map(|text| text.split("```").next().unwrap())
+        .collect()
 }
 
-mod join {
-    include!("../guide/join.rs");
-    program!("../guide/join.rs");
+/// A plugin with its operator, its kernel, and a query over a table on the host need no more than this.
+#[test]
+fn the_first_program_takes_at_most_60_lines() {
+    let (_, program) = blocks("```rust\n")[0]
+        .split_once("use futures::StreamExt;\n")
+        .unwrap();
+    let lines = program.lines().filter(|line| !line.is_empty()).count();
+    assert!(lines <= 60, "{lines} lines");
 }
 
-mod plugin {
-    include!("../guide/plugin.rs");
-    program!("../guide/plugin.rs");
+/// The cluster's tests compile it, too.
+#[test]
+fn the_plugin_is_the_pages() {
+    let program = include_str!("../guide/plugin.rs");
+    assert!(
+        blocks("```rust\n").contains(&program),
+        "the page has another program"
+    );
 }
 
-mod table {
-    include!("../guide/table.rs");
-    program!("../guide/table.rs");
-}
-
+/// The program of which the page has excerpts.
 mod sum {
     include!("../guide/sum.rs");
 
@@ -50,22 +43,10 @@ mod sum {
     fn the_guides_excerpts_are_its_own() {
         let unindented = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
         let program = unindented(include_str!("../guide/sum.rs"));
-        let excerpts = super::PAGE.split("```rust,ignore\n").skip(1);
-        let excerpts: Vec<_> = excerpts
-            .map(|text| text.split("```").next().unwrap())
-            .collect();
+        let excerpts = super::blocks("```rust,ignore\n");
         assert_eq!(excerpts.len(), 3);
         for excerpt in excerpts {
             assert!(program.contains(unindented(excerpt).trim()), "{excerpt}");
         }
     }
-}
-
-/// A plugin with its operator, its kernel, and a query over a table on the host need no more than this.
-#[test]
-fn the_first_program_takes_at_most_60_lines() {
-    let program = include_str!("../guide/operator.rs");
-    let (_, program) = program.split_once("use futures::StreamExt;\n").unwrap();
-    let lines = program.lines().filter(|line| !line.is_empty()).count();
-    assert!(lines <= 60, "{lines} lines");
 }

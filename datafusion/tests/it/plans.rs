@@ -279,7 +279,7 @@ async fn explain_shows_device_nodes() {
     says(&tree, &[&format!("device: {}", sim.id())]);
     says(&format!("{forms:?}"), &["DeviceScanExec"]);
     let table = device_table(&sim, &[vec![rows(0, 3)]]);
-    says(&format!("{table:?}"), &["partitions: 1"]);
+    says(&format!("{table:?}"), &["num_rows: 3"]);
 }
 
 /// Partitions that a plan does not have.

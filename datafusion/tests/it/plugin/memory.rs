@@ -1,42 +1,35 @@
 //! What a filter reserves and keeps while its results wait for each other. Columns that are large and of which few rows pass.
 
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::sim::SimDevice;
-use arrow_device_datafusion::{DevicePools, DeviceTable};
+use arrow_device_datafusion::DevicePools;
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::catalog::TableProvider;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
 use datafusion::physical_plan::collect;
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::SessionContext;
 
 use super::kit::*;
-use crate::kit::host_stream_of;
+use crate::kit::{device_table, host_stream_of, metric, numbers};
 
 const MIB: usize = 1 << 20;
 const BATCHES: usize = 24;
-const ROWS: i64 = 256;
 /// About this much of each batch is text.
 const BATCH: usize = 16 * MIB;
 /// Batches of 16 MiB and little more: three and not four of them wait within 64 MiB. Beside them is the one that did not fit, two
 /// are being selected, and up to three are on their way up or were returned last.
 const MOST: usize = 64 * MIB + (1 + 2 + 3) * BATCH;
-/// Of each batch a row passes.
-const SQL: &str = "SELECT n, s FROM t WHERE n = 7";
 
 fn large() -> RecordBatch {
-    let text = "x".repeat(BATCH / ROWS as usize);
-    let texts = StringArray::from_iter_values((0..ROWS).map(|_| &text));
-    RecordBatch::try_from_iter([
-        ("n", Arc::new(Int64Array::from_iter_values(0..ROWS)) as _),
-        ("s", Arc::new(texts) as _),
-    ])
-    .unwrap()
+    const ROWS: usize = 256;
+    let texts = StringArray::from(vec!["x".repeat(BATCH / ROWS); ROWS]);
+    let numbers = Int64Array::from_iter_values(0..ROWS as i64);
+    RecordBatch::try_from_iter([("n", Arc::new(numbers) as _), ("s", Arc::new(texts) as _)])
+        .unwrap()
 }
 
 /// The bytes in use. What was dropped goes once the device is done with it, so this waits until it is not more than expected,
@@ -59,87 +52,59 @@ fn with_pool(
 ) -> SessionContext {
     let pool = pool.clone();
     let pools = DevicePools::new(move |_| pool.clone());
-    let config = SessionConfig::new().with_target_partitions(1);
-    let state = SessionStateBuilder::new()
-        .with_config(config.with_extension(Arc::new(pools)))
-        .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(filters().with_uploads(device, 0)));
-    let context = SessionContext::new_with_state(state.build());
-    context.register_table("t", table).unwrap();
+    let config = of_partitions(1).with_extension(Arc::new(pools));
+    let rule = filters().with_uploads(device, 0);
+    let context = context(config, [Arc::new(rule) as _]);
+    register(&context, "t", table);
     context
 }
 
-/// The numbers of rows of each batch of the result.
-async fn run(context: &SessionContext) -> Result<Vec<usize>> {
-    let query = plan(context, SQL).await;
-    assert!(is_on_device(&query));
-    let found = collect(query, context.task_ctx()).await?;
-    Ok(found.iter().map(RecordBatch::num_rows).collect())
-}
-
-/// What a query over uploads used.
-struct Used {
-    result: Result<Vec<usize>>,
-    most: usize,
-    unreserved: Vec<(usize, usize)>,
-}
-
-async fn over_uploads(limit: usize) -> Used {
+/// The rows of each batch of a query over uploads, of whose batches one row each passes. The bytes in use and those reserved whenever the
+/// next batch was asked for.
+async fn over_uploads(limit: usize) -> (Result<Vec<usize>>, Vec<(usize, usize)>) {
     let sim = Sim::new();
     let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
-    let batch = large();
-    let (most, unreserved) = (
-        Arc::<AtomicUsize>::default(),
-        Arc::<Mutex<Vec<_>>>::default(),
-    );
-    let (device, of, peak, seen) = (
-        sim.sim.clone(),
-        pool.clone(),
-        most.clone(),
-        unreserved.clone(),
-    );
-    // Whenever the next batch is asked for, it looks at what is in use.
+    let (batch, used) = (large(), Arc::<Mutex<Vec<_>>>::default());
+    let (device, of, seen) = (sim.sim.clone(), pool.clone(), used.clone());
     let (table, _) = host_stream_of(batch.schema(), move |i| {
-        // Counts and literals are small, and sizes are rounded up.
         let reserved = of.reserved();
         let live = settled(&device, MOST.min(reserved + MIB));
-        peak.fetch_max(live, SeqCst);
-        if live > reserved + MIB {
-            seen.lock().unwrap().push((live, reserved));
-        }
+        seen.lock().unwrap().push((live, reserved));
         (i < BATCHES).then(|| Ok(batch.clone()))
     });
     let context = with_pool(&sim, &pool, table);
-    let result = run(&context).await;
+    let query = plan(&context, "SELECT n, s FROM t WHERE n = 7").await;
+    assert!(is_on_device(&query));
+    let found = collect(query, context.task_ctx()).await;
     drop(context);
     assert_eq!(pool.reserved(), 0);
+    let rows = found.map(|found| found.iter().map(RecordBatch::num_rows).collect());
     sim.assert_done();
-    let unreserved = unreserved.lock().unwrap().clone();
-    Used {
-        result,
-        most: most.load(SeqCst),
-        unreserved,
-    }
+    (rows, used.lock().unwrap().clone())
 }
 
 #[tokio::test]
 async fn what_waits_is_limited_and_reserved() {
-    let used = over_uploads(usize::MAX).await;
-    assert_eq!(used.result.unwrap(), [3; BATCHES / 3]);
-    let (used, unreserved) = (used.most, used.unreserved);
-    assert!(used <= MOST, "{} MiB", used / MIB);
-    assert!(used > 3 * BATCH, "they do wait: {} MiB", used / MIB);
-    assert!(unreserved.is_empty(), "{unreserved:?}");
+    let (rows, used) = over_uploads(usize::MAX).await;
+    assert_eq!(rows.unwrap(), [3; BATCHES / 3]);
+    let most = used.iter().map(|(live, _)| *live).max().unwrap();
+    assert!(most <= MOST, "{} MiB", most / MIB);
+    assert!(most > 3 * BATCH, "they do wait: {} MiB", most / MIB);
+    // Counts and literals are small, and sizes are rounded up.
+    let unreserved = |(live, reserved): &(usize, usize)| *live > *reserved + MIB;
+    assert!(!used.iter().any(unreserved), "{used:?}");
 }
 
 #[tokio::test]
 async fn a_limit_of_memory_holds_for_what_waits() {
     // Enough for the upload of a few batches, not for those that wait for each other.
-    let refused = over_uploads(70 * MIB).await.result.unwrap_err();
+    let refused = fails(
+        over_uploads(70 * MIB).await.0,
+        &["DeviceFilterExec, partition 0: "],
+    );
     assert!(matches!(refused, DataFusionError::ResourcesExhausted(_)));
-    says(&refused, &["DeviceFilterExec, partition 0: "]);
-    let enough = over_uploads(200 * MIB).await;
-    assert_eq!(enough.result.unwrap(), [3; BATCHES / 3]);
+    let (rows, _) = over_uploads(200 * MIB).await;
+    assert_eq!(rows.unwrap(), [3; BATCHES / 3]);
 }
 
 /// What the filter allocates for batches that wait is reserved by the filter, and not by its node, too.
@@ -147,22 +112,13 @@ async fn a_limit_of_memory_holds_for_what_waits() {
 async fn nothing_is_reserved_twice() {
     const ROWS: usize = 1 << 16;
     let sim = Sim::new();
-    let numbers = Int64Array::from_iter_values(0..ROWS as i64);
-    let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
-    let up = vec![vec![sim.upload(&batch).unwrap()]];
-    let table = DeviceTable::from_batches(batch.schema(), sim.device.clone(), up).unwrap();
+    let table = device_table(&sim, &[vec![numbers(0, ROWS)]]);
     let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(usize::MAX));
-    let context = with_pool(&sim, &pool, Arc::new(table));
-    let query = plan(&context, "SELECT n FROM t WHERE n = 7").await;
+    let context = with_pool(&sim, &pool, table);
+    let query = plan(&context, "SELECT a FROM t WHERE a = 7").await;
     let found = collect(query.clone(), context.task_ctx()).await.unwrap();
-    assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), 1);
-    let mut filter = &query;
-    while filter.name() != "DeviceFilterExec" {
-        filter = filter.children()[0];
-    }
-    let metrics = filter.metrics().unwrap();
-    let most = metrics.sum(|metric| metric.value().name() == "peak_mem_used");
-    let most = most.unwrap().as_usize();
+    assert_eq!(row_count(&found), 1);
+    let most = metric(&query, "DeviceFilterExec", "peak_mem_used").unwrap();
     // The numbers, which rows pass, and their numbers; then the result.
     assert!((17 * ROWS..18 * ROWS).contains(&most), "{most} bytes");
     drop((context, query, found));

@@ -7,13 +7,13 @@ use arrow_device_datafusion::DeviceExec;
 use datafusion::arrow::array::{Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::common::tree_node::TreeNode;
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::collect;
 use datafusion::prelude::SessionContext;
 
 use super::sessions::Session;
-use crate::kit::Plan;
 
 /// How long a statement may take in a session.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -21,36 +21,33 @@ const LIMIT: Duration = Duration::from_secs(60);
 type Row = Vec<String>;
 
 /// What a statement returns.
-struct Returned {
+pub(super) struct Returned {
     schema: SchemaRef,
     rows: Vec<Row>,
     /// The columns by which the rows are ordered, as far as they are known. `None`: they have no order.
     order: Option<Vec<usize>>,
     /// Its rows tell about the session, not of data.
     explains: bool,
-    on_devices: bool,
+    pub(super) on_devices: bool,
 }
 
-/// What a statement does.
-pub(super) struct Outcome(Result<Returned, String>);
+/// What a statement does, or the text of its error.
+pub(super) type Outcome = Result<Returned, String>;
 
 /// Runs a statement to its end, if it has one.
 pub(super) async fn outcome(session: &Session, sql: &str) -> Outcome {
     let (ctx, sql) = (session.ctx.clone(), sql.to_owned());
     let mut task = tokio::spawn(async move { run(&ctx, &sql).await });
     let result = match tokio::time::timeout(LIMIT, &mut task).await {
-        Ok(Ok(Ok(returned))) => match session.move_tables().await {
-            Ok(()) => Ok(returned),
-            Err(e) => Err(e.strip_backtrace()),
-        },
-        Ok(Ok(Err(e))) => Err(e.strip_backtrace()),
-        Ok(Err(panic)) => Err(format!("it panicked: {panic}")),
+        Ok(Ok(Ok(returned))) => session.move_tables().await.map(|()| returned),
+        Ok(Ok(Err(e))) => Err(e),
+        Ok(Err(panic)) => return Err(format!("it panicked: {panic}")),
         Err(_) => {
             task.abort();
-            Err(format!("it did not end within {LIMIT:?}"))
+            return Err(format!("it did not end within {LIMIT:?}"));
         }
     };
-    Outcome(result)
+    result.map_err(|e| e.strip_backtrace())
 }
 
 async fn run(ctx: &SessionContext, sql: &str) -> Result<Returned> {
@@ -66,35 +63,29 @@ async fn run(ctx: &SessionContext, sql: &str) -> Result<Returned> {
         rows,
         order: order(&logical),
         explains: matches!(logical, LogicalPlan::Explain(_) | LogicalPlan::Analyze(_)),
-        on_devices: has_device_node(&plan),
+        on_devices: plan.exists(|node| Ok(DeviceExec::of(node).is_some()))?,
     })
-}
-
-fn has_device_node(plan: &Plan) -> bool {
-    DeviceExec::of(plan).is_some() || plan.children().into_iter().any(has_device_node)
 }
 
 /// Adds a batch's rows as texts: of floats fewer digits, since the last ones differ if they are added in another order.
 fn texts(batch: &RecordBatch, rows: &mut Vec<Row>) -> Result<()> {
     let options = FormatOptions::new().with_null("NULL").with_types_info(true);
-    let formatters = batch.columns().iter().map(|column| {
+    let first = rows.len();
+    rows.resize(first + batch.num_rows(), Row::new());
+    for column in batch.columns() {
+        let formatter = ArrayFormatter::try_new(column, &options)?;
         let digits = match column.data_type() {
             DataType::Float32 => Some(4),
             DataType::Float64 => Some(9),
             _ => None,
         };
-        Ok((ArrayFormatter::try_new(column, &options)?, digits))
-    });
-    let formatters = formatters.collect::<Result<Vec<_>>>()?;
-    for i in 0..batch.num_rows() {
-        let texts = formatters.iter().map(|(formatter, digits)| {
+        for (i, row) in rows[first..].iter_mut().enumerate() {
             let text = formatter.value(i).try_to_string()?;
-            Ok(match (digits, text.parse::<f64>()) {
+            row.push(match (digits, text.parse::<f64>()) {
                 (Some(digits), Ok(value)) => format!("{value:.digits$e}"),
                 _ => text,
-            })
-        });
-        rows.push(texts.collect::<Result<_>>()?);
+            });
+        }
     }
     Ok(())
 }
@@ -118,69 +109,51 @@ fn order(plan: &LogicalPlan) -> Option<Vec<usize>> {
     Some(found.collect())
 }
 
-impl Outcome {
-    pub(super) fn is_error(&self) -> bool {
-        self.0.is_err()
+/// The same with one text for another.
+pub(super) fn replaced(mut outcome: Outcome, from: &str, to: &str) -> Outcome {
+    let replace = |text: &mut String| *text = text.replace(from, to);
+    match &mut outcome {
+        Ok(returned) => returned.rows.iter_mut().flatten().for_each(replace),
+        Err(text) => replace(text),
     }
+    outcome
+}
 
-    pub(super) fn is_on_devices(&self) -> bool {
-        self.0.as_ref().is_ok_and(|returned| returned.on_devices)
+/// What differs from the outcome of a plain session.
+pub(super) fn difference(found: &Outcome, plain: &Outcome) -> Option<String> {
+    let (found, expected) = match (found, plain) {
+        (Ok(found), Ok(expected)) => (found, expected),
+        (Err(found), Err(expected)) => {
+            let same = found.contains(own_text(expected));
+            return (!same).then(|| format!("another error: {found}\nnot: {expected}"));
+        }
+        (Err(found), _) => return Some(format!("an error: {found}")),
+        (_, Err(expected)) => return Some(format!("no error: {expected}")),
+    };
+    if found.schema != expected.schema {
+        let (found, expected) = (&found.schema, &expected.schema);
+        return Some(format!("another schema: {found}\nnot: {expected}"));
     }
-
-    /// The same with one text for another.
-    pub(super) fn replace(mut self, from: &str, to: &str) -> Self {
-        let texts: Vec<&mut String> = match &mut self.0 {
-            Ok(returned) => returned.rows.iter_mut().flatten().collect(),
-            Err(text) => vec![text],
-        };
-        for text in texts {
-            if text.contains(from) {
-                *text = text.replace(from, to);
-            }
-        }
-        self
+    if expected.explains {
+        return None;
     }
-
-    /// What differs from the outcome of a plain session.
-    pub(super) fn difference(&self, plain: &Self) -> Option<String> {
-        let (found, expected) = match (&self.0, &plain.0) {
-            (Ok(found), Ok(expected)) => (found, expected),
-            (Err(found), Err(expected)) if found.contains(own_text(expected)) => return None,
-            (Err(found), Err(expected)) => {
-                return Some(format!("another error: {found}\nnot: {expected}"));
-            }
-            (Err(found), _) => return Some(format!("an error: {found}")),
-            (_, Err(expected)) => return Some(format!("no error: {expected}")),
-        };
-        if found.schema != expected.schema {
-            return Some(format!(
-                "another schema: {}\nnot: {}",
-                found.schema, expected.schema
-            ));
-        }
-        if expected.explains {
-            return None;
-        }
-        let (missing, more) = (
-            without(&expected.rows, &found.rows),
-            without(&found.rows, &expected.rows),
-        );
-        if missing.len() + more.len() > 0 {
-            return Some(format!(
-                "other rows: missing {}more {}",
-                some(&missing),
-                some(&more)
-            ));
-        }
-        let by = expected.order.as_ref()?;
-        let keys = |row: &Row| by.iter().map(|&i| row[i].clone()).collect::<Row>();
-        let same = found
-            .rows
-            .iter()
-            .map(keys)
-            .eq(expected.rows.iter().map(keys));
-        (!same).then(|| "another order".to_owned())
+    let mut counts = HashMap::<&Row, i32>::new();
+    let counted = |n| move |row| (row, n);
+    let rows = found.rows.iter().map(counted(1));
+    for (row, n) in rows.chain(expected.rows.iter().map(counted(-1))) {
+        *counts.entry(row).or_default() += n;
     }
+    let others = counts.iter().filter(|(_, n)| **n != 0);
+    let others = others.map(|(row, n)| format!("{n:+} {}", row.join(" | ")));
+    let others: Vec<_> = others.take(10).collect();
+    if !others.is_empty() {
+        return Some(format!("other rows:\n  {}", others.join("\n  ")));
+    }
+    let by = expected.order.as_ref()?;
+    let keys = |row: &Row| by.iter().map(|&i| row[i].clone()).collect::<Row>();
+    let expected = expected.rows.iter().map(keys);
+    let same = found.rows.iter().map(keys).eq(expected);
+    (!same).then(|| "another order".to_owned())
 }
 
 /// An error's own text, without what contexts have put before it, and without who has how much memory.
@@ -190,26 +163,4 @@ fn own_text(error: &str) -> &str {
         memory if line.starts_with(memory) => memory,
         _ => line.rsplit(": ").next().unwrap_or(line),
     }
-}
-
-/// The rows of `all` beyond those of `others`.
-fn without<'a>(all: &'a [Row], others: &[Row]) -> Vec<&'a Row> {
-    let mut counts = HashMap::<&Row, i32>::new();
-    others
-        .iter()
-        .for_each(|row| *counts.entry(row).or_default() += 1);
-    let beyond = all.iter().filter(|row| {
-        let count = counts.entry(row).or_default();
-        *count -= 1;
-        *count < 0
-    });
-    beyond.collect()
-}
-
-fn some(rows: &[&Row]) -> String {
-    let lines = rows
-        .iter()
-        .take(5)
-        .map(|row| format!("  {}\n", row.join(" | ")));
-    format!("{}:\n{}", rows.len(), lines.collect::<String>())
 }

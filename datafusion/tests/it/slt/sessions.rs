@@ -15,11 +15,12 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::coop::CooperativeExec;
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::SessionContext;
 use futures::{StreamExt, stream};
 
 use crate::kit::{Plan, Sim};
 use crate::operator::Backed;
+use crate::plugin::kit::{Rule, context, of_partitions};
 
 /// A kind of session. Devices are numbers of [`Devices`].
 pub(super) struct Kind {
@@ -53,10 +54,8 @@ pub(super) struct Devices([Device; 3], [Sim; 2]);
 impl Devices {
     pub(super) fn new() -> Self {
         let sims = [Sim::new(), Sim::new()];
-        Self(
-            [sims[0].device.clone(), sims[1].device.clone(), All::cpu()],
-            sims,
-        )
+        let [first, second] = sims.each_ref().map(|sim| sim.device.clone());
+        Self([first, second, All::cpu()], sims)
     }
 
     /// Nothing was done wrong on them.
@@ -68,35 +67,27 @@ impl Devices {
 
     /// A session of this kind, or a plain one.
     pub(super) fn session(&self, kind: Option<&Kind>) -> Session {
-        // As in DataFusion's own runs of the files.
-        let config = SessionConfig::new().with_target_partitions(4);
-        let mut state = SessionStateBuilder::new()
-            .with_config(config)
-            .with_default_features();
-        if let Some(kind) = kind {
-            let devices: Vec<_> = kind
-                .operators
-                .iter()
-                .map(|&i| DeviceSpec::from(&self.0[i]))
-                .collect();
-            if !devices.is_empty() {
-                state = state.with_physical_optimizer_rule(Arc::new(Everywhere(devices)));
-            }
-            if kind.rule {
-                let mut rule = DeviceRule::default();
-                if kind.plugin {
-                    rule = rule.with_plugin(Arc::new(Everything));
-                }
-                if kind.tables.is_none() {
-                    rule = rule.with_uploads(&self.0[0], 0);
-                }
-                state = state.with_physical_optimizer_rule(Arc::new(rule));
-            }
+        let mut rules: Vec<Rule> = Vec::new();
+        if let Some(kind) = kind.filter(|kind| !kind.operators.is_empty()) {
+            let devices = kind.operators.iter().map(|&i| (&self.0[i]).into());
+            rules.push(Arc::new(Everywhere(devices.collect())));
         }
-        let ctx = SessionContext::new_with_state(state.build());
+        if let Some(kind) = kind.filter(|kind| kind.rule) {
+            let mut rule = DeviceRule::default();
+            if kind.plugin {
+                rule = rule.with_plugin(Arc::new(Everything));
+            }
+            if kind.tables.is_none() {
+                rule = rule.with_uploads(&self.0[0], 0);
+            }
+            rules.push(Arc::new(rule));
+        }
         let tables = kind.and_then(|kind| kind.tables);
-        let device = tables.map(|i| self.0[i].clone());
-        Session { ctx, device }
+        Session {
+            // As in DataFusion's own runs of the files.
+            ctx: context(of_partitions(4), rules),
+            device: tables.map(|i| self.0[i].clone()),
+        }
     }
 }
 
@@ -166,19 +157,9 @@ struct Everything;
 
 impl DevicePlugin for Everything {
     fn can_run(&self, node: &Plan, _: &DeviceSpec) -> Verdict {
-        const STAY: [&str; 10] = [
-            "AnalyzeExec",
-            "CoalescePartitionsExec",
-            "CooperativeExec",
-            "DataSinkExec",
-            "DeviceInsertExec",
-            "DeviceToHostExec",
-            "InterleaveExec",
-            "RecursiveQueryExec",
-            "RepartitionExec",
-            "SortPreservingMergeExec",
-        ];
-        match node.children().is_empty() || STAY.contains(&node.name()) {
+        let stays = "AnalyzeExec CoalescePartitionsExec CooperativeExec DataSinkExec DeviceInsertExec DeviceToHostExec \
+            InterleaveExec RecursiveQueryExec RepartitionExec SortPreservingMergeExec";
+        match node.children().is_empty() || stays.split(' ').any(|name| name == node.name()) {
             true => Verdict::Unknown,
             false => Verdict::Runs,
         }
@@ -230,13 +211,12 @@ impl DeviceOperator for Slices {
 
     fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
         let slices = task.input(0)?.flat_map(|batch| {
-            let slices = batch.and_then(|batch| {
-                let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
-                let rest = (rows > first).then(|| batch.slice(first, rows - first));
-                Ok((batch.slice(0, first)?, rest))
-            });
-            stream::iter(match slices {
-                Ok((first, rest)) => [Ok(first)].into_iter().chain(rest).collect(),
+            stream::iter(match batch {
+                Ok(batch) => {
+                    let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
+                    let rest = (rows > first).then(|| batch.slice(first, rows - first));
+                    [batch.slice(0, first)].into_iter().chain(rest).collect()
+                }
                 Err(e) => vec![Err(e)],
             })
         });

@@ -1,11 +1,18 @@
 //! Tables of real sources: what they declare, what reaches them, and what may be inserted.
 
 mod declared;
-mod dml;
 mod elsewhere;
-mod filters;
 mod insert;
 mod requests;
 mod statistics;
 mod streams;
 pub(crate) mod watched;
+
+use datafusion::arrow::array::RecordBatch;
+
+/// Three batches of 16 rows in each partition.
+fn batches(partitions: usize) -> Vec<Vec<RecordBatch>> {
+    let batch = |i| crate::kit::rows(i as i64 * 16, 16);
+    let partition = |p| (p * 3..(p + 1) * 3).map(batch).collect();
+    (0..partitions).map(partition).collect()
+}

@@ -1,16 +1,19 @@
 //! A source that records what is asked of it.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use arrow_device::{DeviceRecordBatch, DeviceRecordBatches, Error};
 use arrow_device_datafusion::{
-    DeviceSource, DeviceSpec, DeviceTable, ScanRequest, SendableDeviceStream,
+    DeviceSink, DeviceSource, DeviceSpec, DeviceTable, InsertRequest, ScanRequest,
+    SendableDeviceStream,
 };
-use datafusion::arrow::array::{AsArray, BooleanArray, RecordBatch};
+use async_trait::async_trait;
+use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::compute::filter_record_batch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::common::{Constraints, Statistics};
 use datafusion::logical_expr::TableProviderFilterPushDown;
+use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr};
 use datafusion::physical_plan::execution_plan::Boundedness;
 
@@ -18,55 +21,63 @@ use crate::kit::*;
 
 pub(crate) type Support = fn(&Arc<dyn PhysicalExpr>) -> TableProviderFilterPushDown;
 
-/// What a source was asked for, in the order in which the partitions were opened.
-#[derive(Clone, Default)]
-pub(crate) struct Requests(Arc<Mutex<Vec<String>>>);
+/// What a source was asked for and what became of its sinks, and the rows of each batch that it returned.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen(Arc<Mutex<(Vec<String>, Vec<usize>)>>);
 
-impl Requests {
-    /// All requests so far, sorted.
-    pub(crate) fn take(&self) -> Vec<String> {
-        let mut requests = std::mem::take(&mut *self.0.lock().unwrap());
+impl Seen {
+    fn note(&self, what: impl Into<String>) {
+        self.0.lock().unwrap().0.push(what.into());
+    }
+
+    /// What was noted since the last time.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().0)
+    }
+
+    /// The same, sorted: partitions may be opened in any order.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        let mut requests = self.notes();
         requests.sort();
         requests
     }
 
-    fn add(&self, request: String) {
-        self.0.lock().unwrap().push(request);
+    pub(crate) fn uploaded(&self) -> Vec<usize> {
+        self.0.lock().unwrap().1.clone()
     }
 }
 
 /// Uploads batches as they are asked for, and declares what a test says.
+#[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) device: DeviceSpec,
     pub(crate) partitions: Vec<Vec<RecordBatch>>,
-    pub(crate) partitioning: Option<Partitioning>,
+    pub(crate) partitioning: Partitioning,
     pub(crate) orderings: Vec<LexOrdering>,
     pub(crate) constraints: Option<Constraints>,
     pub(crate) boundedness: Boundedness,
-    pub(crate) statistics: Box<dyn Fn(Option<usize>) -> Statistics + Send + Sync>,
+    /// Of all rows, and of each partition's.
+    pub(crate) statistics: [Statistics; 2],
     pub(crate) support: Support,
     /// Whether it returns only the columns that are asked for.
     pub(crate) projects: bool,
-    pub(crate) requests: Requests,
-    /// The rows of each batch that it returned.
-    pub(crate) uploaded: Arc<Mutex<Vec<usize>>>,
+    seen: Seen,
 }
 
 impl Watched {
     pub(crate) fn new(sim: &Sim, partitions: &[Vec<RecordBatch>]) -> Self {
-        let schema = partitions[0][0].schema();
+        let unknown = Statistics::new_unknown(&partitions[0][0].schema());
         Self {
             device: sim.into(),
             partitions: partitions.to_vec(),
-            partitioning: None,
+            partitioning: Partitioning::UnknownPartitioning(partitions.len()),
             orderings: Vec::new(),
             constraints: None,
             boundedness: Boundedness::Bounded,
-            statistics: Box::new(move |_| Statistics::new_unknown(&schema)),
+            statistics: [unknown.clone(), unknown],
             support: |_| TableProviderFilterPushDown::Unsupported,
             projects: true,
-            requests: Requests::default(),
-            uploaded: Arc::default(),
+            seen: Seen::default(),
         }
     }
 
@@ -75,10 +86,16 @@ impl Watched {
     }
 }
 
-impl fmt::Debug for Watched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watched")
-    }
+/// A table of such a source, once a closure has said what it declares.
+pub(super) fn declaring(
+    sim: &Sim,
+    partitions: &[Vec<RecordBatch>],
+    declare: impl FnOnce(&mut Watched),
+) -> (Arc<DeviceTable>, Seen) {
+    let mut source = Watched::new(sim, partitions);
+    declare(&mut source);
+    let seen = source.seen.clone();
+    (source.table(), seen)
 }
 
 /// The rows for which all filters are true, now.
@@ -86,8 +103,7 @@ fn filtered(batch: &RecordBatch, filters: &[Arc<dyn PhysicalExpr>]) -> RecordBat
     filters.iter().fold(batch.clone(), |batch, filter| {
         let keep = filter.evaluate(&batch).unwrap();
         let keep = keep.into_array(batch.num_rows()).unwrap();
-        let keep: &BooleanArray = keep.as_boolean();
-        filter_record_batch(&batch, keep).unwrap()
+        filter_record_batch(&batch, keep.as_boolean()).unwrap()
     })
 }
 
@@ -101,8 +117,7 @@ impl DeviceSource for Watched {
     }
 
     fn partitioning(&self) -> Partitioning {
-        let unknown = Partitioning::UnknownPartitioning(self.partitions.len());
-        self.partitioning.clone().unwrap_or(unknown)
+        self.partitioning.clone()
     }
 
     fn orderings(&self) -> Vec<LexOrdering> {
@@ -118,51 +133,85 @@ impl DeviceSource for Watched {
     }
 
     fn statistics(&self, partition: Option<usize>) -> Statistics {
-        (self.statistics)(partition)
+        self.statistics[usize::from(partition.is_some())].clone()
     }
 
     fn supports_filter(&self, filter: &Arc<dyn PhysicalExpr>) -> TableProviderFilterPushDown {
         (self.support)(filter)
     }
 
+    fn supports_insert(&self, op: InsertOp) -> bool {
+        op == InsertOp::Append
+    }
+
+    fn insert(&self, request: InsertRequest) -> arrow_device::Result<Box<dyn DeviceSink>> {
+        assert!(self.device.fits(&request.device));
+        self.seen.note("started");
+        let seen = self.seen.clone();
+        Ok(Box::new(Sink { seen, rows: 0 }))
+    }
+
     fn open(&self, request: ScanRequest) -> arrow_device::Result<SendableDeviceStream> {
         let filters: Vec<_> = request.filters.iter().map(ToString::to_string).collect();
-        self.requests.add(format!(
-            "{}: columns={:?} filters=[{}] fetch={:?}",
-            request.partition,
-            request.projection,
-            filters.join(", "),
-            request.fetch,
-        ));
+        let (partition, columns, fetch) = (request.partition, &request.projection, request.fetch);
+        let filters = filters.join(", ");
+        let asked = format!("{partition}: columns={columns:?} filters=[{filters}] fetch={fetch:?}");
+        self.seen.note(asked);
         assert!(self.device.fits(&request.device));
-        let (asked, uploaded) = (request.clone(), self.uploaded.clone());
-        let projection = asked.projection.clone().filter(|_| self.projects);
+        let (asked, seen) = (request.clone(), self.seen.clone());
+        let projection = columns.clone().filter(|_| self.projects);
         let upload = move |batch: RecordBatch| {
             // A source that supports a filter may apply it, and this one always does.
             let mut batch = filtered(&batch, &asked.filters);
-            uploaded.lock().unwrap().push(batch.num_rows());
+            seen.0.lock().unwrap().1.push(batch.num_rows());
             if let Some(projection) = &projection {
                 batch = batch.project(projection)?;
             }
             asked.device.upload(&batch)
         };
-        let batches = self.partitions[request.partition].clone();
-        let batches: Box<dyn Iterator<Item = _> + Send> = match self.boundedness.is_unbounded() {
-            true => Box::new(batches.into_iter().cycle().take(MANY)),
-            false => Box::new(batches.into_iter()),
+        let times = if self.boundedness.is_unbounded() {
+            MANY
+        } else {
+            1
         };
+        let batches = std::iter::repeat_n(self.partitions[partition].clone(), times).flatten();
         let batches = futures::stream::iter(batches.map(upload));
-        match self.projects {
-            true => Ok(request.stream(batches)),
-            false => {
-                use arrow_device::DeviceRecordBatches as Adapter;
-                let device_type = request.device.id().device_type;
-                Ok(Box::pin(Adapter::from_stream(
-                    batches,
-                    self.schema(),
-                    device_type,
-                )))
-            }
+        if self.projects {
+            return Ok(request.stream(batches));
         }
+        let device_type = request.device.id().device_type;
+        let whole = DeviceRecordBatches::from_stream(batches, self.schema(), device_type);
+        Ok(Box::pin(whole))
+    }
+}
+
+/// Takes 32 rows at most, which nobody reads.
+struct Sink {
+    seen: Seen,
+    rows: usize,
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.seen.note("dropped");
+    }
+}
+
+#[async_trait]
+impl DeviceSink for Sink {
+    async fn write(&mut self, batch: DeviceRecordBatch) -> arrow_device::Result<()> {
+        tokio::task::yield_now().await;
+        self.rows += batch.num_rows();
+        if self.rows > 32 {
+            return Err(Error::InvalidArgument("the sink is full".into()));
+        }
+        self.seen.note("written");
+        Ok(())
+    }
+
+    async fn commit(self: Box<Self>) -> arrow_device::Result<()> {
+        tokio::task::yield_now().await;
+        self.seen.note("committed");
+        Ok(())
     }
 }

@@ -1,36 +1,37 @@
-//! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in
-//! host memory, only the columns that a query needs come down, and nothing stays on the device.
-//! With `DeviceRule` and without, and with the worked plugin.
+//! The 22 queries of TPC-H over tables on a simulated device and over Parquet files, with `DeviceRule`, without, and with the worked
+//! plugin: the results are those over tables in host memory, only the columns that a query needs come down, and nothing stays on the
+//! device.
 
-mod plugin;
 mod turns;
 
-use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::slice::from_ref;
 use std::sync::{Arc, LazyLock};
 
-use arrow_device::Device;
-use arrow_device_datafusion::{DeviceRule, DeviceTable, to_datafusion};
-use datafusion::arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
+use arrow_device_datafusion::DeviceRule;
+use datafusion::arrow::array::{Array, RecordBatch, RecordBatchReader};
 use datafusion::arrow::buffer::Buffer;
-use datafusion::arrow::datatypes::{FieldRef, SchemaRef};
-use datafusion::arrow::row::{RowConverter, SortField};
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::catalog::TableProvider;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
-use datafusion::datasource::MemTable;
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_plan::{collect, displayable};
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::object_store::memory::InMemory;
+use datafusion::object_store::path::Path;
+use datafusion::object_store::{ObjectStoreExt, PutPayload};
+use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::physical_plan::collect;
+use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use tpchgen::generators as tpch;
 use tpchgen_arrow as arrow_tables;
 
-use crate::kit::{Plan, Sim, row_count};
+use crate::kit::{Plan, Sim, device_table, host_table, plan, register, shape, text};
+use crate::ops::lines;
+use crate::plugin::kit::{Rule, context, count, filters, nodes, of_partitions};
 
 /// At this one every query finds something; at 0.01, 17 does not. The fraction in `q11.sql` is that of 0.05, so more rows pass.
 const SCALE: f64 = 0.02;
 /// The larger tables have several batches.
 const BATCH_ROWS: usize = 4096;
+/// How many files a table has, if it has so many batches.
+const FILES: usize = 3;
 
 macro_rules! queries {
     ($($name:ident: $rows:literal, $filters:literal;)*) => {
@@ -52,230 +53,217 @@ queries! {
     q12: 2, 0; q13: 37, 0; q14: 1, 1; q15: 1, 2; q16: 582, 0; q17: 1, 1; q18: 2, 0; q19: 1, 0; q20: 1, 2; q21: 5, 2; q22: 7, 0;
 }
 
-async fn check(sql: &str, rows: usize, filters: usize) -> Result<()> {
-    let host = host_session()?;
-    let expected_plan = plan(&host, sql).await?;
-    let expected = collect(expected_plan.clone(), host.task_ctx()).await?;
-    assert_eq!(row_count(&expected), rows);
-    // An aggregate over nothing gives a row too, of a null.
-    let columns = expected.iter().flat_map(RecordBatch::columns);
-    assert_eq!(columns.map(|c| c.null_count()).sum::<usize>(), 0);
-    for rule in [true, false] {
-        check_transfers(rule, sql, &expected_plan, &expected).await?;
-    }
-    plugin::check(sql, filters, &expected).await
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tables {
+    Host,
+    Device,
+    Parquet,
 }
 
-/// Runs a query over tables on the device, with the rule or without.
-async fn check_transfers(
-    rule: bool,
-    sql: &str,
-    expected_plan: &Plan,
-    expected: &[RecordBatch],
-) -> Result<()> {
-    let sim = Sim::new();
-    let mut state = SessionStateBuilder::new();
-    if rule {
-        state = state.with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rules {
+    None,
+    /// Batches come down, and DataFusion filters.
+    Transitions,
+    /// What it filters may go up for it.
+    Plugin,
+}
+
+/// Which tables and rules a query runs with, and in how many partitions.
+type Run = (Tables, Rules, usize);
+
+const RUNS: [Run; 6] = [
+    (Tables::Device, Rules::None, 1),
+    (Tables::Device, Rules::Transitions, 1),
+    (Tables::Device, Rules::Plugin, 1),
+    (Tables::Device, Rules::Plugin, 4),
+    (Tables::Parquet, Rules::Plugin, 1),
+    (Tables::Parquet, Rules::Plugin, 4),
+];
+
+/// What a query returns from tables in host memory, and its plan.
+async fn on_host(sql: &str) -> Result<(Answer, Plan)> {
+    let host = session(sql, (Tables::Host, Rules::None, 1), &Sim::new()).await?;
+    let query = plan(&host, sql).await;
+    Ok((answer(&host, &query).await?, query))
+}
+
+async fn check(sql: &str, rows: usize, filters: usize) -> Result<()> {
+    let (expected, of_host) = on_host(sql).await?;
+    assert_eq!(expected.1.len(), rows);
+    // An aggregate over nothing gives a row too, of a null.
+    let is_null = |line: &String| line.split('|').any(|value| value == "null");
+    assert!(!expected.1.iter().any(is_null), "{expected:?}");
+    for run in RUNS {
+        let (sim, rules) = (Sim::new(), run.1);
+        let context = session(sql, run, &sim).await?;
+        let (query, before) = (plan(&context, sql).await, sim.stats());
+        let found = answer(&context, &query).await?;
+        let moved = sim.stats().since(&before);
+        let what = format!("{run:?}\n{}", text(&query, &[&sim]));
+        assert_eq!(found, expected, "{what}");
+        let wanted = if rules == Rules::Plugin { filters } else { 0 };
+        assert_eq!(filters_of(&query), (wanted, wanted), "{what}");
+        if rules != Rules::Plugin {
+            let needed = scans(&of_host, "DataSourceExec");
+            assert_eq!(scans(&query, "DeviceScanExec"), needed, "{what}");
+            let down = bytes(&needed);
+            assert!(down.contains(&moved.bytes_to_host), "{down:?}, {what}");
+            // Nothing but downloads.
+            let up = moved.bytes_to_device + moved.bytes_on_device + moved.allocations;
+            assert_eq!((up, moved.host_waits), (0, 0), "{moved:?}, {what}");
+        }
+        if rules == Rules::Transitions {
+            // What a scan gives comes down right above it.
+            let scans = count(&query, "DeviceScanExec");
+            let downloads = shape(&query, &[&sim]).matches("Down < Scan A").count();
+            let all = count(&query, "DeviceToHostExec") + count(&query, "DataSourceExec");
+            assert_eq!((downloads, all), (scans, scans), "{what}");
+        }
+        drop((query, context));
+        sim.assert_done();
     }
-    let used = |table: &&Table| sql.contains(table.name);
-    let on_device = session(state, used, |table| Ok(Arc::new(table_on(table, &sim, 1)?)))?;
-    let device_plan = plan(&on_device, sql).await?;
-    let before = sim.stats();
-    let result = collect(device_plan.clone(), on_device.task_ctx()).await?;
-    let moved = sim.stats().since(&before);
-    assert_same(&result, expected);
-    assert_eq!(device_plan.schema(), expected_plan.schema());
-    if rule {
-        assert_transitions(&device_plan);
-    }
-    let needed = scans(expected_plan, "DataSourceExec");
-    assert_eq!(scans(&device_plan, "DeviceScanExec"), needed);
-    let size = Size::of(&needed);
-    let down = size.bytes..=size.bytes + size.padding;
-    assert!(down.contains(&moved.bytes_to_host), "{moved:?}, {size:?}");
-    assert!(*down.end() < size.all_columns, "{size:?}");
-    // Nothing but downloads.
-    let up = moved.bytes_to_device + moved.bytes_on_device + moved.allocations;
-    assert_eq!((up, moved.host_waits), (0, 0), "{moved:?}");
-    drop((result, device_plan, on_device));
-    sim.assert_done();
     Ok(())
 }
 
-/// The same rows, in any order, of the same schema. Values are compared exactly, floats by their
-/// bits.
-#[track_caller]
-fn assert_same(result: &[RecordBatch], expected: &[RecordBatch]) {
-    let fields = expected[0].schema();
-    let mut batches = result.iter().chain(expected);
-    assert!(batches.all(|batch| batch.schema() == fields));
-    let sort_field = |field: &FieldRef| SortField::new(field.data_type().clone());
-    let converter = RowConverter::new(fields.fields().iter().map(sort_field).collect()).unwrap();
-    let rows = |batches: &[RecordBatch]| {
-        let rows = batches.iter().flat_map(|batch| {
-            let rows = converter.convert_columns(batch.columns()).unwrap();
-            rows.iter().map(|row| row.owned()).collect::<Vec<_>>()
-        });
-        let mut rows: Vec<_> = rows.collect();
-        rows.sort();
-        rows
-    };
-    let same = rows(result) == rows(expected);
-    let text = |batches| pretty_format_batches(batches).unwrap();
-    assert!(same, "{}\ninstead of\n{}", text(result), text(expected));
+/// Queries 1 and 6 run on the device from the scan to the result, whose few rows come down and are sorted.
+#[tokio::test]
+async fn two_queries_run_on_the_device_alone() -> Result<()> {
+    let q01 = include_str!("../../queries/q01.sql");
+    let q06 = include_str!("../../queries/q06.sql");
+    #[rustfmt::skip]
+    let plans = [
+        (q01, 1, "Projection < Sort < Down < Aggregate A < Arithmetic A < Filter A < Scan A"),
+        (q01, 4, "SortPreservingMerge < Projection < Sort < Repartition < Down < Aggregate A < CoalescePartitions A < \
+                  Aggregate A < Arithmetic A < Filter A < Scan A"),
+        (q06, 1, "Projection < Down < Aggregate A < Filter A < Scan A"),
+        (q06, 4, "Projection < Down < Aggregate A < CoalescePartitions A < Aggregate A < Filter A < Scan A"),
+    ];
+    for (sql, partitions, expected) in plans {
+        let sim = Sim::new();
+        let run = (Tables::Device, Rules::Plugin, partitions);
+        let context = session(sql, run, &sim).await?;
+        let (query, before) = (plan(&context, sql).await, sim.stats());
+        assert_eq!(shape(&query, &[&sim]), expected);
+        collect(query, context.task_ctx()).await?;
+        let moved = sim.stats().since(&before);
+        // Counts, and the result: a scan's columns are more than 100 times as large.
+        let few = moved.bytes_to_host < 20_000 && moved.bytes_to_device == 0;
+        assert!(few && moved.host_waits == 0, "{moved:?}");
+    }
+    Ok(())
 }
 
-/// Every scan is on the device, and what it gives comes down right above it.
-#[track_caller]
-fn assert_transitions(plan: &Plan) {
-    let text = displayable(&**plan).indent(false);
-    let (mut scans, mut transitions) = (0, 0);
-    let walked = plan.apply(|node| {
-        assert_ne!(node.name(), "DataSourceExec", "{text}");
-        scans += usize::from(node.name() == "DeviceScanExec");
-        if node.name() == "DeviceToHostExec" {
-            transitions += 1;
-            assert_eq!(node.children()[0].name(), "DeviceScanExec", "{text}");
-        }
-        Ok(TreeNodeRecursion::Continue)
-    });
-    walked.unwrap();
-    assert!(scans > 0 && scans == transitions, "{text}");
+/// A schema, and rows in any order. The text of a value is exact.
+type Answer = (SchemaRef, Vec<String>);
+
+async fn answer(context: &SessionContext, plan: &Plan) -> Result<Answer> {
+    let mut rows = lines(&collect(plan.clone(), context.task_ctx()).await?);
+    rows.sort();
+    Ok((plan.schema(), rows))
+}
+
+/// How many filters of a plan are the device's, and how many of them have counted rows, as they do once they run. Those of aggregates run
+/// where these do, which is not the same everywhere.
+fn filters_of(plan: &Plan) -> (usize, usize) {
+    let mut filters = nodes(plan, "DeviceFilterExec");
+    filters.retain(|filter| filter.children()[0].name() != "DeviceAggregateExec");
+    let rows = |filter: &&Plan| filter.metrics().is_some_and(|m| m.output_rows().is_some());
+    (filters.len(), filters.iter().filter(rows).count())
 }
 
 /// The columns that each node of this name gives, the nodes in the order of their columns.
 fn scans(plan: &Plan, name: &str) -> Vec<Vec<String>> {
-    let mut scans = Vec::new();
-    let walked = plan.apply(|node| {
-        if node.name() == name {
-            let schema = node.schema();
-            scans.push(schema.fields().iter().map(|f| f.name().clone()).collect());
-        }
-        Ok(TreeNodeRecursion::Continue)
-    });
-    walked.unwrap();
+    let columns = |schema: SchemaRef| schema.fields().iter().map(|f| f.name().clone()).collect();
+    let scans = nodes(plan, name);
+    let mut scans: Vec<_> = scans.iter().map(|scan| columns(scan.schema())).collect();
     scans.sort();
     scans
 }
 
-/// What scans bring down.
-#[derive(Clone, Copy, Debug, Default)]
-struct Size {
-    /// Of all buffers.
-    bytes: u64,
-    /// The most that may come down between them.
-    padding: u64,
-    /// What it were if no column stayed.
-    all_columns: u64,
-}
-
-impl Size {
-    fn of(scans: &[Vec<String>]) -> Self {
-        let mut size = Self::default();
-        for name in scans.iter().flatten() {
-            let column = COLUMNS[&**name];
-            size.bytes += column.bytes;
-            size.padding += column.padding;
-        }
-        for scan in scans {
-            size.all_columns += COLUMNS[&*scan[0]].all_columns;
-        }
-        size
-    }
-}
-
-/// The size of a scan of each column alone. No two tables have one of the same name.
-static COLUMNS: LazyLock<HashMap<&str, Size>> = LazyLock::new(|| {
-    fn size(column: &ArrayRef) -> (u64, u64) {
-        assert_eq!(column.null_count(), 0, "no validity bitmaps");
-        let data = column.to_data();
-        let bytes: usize = data.buffers().iter().map(Buffer::len).sum();
-        (bytes as u64, 64 * data.buffers().len() as u64)
-    }
-    let mut columns = HashMap::new();
-    for table in &*TABLES {
-        let arrays = |i| table.batches.iter().map(move |batch| size(batch.column(i)));
-        let bytes = |i| arrays(i).map(|(bytes, _)| bytes).sum::<u64>();
-        let all_columns = (0..table.schema.fields().len()).map(bytes).sum();
-        for (i, field) in table.schema.fields().iter().enumerate() {
-            let size = Size {
-                bytes: bytes(i),
-                padding: arrays(i).map(|(_, padding)| padding).sum(),
-                all_columns,
-            };
-            assert!(columns.insert(field.name().as_str(), size).is_none());
+/// How many bytes these columns have, without padding and with.
+fn bytes(scans: &[Vec<String>]) -> RangeInclusive<u64> {
+    let (mut bytes, mut padding) = (0, 0);
+    // No two tables have a column of the same name.
+    for name in scans.iter().flatten() {
+        let batches = TABLES.iter().flat_map(|table| &table.batches);
+        for column in batches.filter_map(|batch| batch.column_by_name(name)) {
+            assert_eq!(column.null_count(), 0, "no validity bitmaps");
+            let data = column.to_data();
+            bytes += data.buffers().iter().map(Buffer::len).sum::<usize>() as u64;
+            padding += 64 * data.buffers().len() as u64;
         }
     }
-    columns
-});
-
-async fn plan(context: &SessionContext, sql: &str) -> Result<Plan> {
-    context.sql(sql).await?.create_physical_plan().await
+    bytes..=bytes + padding
 }
 
-/// A session with all tables in host memory.
-fn host_session() -> Result<SessionContext> {
-    session(
-        SessionStateBuilder::new(),
-        |_| true,
-        |table| {
-            let batches = vec![table.batches.clone()];
-            Ok(Arc::new(MemTable::try_new(table.schema.clone(), batches)?))
-        },
-    )
+/// The tables that a query names.
+fn used(sql: &str) -> impl Iterator<Item = &'static Table> {
+    TABLES.iter().filter(move |table| sql.contains(table.name))
 }
 
-/// A table on a device, in up to so many partitions.
-fn table_on(table: &Table, device: &Device, partitions: usize) -> Result<DeviceTable> {
-    let of_one = table.batches.len().div_ceil(partitions);
-    let up = |batches: &[RecordBatch]| batches.iter().map(|batch| device.upload(batch)).collect();
-    let batches = table.batches.chunks(of_one).map(up);
-    let batches = batches
-        .collect::<arrow_device::Result<_>>()
-        .map_err(to_datafusion)?;
-    let (schema, device) = (table.schema.clone(), device.clone());
-    DeviceTable::from_batches(schema, device, batches).map_err(to_datafusion)
-}
-
-/// A session with these tables, one partition each.
-fn session(
-    state: SessionStateBuilder,
-    used: impl Fn(&&Table) -> bool,
-    provider: impl Fn(&Table) -> Result<Arc<dyn TableProvider>>,
-) -> Result<SessionContext> {
-    let config = SessionConfig::new().with_target_partitions(1);
-    let state = state.with_config(config).with_default_features();
-    let context = SessionContext::new_with_state(state.build());
-    for table in TABLES.iter().filter(used) {
-        context.register_table(table.name, provider(table)?)?;
+async fn session(sql: &str, run: Run, sim: &Sim) -> Result<SessionContext> {
+    let (tables, rules, partitions) = run;
+    let rule: Option<Rule> = match rules {
+        Rules::None => None,
+        Rules::Transitions => Some(Arc::new(DeviceRule::default())),
+        Rules::Plugin => Some(Arc::new(filters().with_uploads(&sim.device, 0))),
+    };
+    let context = context(of_partitions(partitions), rule);
+    let url = "memory:///".parse().expect("a URL");
+    context.register_object_store(&url, PARQUET.clone());
+    for Table { name, batches } in used(sql) {
+        match tables {
+            Tables::Host => register(&context, name, host_table(from_ref(batches))),
+            Tables::Device => {
+                let partitions = batches.chunks(batches.len().div_ceil(partitions));
+                let partitions: Vec<_> = partitions.map(<[_]>::to_vec).collect();
+                register(&context, name, device_table(sim, &partitions));
+            }
+            Tables::Parquet => {
+                let (path, options) = (format!("memory:///{name}/"), ParquetReadOptions::default());
+                context.register_parquet(*name, path, options).await?;
+            }
+        }
     }
     Ok(context)
 }
 
+static PARQUET: LazyLock<Arc<InMemory>> = LazyLock::new(|| {
+    let store = InMemory::new();
+    for Table { name, batches } in &*TABLES {
+        let of_file = batches.len().div_ceil(FILES);
+        for (number, batches) in batches.chunks(of_file).enumerate() {
+            let mut file = Vec::new();
+            let writer = ArrowWriter::try_new(&mut file, batches[0].schema(), None);
+            let mut writer = writer.unwrap();
+            batches
+                .iter()
+                .for_each(|batch| writer.write(batch).unwrap());
+            writer.close().unwrap();
+            let path = Path::from(format!("{name}/{number}.parquet"));
+            let put = store.put(&path, PutPayload::from(file));
+            futures::executor::block_on(put).unwrap();
+        }
+    }
+    Arc::new(store)
+});
+
 struct Table {
     name: &'static str,
-    schema: SchemaRef,
     batches: Vec<RecordBatch>,
 }
 
 static TABLES: LazyLock<[Table; 8]> = LazyLock::new(|| {
     fn table(name: &'static str, reader: impl RecordBatchReader) -> Table {
-        let schema = reader.schema();
         let batches = reader.collect::<Result<_, _>>().unwrap();
-        Table {
-            name,
-            schema,
-            batches,
-        }
+        Table { name, batches }
     }
     macro_rules! table {
         ($name:literal, $arrow:ident, $generator:ident) => {{
             let rows = tpch::$generator::new(SCALE, 1, 1);
-            table(
-                $name,
-                arrow_tables::$arrow::new(rows).with_batch_size(BATCH_ROWS),
-            )
+            let reader = arrow_tables::$arrow::new(rows);
+            table($name, reader.with_batch_size(BATCH_ROWS))
         }};
     }
     [

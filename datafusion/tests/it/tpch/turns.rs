@@ -1,26 +1,28 @@
 //! Several queries on a device that has room for one.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::task::ready;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device_datafusion::{DeviceOptions, DeviceRule};
+use arrow_device_datafusion::{DeviceOptions, DeviceRule, DeviceSpec};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::datasource::MemTable;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::SessionContext;
 
-use super::{TABLES, assert_same, host_session, plan};
-use crate::kit::{Plan, Sim, fails};
+use super::{answer, on_host, used};
+use crate::kit::{Plan, Sim, fails, host_table, plan, register};
 use crate::operator::{Step, operator};
+use crate::plugin::kit::{context, of_partitions};
+
+const SQL: &str = include_str!("../../queries/q18.sql");
+const MEMORY: usize = 16 << 20;
 
 /// Puts an operator above each scan and join that has all rows of its partition on the device before it passes them on.
 #[derive(Debug)]
-struct Gather(arrow_device_datafusion::DeviceSpec);
+struct Gather(DeviceSpec);
 
 impl PhysicalOptimizerRule for Gather {
     fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
@@ -49,52 +51,40 @@ impl PhysicalOptimizerRule for Gather {
     }
 }
 
-/// A session whose queries gather on this device, as many at once.
-fn session(sim: &Sim, memory: &str, queries: usize) -> Result<SessionContext> {
+/// A session whose queries gather on this device, one at a time.
+fn session(sim: &Sim, memory: usize) -> SessionContext {
     let mut options = DeviceOptions::default();
-    options.memory = memory.parse()?;
-    options.queries = queries;
+    options.memory = memory.to_string().parse().unwrap();
+    options.queries = 1;
     // No query is overtaken because the machine is busy.
     options.idle_ms = 600_000;
-    let config = SessionConfig::new().with_target_partitions(2);
-    let state = SessionStateBuilder::new()
-        .with_config(config.with_option_extension(options))
-        .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(Gather(sim.into())))
-        .with_physical_optimizer_rule(Arc::new(DeviceRule::default()));
-    let context = SessionContext::new_with_state(state.build());
-    for table in &*TABLES {
-        let of = MemTable::try_new(table.schema.clone(), vec![table.batches.clone()])?;
-        context.register_table(table.name, Arc::new(of))?;
+    let config = of_partitions(2).with_option_extension(options);
+    let gather = Arc::new(Gather(sim.into()));
+    let context = context(config, [gather as _, Arc::new(DeviceRule::default()) as _]);
+    for table in used(SQL) {
+        register(&context, table.name, host_table(from_ref(&table.batches)));
     }
-    Ok(context)
+    context
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn queries_that_fit_alone_wait_for_each_other() -> Result<()> {
-    const MEMORY: usize = 16 << 20;
-    let sql = include_str!("../../queries/q18.sql");
-    let host = host_session()?;
-    let expected = collect(plan(&host, sql).await?, host.task_ctx()).await?;
+    let (expected, _) = on_host(SQL).await?;
     let sim = Sim::with(SimConfig {
         capacity_bytes: MEMORY,
         ..SimConfig::default()
     });
-    let sessions: Vec<_> = (0..2)
-        .map(|_| session(&sim, &MEMORY.to_string(), 1))
-        .collect::<Result<_>>()?;
-    let mut queries = Vec::new();
-    for i in 0..8 {
-        let context = sessions[i % 2].clone();
-        let query = plan(&context, sql).await?;
-        queries.push(tokio::spawn(collect(query, context.task_ctx())));
-    }
+    let sessions = [session(&sim, MEMORY), session(&sim, MEMORY)];
+    let run = |context: SessionContext| {
+        tokio::spawn(async move { answer(&context, &plan(&context, SQL).await).await })
+    };
+    let queries: Vec<_> = (0..8).map(|i| run(sessions[i % 2].clone())).collect();
     for query in queries {
-        assert_same(&query.await.unwrap()?, &expected);
+        assert_eq!(query.await.unwrap()?, expected);
     }
     // One that never fits does not wait for anybody.
-    let small = session(&sim, "1000000", 1)?;
-    let found = collect(plan(&small, sql).await?, small.task_ctx()).await;
+    let small = session(&sim, 1_000_000);
+    let found = answer(&small, &plan(&small, SQL).await).await;
     // Which node is refused first, an upload or a download, depends on the order of the tasks.
     let error = fails(found, &["Exec, partition ", "bytes"]);
     let (text, nodes) = (error.to_string(), ["HostToDeviceExec", "DeviceToHostExec"]);
