@@ -228,6 +228,12 @@ pub(crate) fn target(input: &mut Input<'_>) {
     if graph.nodes.iter().any(|node| unsafe { (**node).flags } < 0) {
         return;
     }
+    // It loses the metadata of a dictionary's values.
+    // SAFETY: live boxes, and pointers to others or null.
+    let of_values = |node| unsafe { (*node).dictionary.as_ref() }.is_some_and(|values| !values.metadata.is_null());
+    if graph.nodes.iter().any(|node| of_values(*node)) {
+        return;
+    }
     // Bounded by now: arrow-rs bounds nothing.
     let root = graph.root();
     // SAFETY: the same C struct, borrowed; it is not dropped.

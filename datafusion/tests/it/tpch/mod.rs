@@ -22,8 +22,8 @@ use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use tpchgen::generators as tpch;
 use tpchgen_arrow as arrow_tables;
 
+use crate::kit::lines;
 use crate::kit::{Plan, Sim, device_table, host_table, plan, register, shape, text};
-use crate::ops::lines;
 use crate::plugin::kit::{Rule, context, count, filters, nodes, of_partitions};
 
 /// At this one every query finds something; at 0.01, 17 does not. The fraction in `q11.sql` is that of 0.05, so more rows pass.
