@@ -141,7 +141,8 @@ pub(crate) fn planned(line: &str, devices: &[&Sim], own: &[(&str, &Plan)]) -> Pl
     let (columns, numbers): (Vec<_>, Vec<_>) =
         words.partition(|word| word.parse::<usize>().is_err());
     let number = |i: usize| numbers.get(i).map(|n: &&str| n.parse::<usize>().unwrap());
-    let leaf = |table| futures::executor::block_on(scan(table));
+    // Tokio's budget of a task, which may be spent here, would stop it for good.
+    let leaf = |table| futures::executor::block_on(tokio::task::unconstrained(scan(table)));
     let partitions = || tens(number(0).unwrap_or(1));
     match name {
         "DataSource" => leaf(host_table(&partitions())),
