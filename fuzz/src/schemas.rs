@@ -230,7 +230,9 @@ pub(crate) fn target(input: &mut Input<'_>) {
     }
     // It loses the metadata of a dictionary's values.
     // SAFETY: live boxes, and pointers to others or null.
-    let of_values = |node| unsafe { (*node).dictionary.as_ref() }.is_some_and(|values| !values.metadata.is_null());
+    let of_values = |node| {
+        unsafe { (*node).dictionary.as_ref() }.is_some_and(|values| !values.metadata.is_null())
+    };
     if graph.nodes.iter().any(|node| of_values(*node)) {
         return;
     }
