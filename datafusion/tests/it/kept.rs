@@ -70,12 +70,12 @@ async fn merged_uploads_keep_all_orders() {
         let columns: [(&str, ArrayRef); 2] = [("a", numbers(a)), ("b", numbers(b))];
         vec![RecordBatch::try_from_iter(columns).unwrap()]
     };
-    let even = partition(|i| i * 2, |i| i);
-    let odd = partition(|i| i * 2 + 1, |i| 100 + i);
+    let one = partition(|i| i * 2, |i| i * 2 + 1);
+    let other = partition(|i| i * 2 + 1, |i| i * 2);
     for rule in merging_and_not(&["FilterExec"], 0) {
         let ctx = session_with_rule(rule, 2);
-        let schema = even[0].schema();
-        let table = MemTable::try_new(schema, vec![even.clone(), odd.clone()]).unwrap();
+        let schema = one[0].schema();
+        let table = MemTable::try_new(schema, vec![one.clone(), other.clone()]).unwrap();
         let orders = ["a", "b"].map(|name| vec![col(name).sort(true, false)]);
         register(&ctx, "t", Arc::new(table.with_sort_order(orders.to_vec())));
         let found = numbers_in(&ctx, "SELECT b FROM t WHERE a >= 0 ORDER BY b").await;
