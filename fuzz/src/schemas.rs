@@ -229,11 +229,12 @@ pub(crate) fn target(input: &mut Input<'_>) {
         return;
     }
     // It loses the metadata of a dictionary's values.
-    // SAFETY: live boxes, and pointers to others or null.
-    let of_values = |node| {
-        unsafe { (*node).dictionary.as_ref() }.is_some_and(|values| !values.metadata.is_null())
+    let loses = |node: &*mut CSchema| {
+        // SAFETY: live boxes, whose dictionaries are others of these or null.
+        let values = unsafe { (**node).dictionary.as_ref() };
+        values.is_some_and(|values| !values.metadata.is_null())
     };
-    if graph.nodes.iter().any(|node| of_values(*node)) {
+    if graph.nodes.iter().any(loses) {
         return;
     }
     // Bounded by now: arrow-rs bounds nothing.
