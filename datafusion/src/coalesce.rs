@@ -7,7 +7,8 @@ use arrow_device::{Device, DeviceArray, DeviceId, DeviceRecordBatch, Queue};
 use arrow_schema::SchemaRef;
 use datafusion_common::{DataFusionError, Result};
 use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
-use futures::StreamExt;
+use futures::future::ready;
+use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
 use super::joining::groups;
@@ -83,7 +84,8 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
         let (device, name) = (task.device.clone(), self.name());
         let memory = DeviceReservation::new(task.context, name, task.partition, &device);
         let (memory, most) = (Arc::new(memory), (self.rows, MAX_JOINED));
-        let parts = stream.map(move |batch| {
+        let filled = stream.try_filter(|batch| ready(batch.num_rows() > 0));
+        let parts = filled.map(move |batch| {
             let batch = batch?;
             // A slice counts as what it keeps alive.
             let bytes = batch.get_array_memory_size();

@@ -11,7 +11,7 @@ use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion_physical_plan::execution_plan::CardinalityEffect;
+use datafusion_physical_plan::execution_plan::{CardinalityEffect, InvariantLevel};
 use datafusion_physical_plan::filter_pushdown::{
     ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
 };
@@ -269,6 +269,10 @@ impl ExecutionPlan for DeviceExec {
 
     fn properties(&self) -> &Arc<PlanProperties> {
         self.node.properties()
+    }
+
+    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
+        self.node.check_invariants(check)
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
