@@ -81,10 +81,15 @@ pub(super) fn build(
         event,
         sizes: None,
         next_size: ptr::null_mut(),
-        room: number_of_sizes(node),
     };
-    if exporter.room > 0 {
-        let host = device.host_buffer(exporter.room * 8)?;
+    // Room for the lengths of every view array, known or not, since another thread may find them out meanwhile.
+    let (mut room, mut is_known) = (0, false);
+    node.each(&mut |node| {
+        room += usize::from(node.layout.variadic) * node.buffers.len();
+        is_known |= known_sizes(node).is_some();
+    });
+    if is_known {
+        let host = device.host_buffer(room * 8)?;
         exporter.next_size = host.as_device_ptr().as_ptr().cast();
         let owner = Owner::new(device.clone(), Memory::Host(host), Ready::Now);
         exporter.sizes = Some(Arc::new(owner));
@@ -102,22 +107,14 @@ fn known_sizes(node: &Node) -> Option<&[NodeBuffer]> {
     known.then_some(data)
 }
 
-/// The lengths to list for all view arrays: for each array one more, so that its list is there even if it is empty.
-fn number_of_sizes(node: &Node) -> usize {
-    let own = known_sizes(node).map_or(0, |data| data.len() + 1);
-    let children = node.children.iter();
-    own + children.map(|child| number_of_sizes(child)).sum::<usize>()
-}
-
 /// What the structs of one export have in common.
 struct Exporter {
     policy: ReleasePolicy,
     event: Option<Event>,
-    /// The lengths of the data buffers of all view arrays, in memory that the device can read.
+    /// The lengths of the data buffers of view arrays, in memory that the device can read; `None` if all were unknown.
     sizes: Option<Arc<Owner>>,
-    /// Where the next length goes, and for how many there is room.
+    /// Where the next length goes.
     next_size: *mut i64,
-    room: usize,
 }
 
 impl Exporter {
@@ -152,9 +149,9 @@ impl Exporter {
                 this.owners.push(owner.clone());
             }
         }
-        if let Some(list) = known_sizes(node).and_then(|data| self.list_sizes(data)) {
-            this.owners.extend(self.sizes.clone());
-            this.buffers[n_buffers - 1] = list;
+        if let (Some(data), Some(owner)) = (known_sizes(node), &self.sizes) {
+            this.owners.push(owner.clone());
+            this.buffers[n_buffers - 1] = self.list_sizes(data);
         }
         for (child, out) in node.children.iter().zip(&mut this.children) {
             self.node(child, out);
@@ -194,18 +191,16 @@ impl Exporter {
         };
     }
 
-    /// Lists the lengths of a view array's data buffers; returns where. `None` if another thread has found them out only after the
-    /// room was made.
-    fn list_sizes(&mut self, data: &[NodeBuffer]) -> Option<*const c_void> {
-        self.room = self.room.checked_sub(data.len() + 1)?;
+    /// Lists the lengths of a view array's data buffers; returns where. An empty list takes room, too, so that it is there.
+    fn list_sizes(&mut self, data: &[NodeBuffer]) -> *const c_void {
         let list = self.next_size;
         for (i, buffer) in data.iter().enumerate() {
-            // SAFETY: there is room for so many lengths (`room`) in the host buffer that `sizes` keeps, which the host can write to, and to
-            // which nobody else has access yet.
+            // SAFETY: writes need valid memory: `build` made room for these lengths in the host buffer that `sizes` keeps, which the host
+            // can write to, and to which nobody else has access yet.
             unsafe { list.add(i).write(buffer.bytes().map_or(0, |n| n as i64)) };
         }
         self.next_size = list.wrapping_add(data.len() + 1);
-        Some(list.cast_const().cast())
+        list.cast_const().cast()
     }
 }
 
