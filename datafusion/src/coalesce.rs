@@ -85,21 +85,27 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
         let memory = DeviceReservation::new(task.context, name, task.partition, &device);
         let (memory, most) = (Arc::new(memory), (self.rows, MAX_JOINED));
         let filled = stream.try_filter(|batch| ready(batch.num_rows() > 0));
-        let parts = filled.map(move |batch| {
-            let batch = batch?;
+        let size = move |(batch, share): &mut Part| {
             // A slice counts as what it keeps alive.
-            let bytes = batch.get_array_memory_size();
-            let small = batch.num_rows() < most.0 / 2 && bytes < most.1 / 2;
-            let share = small.then(|| Share::new(&memory, bytes)).transpose()?;
-            Ok((batch, share))
-        });
-        let size = |(batch, share): &Part| Some((batch.num_rows(), share.as_ref()?.bytes));
+            let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
+            let small = rows < most.0 / 2 && bytes < most.1 / 2;
+            *share = small.then(|| Share::new(&memory, bytes)).transpose()?;
+            Ok(small.then_some((rows, bytes)))
+        };
+        let parts = filled.map_ok(|batch| (batch, None));
         let groups = groups(parts, most, task.target.patience, size);
         let (of, mut queue) = (schema.clone(), None);
         let joined = groups.then(move |parts| {
             let (schema, device, runtime) = (of.clone(), device.clone(), runtime.clone());
-            let queue = queue_of(&device, &mut queue);
-            async move { join(parts?, schema, &device, queue?, &runtime).await }
+            let started = parts.and_then(|parts| {
+                let several = parts.len() > 1;
+                let queue = several.then(|| queue_of(&device, &mut queue));
+                Ok((parts, queue.transpose()?))
+            });
+            async move {
+                let (parts, queue) = started?;
+                join(parts, schema, &device, queue, &runtime).await
+            }
         });
         Ok(device_stream(joined, schema, device_type))
     }
@@ -108,17 +114,17 @@ impl DeviceOperator for DeviceCoalesceBatchesExec {
 /// A batch, and what is reserved for it while it waits or is being joined.
 type Part = (DeviceRecordBatch, Option<Share>);
 
-/// Joins batches, on a blocking thread if the host waits for the device.
+/// Joins batches, on a blocking thread if the host waits for the device. Without a queue there is one, which is returned.
 async fn join(
     mut parts: Vec<Part>,
     schema: SchemaRef,
     device: &Device,
-    queue: Queue,
+    queue: Option<Queue>,
     runtime: &Handle,
 ) -> Item {
-    if parts.len() == 1 {
+    let Some(queue) = queue else {
         return Ok(parts.remove(0).0);
-    }
+    };
     let (small, shares): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
     let waits = waits(&small, device);
     let join = move || {

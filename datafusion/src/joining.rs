@@ -9,12 +9,13 @@ use futures::stream::{BoxStream, Stream, StreamExt, poll_fn};
 use super::timer::Patience;
 
 /// Returns the batches of a stream in groups, each of which is to become one batch: small ones, up to `most` rows and bytes of them or until they
-/// have waited long enough, and others alone. `size` returns the rows and bytes of a small batch. Those without rows are dropped.
+/// have waited long enough, and others alone. `size` returns the rows and bytes of a small batch; its error comes before what
+/// waits, and nothing is to be asked for after it. Small batches without rows are dropped.
 pub(super) fn groups<B: Send + 'static>(
     batches: impl Stream<Item = Result<B>> + Send + 'static,
     most: (usize, usize),
     wait: Duration,
-    size: impl Fn(&B) -> Option<(usize, usize)>,
+    size: impl FnMut(&mut B) -> Result<Option<(usize, usize)>>,
 ) -> impl Stream<Item = Result<Vec<B>>> + Unpin {
     let mut groups = Box::new(Groups {
         stream: Some(batches.boxed()),
@@ -44,7 +45,7 @@ struct Groups<B, S> {
     after: Option<Result<Vec<B>>>,
 }
 
-impl<B, S: Fn(&B) -> Option<(usize, usize)>> Groups<B, S> {
+impl<B, S: FnMut(&mut B) -> Result<Option<(usize, usize)>>> Groups<B, S> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<B>>>> {
         loop {
             if let Some(after) = self.after.take() {
@@ -57,7 +58,7 @@ impl<B, S: Fn(&B) -> Option<(usize, usize)>> Groups<B, S> {
                 Poll::Pending if self.small.is_empty() => return Poll::Pending,
                 Poll::Pending if !self.patience.ends(cx.waker()) => return Poll::Pending,
                 Poll::Pending => self.take(),
-                Poll::Ready(Some(Ok(batch))) => self.push(batch),
+                Poll::Ready(Some(Ok(batch))) => self.push(batch)?,
                 // What waits comes first.
                 Poll::Ready(end) => {
                     self.stream = None;
@@ -72,13 +73,13 @@ impl<B, S: Fn(&B) -> Option<(usize, usize)>> Groups<B, S> {
     }
 
     /// Keeps a small batch, or has another one come after those that are kept. Returns what has become large enough.
-    fn push(&mut self, batch: B) -> Vec<B> {
-        let Some((rows, bytes)) = (self.size)(&batch) else {
+    fn push(&mut self, mut batch: B) -> Result<Vec<B>> {
+        let Some((rows, bytes)) = (self.size)(&mut batch)? else {
             self.after = Some(Ok(vec![batch]));
-            return self.take();
+            return Ok(self.take());
         };
         if rows == 0 {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let over = self.rows + rows > self.most.0 || self.bytes + bytes > self.most.1;
         let full = if over { self.take() } else { Vec::new() };
@@ -88,10 +89,8 @@ impl<B, S: Fn(&B) -> Option<(usize, usize)>> Groups<B, S> {
         self.small.push(batch);
         (self.rows, self.bytes) = (self.rows + rows, self.bytes + bytes);
         // If the input is slow, and may be endless, a query with a limit needs no more than there is.
-        match full.is_empty() && (self.rows >= self.most.0 || self.patience.is_over()) {
-            true => self.take(),
-            false => full,
-        }
+        let due = full.is_empty() && (self.rows >= self.most.0 || self.patience.is_over());
+        Ok(if due { self.take() } else { full })
     }
 
     fn take(&mut self) -> Vec<B> {

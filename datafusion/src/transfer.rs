@@ -39,7 +39,7 @@ pub(super) fn on_device(
 ) -> SendableDeviceStream {
     let (schema, device_type) = (stream.schema(), device.id().device_type);
     let (device, memory) = (device.clone(), Arc::new(memory));
-    let (mut queue, runtime) = (None, Handle::try_current().ok());
+    let (mut from, mut queue, runtime) = (None, None, Handle::try_current().ok());
     let start = move |batch: DeviceRecordBatch| {
         if *batch.device() == device {
             return Ok(Box::pin(ready(Ok((batch, None)))) as Coming<_>);
@@ -48,6 +48,7 @@ pub(super) fn on_device(
         let source = batch.device();
         let in_place = source.is_host_readable();
         let direct = !in_place && device.backend().relation(source.backend()).copies;
+        let from = (!direct).then(|| queue_of(source, &mut from)).transpose()?;
         let mut share = Share::new(&memory, bytes_of(&batch))?;
         let runtime = runtime.clone().filter(|_| direct);
         Ok(Box::pin(async move {
@@ -63,7 +64,7 @@ pub(super) fn on_device(
                 }
                 None if direct => batch.to_device(&to)?,
                 None => {
-                    let batch = batch.start_to_host(None)?.await?;
+                    let batch = batch.start_to_host(from.as_ref())?.await?;
                     if !in_place {
                         // On both sides.
                         share.resize(2 * host_bytes(&batch))?;
@@ -325,7 +326,7 @@ fn host_bytes(batch: &RecordBatch) -> usize {
 
 /// A queue of a device, made for its first copy.
 pub(super) fn queue_of(device: &Device, queue: &mut Option<Queue>) -> Result<Queue> {
-    let own = match queue.take() {
+    let own = match queue.take().filter(|own| own.device() == device) {
         Some(own) => own,
         None if device.is_host_readable() => device.default_queue(),
         None => device.new_queue()?,

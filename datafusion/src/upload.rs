@@ -228,14 +228,14 @@ fn to_upload(
     let (of, to) = (schema.clone(), schema.clone());
     // arrow-rs lets a column's type differ from its field's in what nested fields are called and may be null; such columns cannot be
     // joined.
-    let size = move |batch: &RecordBatch| {
+    let size = move |batch: &mut RecordBatch| {
         let mut columns = of.fields().iter().zip(batch.columns());
         let joins = joins
             && batch.num_rows() < most.0 / 2
             && columns.all(|(field, column)| field.data_type() == column.data_type());
         let bytes = joins.then(|| bytes(batch));
-        let bytes = bytes.filter(|bytes| *bytes < most.1.div_ceil(2))?;
-        Some((batch.num_rows(), bytes))
+        let bytes = bytes.filter(|bytes| *bytes < most.1.div_ceil(2));
+        Ok(bytes.map(|bytes| (batch.num_rows(), bytes)))
     };
     let batches = poll_fn(move |cx| poll_host(|| rows.poll_next_unpin(cx)));
     let batches = batches.map(move |batch| fitted(batch.map_err(from_datafusion)?, &host, &to));

@@ -214,9 +214,11 @@ async fn of_table(
     schema: &SchemaRef,
     device: &Device,
 ) -> arrow_device::Result<DeviceRecordBatch> {
-    let (_, columns, rows) = batch.into_parts();
-    for (field, column) in schema.fields().iter().zip(&columns) {
-        if !field.is_nullable() && column.null_count().is_none() {
+    let (found, columns, rows) = batch.into_parts();
+    let fields = schema.fields().iter().zip(found.fields());
+    for ((field, found), column) in fields.zip(&columns) {
+        let may_have_nulls = found.is_nullable() && column.null_count().is_none();
+        if !field.is_nullable() && may_have_nulls {
             let column = column.clone();
             let operation =
                 "counting the nulls of rows to insert after the end of the Tokio runtime";

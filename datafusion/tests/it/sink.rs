@@ -96,7 +96,7 @@ async fn read_async(
     Vec<arrow_device::Result<DeviceRecordBatch>>,
     Option<Outcome>,
 ) {
-    // SAFETY: the producer is this crate's.
+    // SAFETY: the handler goes to one producer, which keeps to the interface: this crate's.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, imports(sim)) };
     // SAFETY: the handler is this crate's, and goes to this producer alone.
     let producer = tokio::spawn(unsafe { produce(stream, handler, options()) });
