@@ -6,7 +6,7 @@ const PAGE: &str = include_str!("../../../docs/guide/cluster.md");
 
 /// The plugin of the page on DataFusion.
 mod plugin {
-    include!("../../tests/guide/plugin.rs");
+    include!("../../examples/guide/plugin.rs");
 }
 
 mod executor {

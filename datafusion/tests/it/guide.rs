@@ -23,7 +23,7 @@ fn the_first_program_takes_at_most_60_lines() {
 /// The cluster's tests compile it, too.
 #[test]
 fn the_plugin_is_the_pages() {
-    let program = include_str!("../guide/plugin.rs");
+    let program = include_str!("../../examples/guide/plugin.rs");
     assert!(
         blocks("```rust\n").contains(&program),
         "the page has another program"
@@ -32,7 +32,7 @@ fn the_plugin_is_the_pages() {
 
 /// The program of which the page has excerpts.
 mod sum {
-    include!("../guide/sum.rs");
+    include!("../../examples/guide/sum.rs");
 
     #[test]
     fn it_runs() {
@@ -42,7 +42,7 @@ mod sum {
     #[test]
     fn the_guides_excerpts_are_its_own() {
         let unindented = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-        let program = unindented(include_str!("../guide/sum.rs"));
+        let program = unindented(include_str!("../../examples/guide/sum.rs"));
         let excerpts = super::blocks("```rust,ignore\n");
         assert_eq!(excerpts.len(), 3);
         for excerpt in excerpts {
