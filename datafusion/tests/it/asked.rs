@@ -2,23 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
 
-use arrow_device_datafusion::DeviceExec;
-use datafusion::arrow::compute::SortOptions;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
-use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::PhysicalSortExpr;
-use datafusion::physical_expr::expressions::{Column, binary, lit};
 use datafusion::physical_plan::SortOrderPushdownResult::{Exact, Inexact, Unsupported};
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::CardinalityEffect;
 use datafusion::physical_plan::filter_pushdown::{
     ChildFilterPushdownResult, ChildPushdownResult, FilterPushdownPhase, PushedDown,
     PushedDownPredicate,
 };
-use datafusion::physical_plan::statistics::{ChildStats, StatisticsArgs, StatisticsContext};
+use datafusion::physical_plan::statistics::ChildStats;
 
 use crate::kit::*;
 use crate::nodes::*;

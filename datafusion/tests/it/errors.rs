@@ -1,17 +1,6 @@
 //! Errors: they end the query, and say where and what.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-
-use arrow_device::Error;
-use arrow_device::device::sim::FaultOp;
-use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest, to_datafusion};
-use datafusion::arrow::array::{Array, ArrayRef, Int32Array, RecordBatch, StructArray};
-use datafusion::arrow::datatypes::{DataType, Field, Schema};
-use datafusion::arrow::error::ArrowError;
-use datafusion::catalog::TableProvider;
-use datafusion::common::DataFusionError;
-use futures::StreamExt;
+use datafusion::arrow::array::StructArray;
 
 use crate::kit::*;
 use crate::nodes::*;

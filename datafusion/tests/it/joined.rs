@@ -1,18 +1,7 @@
 //! Small batches that are joined on the device.
 
-use std::sync::{Arc, mpsc};
-use std::task::{Context, Waker};
-
-use arrow_device::device::sim::FaultOp;
-use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceExec, DevicePools, SendableDeviceStream};
-use datafusion::arrow::array::{ArrayRef, DictionaryArray, Int8Array, RecordBatch, StringArray};
-use datafusion::arrow::datatypes::Int8Type;
-use datafusion::execution::TaskContext;
-use datafusion::execution::memory_pool::{MemoryPool, UnboundedMemoryPool};
-use futures::StreamExt;
-use futures::executor::block_on;
-use tokio::runtime::{Builder, Handle};
+use datafusion::execution::memory_pool::UnboundedMemoryPool;
+use tokio::runtime::Handle;
 
 use crate::kit::*;
 use crate::memory::limited;
@@ -20,16 +9,12 @@ use crate::nodes::*;
 use crate::ops::run_on_device;
 
 /// Batches of these numbers of rows, in one partition.
-async fn sizes(device: &Device, sizes: &[usize]) -> Plan {
+async fn leaf_of(device: &Device, sizes: &[usize]) -> Plan {
     let batches = sizes.iter().scan(0, |first, size| {
         *first += *size as i64;
         Some(rows(*first - *size as i64, *size))
     });
     device_leaf(device_table(device, &[batches.collect()])).await
-}
-
-fn rows_of(batches: &[DeviceRecordBatch]) -> Vec<usize> {
-    batches.iter().map(DeviceRecordBatch::num_rows).collect()
 }
 
 #[tokio::test]
@@ -45,7 +30,7 @@ async fn small_batches_are_joined_and_large_ones_passed_on() {
             (&[3, 3, 10, 40, 1, 2], &[6, 10, 40, 3], 2),
             (&[3, 30, 3], &[3, 30, 3], 0),
         ] {
-            let plan = joining(sizes(&sim, from).await, &sim, 20);
+            let plan = joining(leaf_of(&sim, from).await, &sim, 20);
             let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
             assert_eq!(rows_of(&batches[0]), to, "{from:?}");
             let expected = rows(0, from.iter().sum());
@@ -77,7 +62,7 @@ async fn joining_numbers_copies_on_the_device_only() {
 #[tokio::test]
 async fn a_device_that_fails_while_batches_are_joined() {
     let sim = Sim::new();
-    let leaf = sizes(&sim, &[3, 3, 9, 9, 9]).await;
+    let leaf = leaf_of(&sim, &[3, 3, 9, 9, 9]).await;
     let mut failures = 0;
     for op in FaultOp::ALL {
         for n in 1..20 {
@@ -144,7 +129,7 @@ async fn batches_that_wait_are_reserved() {
 #[tokio::test]
 async fn a_join_of_texts_is_counted() {
     let sim = Sim::new();
-    let plan = joining(sizes(&sim, &[8, 8, 8, 8]).await, &sim, 32);
+    let plan = joining(leaf_of(&sim, &[8, 8, 8, 8]).await, &sim, 32);
     let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
     assert_eq!(batches[0].len(), 1);
     assert!(cost.host_waits > 0 && cost.bytes_on_device > 0, "{cost:?}");
@@ -162,7 +147,7 @@ async fn a_join_of_texts_is_counted() {
 
 /// The stream of a join of texts, executed within this runtime.
 fn texts(sim: &Sim, context: Arc<TaskContext>, runtime: &Handle) -> SendableDeviceStream {
-    let plan = joining(block_on(sizes(sim, &[8, 8, 8, 8])), sim, 32);
+    let plan = joining(block_on(leaf_of(sim, &[8, 8, 8, 8])), sim, 32);
     let _within = runtime.enter();
     let node = DeviceExec::of(&plan).unwrap();
     node.execute_device(0, context).unwrap()
@@ -208,7 +193,7 @@ fn a_join_needs_a_runtime() {
     fails(block_on(stream.next()).unwrap(), &["joining batches"]);
     assert!(block_on(stream.next()).is_none());
     drop(stream);
-    let plan = joining(block_on(sizes(&sim, &[8, 8])), &sim, 32);
+    let plan = joining(block_on(leaf_of(&sim, &[8, 8])), &sim, 32);
     let node = DeviceExec::of(&plan).unwrap();
     let started = node.execute_device(0, context);
     fails(started, &["DeviceCoalesceBatchesExec", "Tokio runtime"]);

@@ -1,35 +1,12 @@
 //! Devices, tables, readers, operators and sessions of the tests.
 
-use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices,
-    ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
-};
-use arrow_device_datafusion::{
-    DeviceExec, DeviceOptions, DeviceResolver, DeviceRule, DeviceSpec, DeviceTable,
-    DeviceToHostExec, SendableDeviceStream, execute_on_device, export_plan,
-};
-use datafusion::arrow::array::{
-    ArrayRef, Int64Array, RecordBatch, RecordBatchOptions, StringArray,
-};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use datafusion::catalog::TableProvider;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DataFusionError, Result};
-use datafusion::datasource::MemTable;
-use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
-use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::TryStreamExt;
+use arrow_device::ImportOptions;
+use arrow_device::device::sim::SimMode;
+use datafusion::arrow::array::RecordBatchOptions;
+use datafusion::common::Result;
 
 pub(crate) use crate::operator::{double, map};
+pub(crate) use crate::prelude::*;
 pub(crate) use crate::readers::*;
 
 pub(crate) type Plan = Arc<dyn ExecutionPlan>;
@@ -161,6 +138,15 @@ pub(crate) fn row_count(batches: &[RecordBatch]) -> usize {
     batches.iter().map(RecordBatch::num_rows).sum()
 }
 
+/// The rows of each batch.
+pub(crate) fn sizes(batches: &[RecordBatch]) -> Vec<usize> {
+    batches.iter().map(RecordBatch::num_rows).collect()
+}
+
+pub(crate) fn rows_of(batches: &[DeviceRecordBatch]) -> Vec<usize> {
+    batches.iter().map(DeviceRecordBatch::num_rows).collect()
+}
+
 fn schema_of(partitions: &[Vec<RecordBatch>]) -> SchemaRef {
     let first = partitions.iter().flatten().next();
     first.map_or_else(schema, RecordBatch::schema)
@@ -231,17 +217,17 @@ pub(crate) fn session_with(target_partitions: usize, doubles: usize) -> SessionC
     let config = config(|_| ())
         .with_target_partitions(target_partitions)
         .with_batch_size(BATCH_SIZE);
-    let rules: [Rule; 2] = [
-        Arc::new(DoubleScans(doubles)),
-        Arc::new(DeviceRule::default()),
-    ];
+    let rules: [Rule; 2] = [double_scans(doubles), Arc::new(DeviceRule::default())];
     session_of(config, rules)
+}
+
+pub(crate) fn of_partitions(partitions: usize) -> SessionConfig {
+    SessionConfig::new().with_target_partitions(partitions)
 }
 
 /// A session that knows nothing of devices.
 pub(crate) fn session_without_rule(target_partitions: usize) -> SessionContext {
-    let config = SessionConfig::new().with_target_partitions(target_partitions);
-    SessionContext::new_with_config(config)
+    SessionContext::new_with_config(of_partitions(target_partitions))
 }
 
 pub(crate) fn register(ctx: &SessionContext, name: &str, table: Arc<dyn TableProvider>) {
@@ -465,27 +451,44 @@ pub(crate) fn ours(e: &DataFusionError) -> arrow_device::Error {
     found.unwrap_or_else(|| panic!("none of ours: {e:?}"))
 }
 
-/// Puts operators above device scans, with transitions in between that are of no use.
-#[derive(Debug)]
-struct DoubleScans(usize);
-
-impl PhysicalOptimizerRule for DoubleScans {
-    fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
-        let double_scan = |node: Plan| {
-            let device = match DeviceExec::of(&node) {
-                Some(scan) if node.children().is_empty() && self.0 > 0 => scan.device().clone(),
-                _ => return Ok(Transformed::no(node)),
-            };
-            let doubled = (0..self.0).fold(node, |child, _| {
-                double(Arc::new(DeviceToHostExec::new(child)), device.clone())
-            });
-            Ok(Transformed::yes(doubled))
+/// Puts so many operators above device scans, with transitions in between that are of no use.
+fn double_scans(doubles: usize) -> Rule {
+    transforming(move |node| {
+        let scan = DeviceExec::of(&node).filter(|_| node.children().is_empty() && doubles > 0);
+        let Some(device) = scan.map(|scan| scan.device().clone()) else {
+            return Transformed::no(node);
         };
-        Ok(plan.transform_up(double_scan)?.data)
+        Transformed::yes((0..doubles).fold(node, |child, _| {
+            double(Arc::new(DeviceToHostExec::new(child)), device.clone())
+        }))
+    })
+}
+
+/// A rule that transforms the nodes of a plan, from its leaves up.
+pub(crate) fn transforming(
+    node: impl Fn(Plan) -> Transformed<Plan> + Send + Sync + 'static,
+) -> Rule {
+    Arc::new(Transforming(node))
+}
+
+struct Transforming<F>(F);
+
+impl<F> fmt::Debug for Transforming<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transforming")
+    }
+}
+
+impl<F> PhysicalOptimizerRule for Transforming<F>
+where
+    F: Fn(Plan) -> Transformed<Plan> + Send + Sync + 'static,
+{
+    fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
+        Ok(plan.transform_up(|node| Ok((self.0)(node)))?.data)
     }
 
     fn name(&self) -> &str {
-        "DoubleScans"
+        "Transforming"
     }
 
     fn schema_check(&self) -> bool {

@@ -1,12 +1,6 @@
 //! How long things live: cancelled queries, limits, bounded memory.
 
 use std::future::poll_fn;
-use std::sync::atomic::Ordering::SeqCst;
-use std::task::Poll;
-use std::time::Duration;
-
-use datafusion::arrow::array::RecordBatch;
-use futures::StreamExt;
 
 use crate::kit::*;
 

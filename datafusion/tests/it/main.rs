@@ -16,6 +16,7 @@ mod ops;
 mod placed;
 mod plans;
 mod plugin;
+mod prelude;
 mod queries;
 mod readers;
 mod reserved;

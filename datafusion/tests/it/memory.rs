@@ -1,29 +1,10 @@
 //! What nodes reserve in a device's memory pool, and what they keep.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex};
-
-use arrow_device::Devices;
-use arrow_device::device::sim::FaultOp;
-use arrow_device_datafusion::{
-    DevicePools, DeviceRule, DeviceTable, execute_on_device, to_datafusion,
-};
-use datafusion::arrow::array::{
-    ArrayRef, Int64Array, ListBuilder, RecordBatch, StringArray, StringBuilder,
-};
-use datafusion::catalog::TableProvider;
-use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
-use datafusion::execution::memory_pool::{
-    FairSpillPool, GreedyMemoryPool, MemoryPool, MemoryReservation,
-};
+use datafusion::arrow::array::{ListBuilder, StringBuilder};
+use datafusion::common::Result;
+use datafusion::execution::memory_pool::{FairSpillPool, MemoryReservation};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::spill::get_record_batch_memory_size;
-use datafusion::physical_plan::{collect, execute_stream};
-use datafusion::prelude::SessionConfig;
-use futures::{StreamExt, TryStreamExt};
 
 use crate::kit::*;
 use crate::nodes::*;

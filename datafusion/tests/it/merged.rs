@@ -1,14 +1,6 @@
 //! Several partitions as one stream.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier};
-use std::time::Instant;
-
-use arrow_device::{Device, DeviceRecordBatch, Error};
-use arrow_device_datafusion::{DeviceTable, SendableDeviceStream, execute_on_device};
-use datafusion::arrow::array::RecordBatch;
-use futures::channel::mpsc::UnboundedSender;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use std::sync::Barrier;
 
 use crate::kit::*;
 use crate::memory::limited;

@@ -1,26 +1,11 @@
 //! Nodes of plans, and plans of lines.
 
-use std::sync::Arc;
-
-use arrow_device::Device;
-use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceForm, DeviceSpec, DeviceTable, DeviceToDeviceExec,
-    DeviceToHostExec, HostToDeviceExec,
-};
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::compute::SortOptions;
-use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::expressions::{Column, binary, col, lit};
-use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr, PhysicalSortExpr};
+use arrow_device_datafusion::{DeviceCoalesceBatchesExec, DeviceToDeviceExec, HostToDeviceExec};
 use datafusion::physical_plan::buffer::BufferExec;
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::filter::FilterExecBuilder;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
-use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
-use datafusion::physical_plan::union::UnionExec;
 
 use crate::kit::*;
 
@@ -40,15 +25,6 @@ pub(crate) fn on_host(child: Plan) -> Plan {
 /// A device scan, and nothing above it.
 pub(crate) async fn device_leaf(table: Arc<DeviceTable>) -> Plan {
     scan(table).await.children()[0].clone()
-}
-
-/// One of ten rows.
-pub(crate) async fn device_scan(device: &Device) -> Plan {
-    device_leaf(device_table(device, &tens(1))).await
-}
-
-pub(crate) async fn host_scan() -> Plan {
-    scan(host_table(&tens(1))).await
 }
 
 /// So many partitions of ten rows.

@@ -1,21 +1,10 @@
 //! Operators whose work is done on the host after all: because the session says so, or the device cannot.
 
-use std::sync::Arc;
-
-use arrow_device::device::sim::FaultOp;
-use arrow_device_datafusion::{
-    DeviceOptions, DeviceResolver, DeviceSpec, execute_on_device, ran_on_host,
-};
-use datafusion::arrow::array::RecordBatch;
-use datafusion::common::{DataFusionError, Result};
-use datafusion::datasource::listing::ListingTableUrl;
-use datafusion::execution::TaskContext;
-use datafusion::object_store::memory::InMemory;
-use datafusion::physical_plan::collect;
+use arrow_device_datafusion::ran_on_host;
+use datafusion::common::Result;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
-use datafusion::prelude::SessionContext;
-use futures::TryStreamExt;
 
+use crate::kept::{open_store, written};
 use crate::kit::*;
 use crate::nodes::*;
 use crate::operator::double_by;
@@ -164,8 +153,8 @@ async fn too_little_memory_for_a_first_batch() {
 #[tokio::test]
 async fn files_are_read_again_only_if_all_rows_are_there() {
     let sim = Sim::new();
-    let store = Arc::new(InMemory::new());
-    let url = ListingTableUrl::parse("memory:///").unwrap().object_store();
+    let copy = "COPY (SELECT a FROM t) TO 'memory:///t/0.parquet' STORED AS PARQUET";
+    let store = written(&[copy]).await;
     for (queue, fits) in [(true, false), (false, true)] {
         let config = config(|options| {
             options.fallback = true;
@@ -175,19 +164,14 @@ async fn files_are_read_again_only_if_all_rows_are_there() {
         let execution = &mut config.options_mut().execution;
         execution.enable_file_stream_work_stealing = queue;
         let ctx = SessionContext::new_with_config(config);
-        ctx.register_object_store(url.as_ref(), store.clone());
-        register(&ctx, "h", host_table(&[batches(0, 8)]));
-        for sql in [
-            "COPY h TO 'memory:///t/0.parquet' STORED AS PARQUET",
-            "CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'memory:///t/'",
-        ] {
-            query(&ctx, sql).await.unwrap();
-        }
+        open_store(&ctx, &store);
+        let table = "CREATE EXTERNAL TABLE t STORED AS PARQUET LOCATION 'memory:///t/'";
+        query(&ctx, table).await.unwrap();
         let file = plan(&ctx, "SELECT a FROM t").await;
         let plan = with_transitions(doubled(file, &sim));
         let found = collect(plan, ctx.task_ctx()).await;
         match fits {
-            true => assert_eq!(numbers_of(&found.unwrap()), multiples(128, 2)),
+            true => assert_eq!(numbers_of(&found.unwrap()), multiples(100, 2)),
             false => assert!(exhausted(found)),
         }
     }

@@ -1,30 +1,15 @@
 //! The tests' operators, and their plugin. What an operator's polls do, a closure says.
 
-use std::fmt;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
 use arrow_device::device::sim::SimMemory;
-use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Queue};
-use arrow_device_datafusion::{
-    DeviceExec, DeviceOperator, DevicePlugin, DeviceReservation, DeviceSpec, DeviceTask,
-    SendableDeviceStream, Verdict, to_datafusion,
-};
-use datafusion::arrow::datatypes::DataType;
-use datafusion::arrow::error::ArrowError;
-use datafusion::common::{DataFusionError, Result};
+use arrow_device::{DeviceArray, DeviceBufferMut, Queue};
+use arrow_device_datafusion::DeviceTask;
+use datafusion::common::Result;
 use datafusion::logical_expr::Operator as Op;
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::{Column, binary, lit};
-use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::metrics::MetricBuilder;
-use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use datafusion::physical_plan::union::UnionExec;
-use futures::StreamExt;
 use futures::stream::poll_fn;
 
-use crate::kit::Plan;
+use crate::kit::*;
 
 /// What a poll returns.
 pub(crate) type Step = Poll<Option<arrow_device::Result<DeviceRecordBatch>>>;

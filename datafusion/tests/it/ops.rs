@@ -1,18 +1,7 @@
 //! The given operators: the values of DataFusion's own nodes, and nothing moves.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-
-use arrow_device::{Device, DeviceRecordBatch, Error, TransferStats};
-use arrow_device_datafusion::{DeviceExec, DeviceForm, DeviceTable};
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::DataFusionError;
-use datafusion::datasource::MemTable;
-use datafusion::physical_expr::expressions::{CastExpr, col, lit};
+use datafusion::physical_expr::expressions::CastExpr;
 use datafusion::physical_plan::execution_plan::{ChildrenPropertiesMode, ReplaceChildrenOptions};
-use datafusion::physical_plan::{ExecutionPlanProperties, collect_partitioned};
-use futures::{Stream, StreamExt, TryStreamExt};
 
 use crate::kit::*;
 use crate::nodes::*;

@@ -1,17 +1,10 @@
 //! What plugins run, and where the rest of the plan runs.
 
 use std::panic::panic_any;
-use std::sync::Arc;
 
-use arrow_device_datafusion::{DeviceOperator, DeviceRule, declined};
-use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::Result;
-use datafusion::common::config::ConfigOptions;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::empty::EmptyExec;
-use futures::TryStreamExt;
 
 use crate::kit::*;
 use crate::nodes::*;

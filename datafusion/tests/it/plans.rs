@@ -1,14 +1,6 @@
 //! Plans: where transitions stand, and which of DataFusion's nodes run on a device without a plugin.
 
-use std::sync::Arc;
-
-use arrow_device_datafusion::DeviceExec;
-use datafusion::common::config::ConfigOptions;
-use datafusion::physical_expr::Partitioning;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
 use datafusion::physical_plan::execution_plan::reset_plan_states;
-use datafusion::physical_plan::{ExecutionPlanProperties, collect_partitioned, displayable};
 
 use crate::kit::*;
 use crate::nodes::*;
@@ -69,37 +61,10 @@ async fn all_rows(plan: &Plan) -> Vec<Vec<String>> {
 
 /// Queries over the device tables t, u and, of two partitions, p, and over the host table h; above each scan of a device there are
 /// so many device operators of another rule, with superfluous transitions in between. Then the plan's shape.
-const PLANNED: &str = "
-    0 SELECT * FROM t
-      Down < Scan A
-    0 SELECT b FROM t LIMIT 3 OFFSET 2
-      Down < Limit A < Scan A
-    0 SELECT a + 1 AS x FROM t WHERE b > 3
-      Projection < Filter < Down < Scan A
-    0 SELECT b, sum(a) FROM t GROUP BY b
-      Aggregate < Down < Scan A
-    0 SELECT a FROM t ORDER BY b DESC LIMIT 2
-      Projection < Sort < Down < Scan A
-    0 SELECT t.a, u.s FROM t JOIN u ON t.a = u.b
-      HashJoin < (Down < Scan A, Down < Scan A)
-    0 SELECT t.a, h.s FROM t JOIN h ON t.a = h.b
-      HashJoin < (Down < Scan A, DataSource)
-    0 SELECT a FROM p ORDER BY a
-      SortPreservingMerge < Sort < Down < Scan A
-    1 SELECT a FROM p ORDER BY a
-      SortPreservingMerge < Sort < Down < Map A < Scan A
-    2 SELECT a FROM t WHERE b > 3
-      Filter < Down < Map A < Map A < Scan A
-    1 SELECT t.a, u.s FROM t JOIN u ON t.a = u.b
-      HashJoin < (Down < Map A < Scan A, Down < Map A < Scan A)
-    2 SELECT * FROM h
-      DataSource
-";
-
 #[tokio::test]
 async fn transitions_stand_where_rows_leave_a_device() {
     let sim = Sim::new();
-    for [query, expected] in pairs(PLANNED) {
+    for [query, expected] in pairs(include_str!("../queries/planned.txt")) {
         let (doubles, sql) = query.split_once(' ').unwrap();
         let ctx = session_with(1, doubles.parse().unwrap());
         let two = [vec![rows(0, 10)], vec![rows(10, 10)]];
@@ -286,7 +251,7 @@ async fn explain_shows_device_nodes() {
 #[tokio::test]
 async fn a_partition_too_many_is_an_error() {
     let sim = Sim::new();
-    let scan = device_scan(&sim).await;
+    let scan = planned("Scan A", &[&sim], &[]);
     let node = DeviceExec::of(&scan).unwrap();
     let started = node.execute_device(1, session().task_ctx());
     fails(started, &["partition 1 of 1 of DeviceScanExec"]);

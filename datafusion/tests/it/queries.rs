@@ -1,16 +1,5 @@
 //! Queries over tables on devices: their results are those over DataFusion's own table.
 
-use std::sync::Arc;
-
-use arrow_device::DeviceRecordBatch;
-use arrow_device_datafusion::{DeviceExec, DeviceTable};
-use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::catalog::TableProvider;
-use datafusion::datasource::MemTable;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionContext;
-
 use crate::kit::*;
 
 /// The schema of a query over the table t, and its rows, sorted unless the query has an order.
@@ -47,23 +36,6 @@ pub(crate) async fn same_as_on_host(
     }
 }
 
-const QUERIES: &str = "
-    SELECT * FROM t
-    SELECT a FROM t
-    SELECT a FROM t LIMIT 3
-    SELECT count(*) FROM t
-    SELECT count(*) FROM (SELECT * FROM t LIMIT 3)
-    SELECT sum(a), min(a), count(a) FROM t
-    SELECT a, count(*) FROM t GROUP BY a ORDER BY a
-    SELECT x.a FROM t x JOIN t y ON x.a = y.a ORDER BY x.a
-    SELECT a FROM t UNION ALL SELECT a + 1 FROM t ORDER BY a
-    SELECT a FROM t ORDER BY a
-    SELECT a FROM t ORDER BY a DESC LIMIT 2 OFFSET 1
-    SELECT a, row_number() OVER (ORDER BY a DESC) FROM t
-    SELECT a, sum(a) OVER (PARTITION BY a % 2 ORDER BY a) FROM t
-    SELECT count(*) FROM (SELECT a FROM t LIMIT 2 OFFSET 1)
-";
-
 /// Over a device's batches, and over readers.
 #[tokio::test]
 async fn tables_with_few_rows_or_none() {
@@ -86,7 +58,8 @@ async fn tables_with_few_rows_or_none() {
         // Each reader has a count of its own.
         let (readers, ..) = readers_table(&sim, n, next);
         let others: [Arc<dyn TableProvider>; 2] = [on_device, readers];
-        same_as_on_host(Arc::new(table.unwrap()), &others, &[1, 4], QUERIES).await;
+        let queries = include_str!("../queries/few_rows.sql");
+        same_as_on_host(Arc::new(table.unwrap()), &others, &[1, 4], queries).await;
     }
 }
 

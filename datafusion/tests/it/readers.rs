@@ -1,24 +1,12 @@
 //! Tables that are read while a plan runs, and what was asked of them.
 
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatches,
-};
-use arrow_device_datafusion::{DeviceTable, ScanRequest};
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::streaming::StreamingTable;
-use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::common::Result;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
-use futures::Stream;
-use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures::channel::mpsc::{UnboundedReceiver, unbounded};
 
-use crate::kit::{Plan, numbers, scan};
+use crate::kit::*;
 
 pub(crate) type Sent = arrow_device::Result<DeviceRecordBatch>;
 
@@ -27,21 +15,6 @@ pub(crate) struct Reader {
     device: Device,
     next: Box<dyn FnMut() -> Option<arrow_device::Result<RecordBatch>> + Send>,
     gone: Arc<AtomicBool>,
-}
-
-impl Reader {
-    /// The closure gets the number of the batch.
-    pub(crate) fn new(
-        device: &Device,
-        mut next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
-    ) -> Self {
-        let mut at = 0..;
-        Self {
-            device: device.clone(),
-            next: Box::new(move || next(at.next()?)),
-            gone: Arc::default(),
-        }
-    }
 }
 
 impl Iterator for Reader {
@@ -79,13 +52,16 @@ pub(crate) fn readers_table(
     let (of, counts, flag) = (device.clone(), asked.clone(), gone.clone());
     let next = Arc::new(next);
     let open = move |request: ScanRequest| {
-        let (next, counts) = (next.clone(), counts.clone());
-        let mut reader = Reader::new(&of, move |i| {
+        let (next, counts, mut at) = (next.clone(), counts.clone(), 0..);
+        let next = move || {
             counts.fetch_add(1, SeqCst);
-            next(request.partition, i)
-        });
-        reader.gone = flag.clone();
-        Ok(reader)
+            next(request.partition, at.next()?)
+        };
+        Ok(Reader {
+            device: of.clone(),
+            next: Box::new(next),
+            gone: flag.clone(),
+        })
     };
     let schema = numbers(0, 1).schema();
     let table = DeviceTable::from_readers(schema, device.clone(), partitions, open);

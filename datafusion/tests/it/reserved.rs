@@ -1,18 +1,9 @@
 //! What operators reserve for what they keep, limits of a device's memory, and queries that take turns because of them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Poll, Wake, Waker, ready};
-use std::thread;
+use std::task::Wake;
 
-use arrow_device::Device;
-use arrow_device::device::sim::FaultOp;
-use arrow_device_datafusion::{DeviceMemory, DeviceReservation, execute_on_device};
+use arrow_device_datafusion::DeviceMemory;
 use datafusion::execution::memory_pool::MemoryConsumer;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::{collect, execute_stream};
-use futures::{FutureExt, StreamExt};
-use tokio::time::timeout;
 
 use crate::kit::*;
 use crate::memory::{assert_refused, limited, recorded};

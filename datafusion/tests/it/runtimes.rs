@@ -1,19 +1,8 @@
 //! The runtime that runs a plan's tasks: it ends before its result does, and its own threads read
 //! the result.
 
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
-
-use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Error, FFI_ArrowDeviceArrayStream,
-};
-use arrow_device_datafusion::{BlockingReader, SendableDeviceStream};
-use datafusion::arrow::array::{AsArray, RecordBatch};
+use arrow_device_datafusion::BlockingReader;
 use datafusion::arrow::datatypes::Int64Type;
-use futures::StreamExt;
-use futures::executor::block_on;
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_blocking};
 

@@ -1,22 +1,10 @@
 //! Results of plans as device streams.
 
 use std::future::poll_fn;
-use std::sync::atomic::Ordering::SeqCst;
-use std::task::Poll;
-use std::thread;
 
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, Outcome, produce,
 };
-use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, Error, ExportOptions,
-    FFI_ArrowDeviceArrayStream, SyncPolicy,
-};
-use arrow_device_datafusion::{
-    SendableDeviceStream, execute_on_device, export_plan, to_datafusion,
-};
-use datafusion::common::DataFusionError;
-use futures::{StreamExt, TryStreamExt};
 
 use crate::kit::*;
 use crate::nodes::*;

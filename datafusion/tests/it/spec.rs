@@ -1,10 +1,5 @@
 //! Nodes describe their device, and open it where they run.
 
-use arrow_device::{ArrowDeviceType, DeviceId, Devices, Error};
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec, DeviceTable, execute_on_device};
-use datafusion::physical_plan::{collect, collect_partitioned};
-use futures::TryStreamExt;
-
 use crate::kit::*;
 use crate::nodes::*;
 

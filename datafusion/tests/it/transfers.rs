@@ -1,19 +1,6 @@
 //! What moves, what is waited for, and whether it is told.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
-
-use arrow_device::{Devices, TransferStats};
-use arrow_device_datafusion::DeviceExec;
-use datafusion::arrow::array::{ArrayRef, RecordBatch, StringArray};
-use datafusion::execution::TaskContext;
-use datafusion::execution::memory_pool::MemoryPool;
-use datafusion::prelude::SessionContext;
-use futures::{Stream, StreamExt};
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
 
 use crate::kit::*;
 use crate::memory::recorded;
@@ -152,8 +139,7 @@ async fn what_comes_down_has_the_batch_size() {
     let sim = Sim::new();
     let ctx = over(device_table(&sim, &[vec![numbers(0, 100)]]));
     let found = query(&ctx, "SELECT a FROM t").await.unwrap();
-    let sizes: Vec<_> = found.iter().map(RecordBatch::num_rows).collect();
-    assert_eq!(sizes, [32, 32, 32, 4]);
+    assert_eq!(sizes(&found), [32, 32, 32, 4]);
     assert_eq!(numbers_of(&found), multiples(100, 1));
 }
 

@@ -1,26 +1,10 @@
 //! How rows of the host go up: in the types that a plugin wants, and in batches that are not too small.
 
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use arrow_device::{DeviceRecordBatch, Devices};
-use arrow_device_datafusion::{DeviceOperator, DeviceOptions, execute_on_device};
-use datafusion::arrow::array::{
-    Array, ArrayRef, DictionaryArray, Int8Array, Int64Array, NullArray, RecordBatch, StringArray,
-    StringViewArray,
-};
-use datafusion::arrow::compute::{cast, concat_batches, sort_to_indices, take_record_batch};
+use datafusion::arrow::compute::{sort_to_indices, take_record_batch};
 use datafusion::arrow::datatypes::DataType::{self, *};
-use datafusion::arrow::datatypes::{Field, Int8Type, Schema};
-use datafusion::common::{DataFusionError, Result};
-use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::{StreamExt, TryStreamExt};
+use datafusion::common::Result;
 
 use crate::kit::*;
 use crate::nodes::*;
@@ -233,10 +217,6 @@ async fn back(given: &[RecordBatch], rows: usize) -> Vec<RecordBatch> {
     let given = given.iter().cloned().map(Ok).collect();
     let up = uploaded(given, rows, &Sim::new()).await.into_iter();
     up.map(|batch| batch.unwrap().to_host().unwrap()).collect()
-}
-
-fn sizes(batches: &[RecordBatch]) -> Vec<usize> {
-    batches.iter().map(RecordBatch::num_rows).collect()
 }
 
 /// Every type: whole batches and slices, with and without nulls.

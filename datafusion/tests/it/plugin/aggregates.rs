@@ -1,21 +1,11 @@
 //! The worked plugin's aggregates, whole and in halves, against DataFusion's own, on values that look random.
 
-use std::sync::Arc;
-
-use arrow_device_datafusion::{
-    DeviceOperator, DevicePlugin, DeviceRule, DeviceSpec, Verdict, declined,
-};
-use datafusion::arrow::array::{
-    ArrayRef, Date32Array, Decimal128Array, Float64Array, Int32Array, Int64Array, RecordBatch,
-    StringArray, StringViewArray,
-};
+use datafusion::arrow::array::Decimal128Array;
 use datafusion::error::Result;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateInputMode};
-use datafusion::physical_plan::collect;
 
 use super::kit::*;
 use crate::device_filter::FilterPlugin;
-use crate::kit::text;
 
 /// Of each partition.
 const BATCHES: usize = 20;

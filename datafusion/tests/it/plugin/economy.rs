@@ -1,18 +1,7 @@
 //! What a filter keeps, joins and loads.
 
-use std::slice::from_ref;
-use std::sync::Arc;
-
-use arrow_device::{Device, DeviceId, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceExec, DeviceResolver, DeviceRule, DeviceSpec};
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, StringViewArray};
-use datafusion::arrow::compute::concat_batches;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionContext;
-
 use super::kit::*;
 use crate::device_filter::FilterPlugin;
-use crate::kit::{device_table, eventually, host_table, text, to_host};
 
 /// So many rows of a number, a text of 32 bytes and a view of one.
 fn wide(first: i64, rows: i64) -> RecordBatch {
@@ -29,14 +18,10 @@ fn wide(first: i64, rows: i64) -> RecordBatch {
 /// These batches in one partition, on a device and on the host.
 fn tables(device: &Device, batches: Vec<RecordBatch>) -> Tables {
     let partitions = [batches];
-    let host = context(of_partitions(1), []);
+    let host = session_of(of_partitions(1), []);
     register(&host, "t", host_table(&partitions));
     let device = session(device_table(device, &partitions), 1);
     Tables { host, device }
-}
-
-fn rows_of(batches: &[DeviceRecordBatch]) -> Vec<usize> {
-    batches.iter().map(DeviceRecordBatch::num_rows).collect()
 }
 
 /// A result of 20 of 20,000 rows keeps the bytes of 20 rows: nothing of its input, and no larger buffers.
@@ -130,7 +115,7 @@ fn with_rule(plugin: &Arc<FilterPlugin>, spec: DeviceSpec, devices: &[Device]) -
     let resolver = DeviceResolver::of(devices.iter().cloned());
     let rule = DeviceRule::default().with_plugin(plugin.clone());
     let config = of_partitions(PARTITIONS).with_extension(Arc::new(resolver));
-    let context = context(config, [Arc::new(rule.with_uploads(spec, 0)) as _]);
+    let context = session_of(config, [Arc::new(rule.with_uploads(spec, 0)) as _]);
     register(&context, "t", host_table(&numbered(PARTITIONS, 2, batch)));
     context
 }

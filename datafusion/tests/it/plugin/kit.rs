@@ -1,51 +1,13 @@
 //! Tables and sessions of the tests.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use arrow_device::{Device, DeviceRecordBatch, TransferStats};
-use arrow_device_datafusion::{DeviceRule, DeviceTable, execute_on_device};
-use datafusion::arrow::array::{
-    ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, NullArray, RecordBatch,
-    StringArray, TimestampMicrosecondArray,
-};
-use datafusion::arrow::compute::{cast, concat_batches};
-use datafusion::arrow::datatypes::DataType;
-use datafusion::catalog::TableProvider;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
-use datafusion::datasource::MemTable;
-use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::collect_partitioned;
-use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::{FutureExt, StreamExt};
+use datafusion::arrow::array::TimestampMicrosecondArray;
 
 use crate::device_filter::FilterPlugin;
-pub(crate) use crate::kit::{Plan, Sim, fails, plan, register, row_count, says, shape};
+pub(crate) use crate::kit::*;
 use crate::support::compare::same_batch;
 
 pub(crate) const PARTITIONS: usize = 3;
 pub(crate) const ROWS: usize = 300;
-
-pub(crate) type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
-
-/// A session of DataFusion's own rules, and then these.
-pub(crate) fn context(
-    config: SessionConfig,
-    rules: impl IntoIterator<Item = Rule>,
-) -> SessionContext {
-    let mut state = SessionStateBuilder::new()
-        .with_config(config)
-        .with_default_features();
-    for rule in rules {
-        state = state.with_physical_optimizer_rule(rule);
-    }
-    SessionContext::new_with_state(state.build())
-}
-
-pub(crate) fn of_partitions(partitions: usize) -> SessionConfig {
-    SessionConfig::new().with_target_partitions(partitions)
-}
 
 /// The rule with the plugin.
 pub(crate) fn filters() -> DeviceRule {
@@ -54,7 +16,7 @@ pub(crate) fn filters() -> DeviceRule {
 
 /// A session with the plugin and a table t.
 pub(crate) fn session(table: Arc<dyn TableProvider>, partitions: usize) -> SessionContext {
-    let context = context(of_partitions(partitions), [Arc::new(filters()) as _]);
+    let context = session_of(of_partitions(partitions), [Arc::new(filters()) as _]);
     register(&context, "t", table);
     context
 }
@@ -166,8 +128,8 @@ impl Tables {
         let memory = MemTable::try_new(schema, on_host.collect()).unwrap();
         let config = of_partitions(whole.len());
         let tables = Self {
-            host: context(config.clone(), []),
-            device: context(config, [Arc::new(rule) as _]),
+            host: session_of(config.clone(), []),
+            device: session_of(config, [Arc::new(rule) as _]),
         };
         register(&tables.host, "t", Arc::new(memory));
         register(&tables.device, "t", Arc::new(table.unwrap()));

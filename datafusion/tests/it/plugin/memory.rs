@@ -1,20 +1,8 @@
 //! What a filter reserves and keeps while its results wait for each other. Columns that are large and of which few rows pass.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use arrow_device::Device;
-use arrow_device::device::sim::SimDevice;
-use arrow_device_datafusion::DevicePools;
-use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
-use datafusion::catalog::TableProvider;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
-use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionContext;
 
 use super::kit::*;
-use crate::kit::{device_table, host_stream_of, metric, numbers};
 
 const MIB: usize = 1 << 20;
 const BATCHES: usize = 24;
@@ -54,7 +42,7 @@ fn with_pool(
     let pools = DevicePools::new(move |_| pool.clone());
     let config = of_partitions(1).with_extension(Arc::new(pools));
     let rule = filters().with_uploads(device, 0);
-    let context = context(config, [Arc::new(rule) as _]);
+    let context = session_of(config, [Arc::new(rule) as _]);
     register(&context, "t", table);
     context
 }
@@ -78,7 +66,7 @@ async fn over_uploads(limit: usize) -> (Result<Vec<usize>>, Vec<(usize, usize)>)
     let found = collect(query, context.task_ctx()).await;
     drop(context);
     assert_eq!(pool.reserved(), 0);
-    let rows = found.map(|found| found.iter().map(RecordBatch::num_rows).collect());
+    let rows = found.map(|found| sizes(&found));
     sim.assert_done();
     (rows, used.lock().unwrap().clone())
 }

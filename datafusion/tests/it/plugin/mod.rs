@@ -7,22 +7,8 @@ pub(crate) mod kit;
 mod memory;
 mod types;
 
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Waker};
+use futures::stream;
 
-use arrow_device::device::sim::FaultOp;
-use arrow_device::{Device, Devices};
-use arrow_device_datafusion::{DeviceTable, ScanRequest};
-use datafusion::arrow::compute::concat_batches;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionContext;
-use futures::{StreamExt, stream};
-
-use crate::kit::LONG;
 use kit::*;
 
 /// Columns, and literals to compare them with.
@@ -94,7 +80,7 @@ async fn it_replaces_the_filter() {
           DeviceFilterExec: device=A, n@2 > 3 AND x@1 < 1.5, projection=[a@0, x@1]
             DeviceScanExec: device=A, partitions=3, projection=[a, x, n]
     ";
-    crate::kit::assert_plan(&with, &[&sim], expected);
+    assert_plan(&with, &[&sim], expected);
     let with = plan(&tables.device, "SELECT id FROM t WHERE a = 1 ORDER BY id").await;
     let expected = "SortPreservingMerge < Sort < Down < Filter A < Scan A";
     assert_eq!(shape(&with, &[&sim]), expected);
@@ -122,7 +108,7 @@ async fn it_leaves_what_it_cannot_do() {
         assert!(!is_on_device(&plan) && n > 0, "{query}");
     }
     // Not on a device, or on one without kernels.
-    let on_host = session(crate::kit::host_table(&[vec![batch(0)]]), 1);
+    let on_host = session(host_table(&[vec![batch(0)]]), 1);
     for context in [on_host, Tables::new(&Devices::cpu(), 1).device] {
         let plan = plan(&context, "SELECT id FROM t WHERE a > 3").await;
         assert!(!is_on_device(&plan));
@@ -156,7 +142,7 @@ async fn a_limit_ends_it() {
         let (context, asked) = endless(&sim, batches);
         // 238 of the 300 rows of a batch.
         let query = plan(&context, "SELECT id, a FROM t WHERE a > -100 LIMIT 400").await;
-        says(&crate::kit::text(&query, &[]), &["a@1 > -100, fetch=400"]);
+        says(&text(&query, &[]), &["a@1 > -100, fetch=400"]);
         let found = tokio::time::timeout(LONG, rows(&context, query)).await;
         assert_eq!(found.expect("it ends")[0].num_rows(), 400);
         let asked = asked.load(SeqCst);

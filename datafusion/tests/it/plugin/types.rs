@@ -1,19 +1,9 @@
 //! Every type that the kernels support, against DataFusion's own filter, on random values.
 
-use std::sync::Arc;
-
-use datafusion::arrow::array::{Array, ArrayData, ArrayRef, Int64Array, RecordBatch, make_array};
+use datafusion::arrow::array::{ArrayData, make_array};
 use datafusion::arrow::compute::concat;
-use datafusion::arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
-use datafusion::common::ScalarValue;
-use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::{
-    BinaryExpr, Literal, NotExpr, col, is_not_null, is_null,
-};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::filter::FilterExec;
-use datafusion::prelude::SessionContext;
+use datafusion::arrow::datatypes::{IntervalUnit, TimeUnit};
+use datafusion::physical_expr::expressions::{BinaryExpr, Literal, NotExpr, is_not_null, is_null};
 
 use super::kit::*;
 use crate::support::r#gen::{Nulls, array};

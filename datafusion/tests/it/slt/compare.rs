@@ -1,19 +1,12 @@
 //! What a statement does in a session, and whether that is the same in two.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use arrow_device_datafusion::DeviceExec;
-use datafusion::arrow::array::{Array, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, SchemaRef};
-use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use datafusion::common::tree_node::TreeNode;
 use datafusion::error::Result;
 use datafusion::logical_expr::{Expr, LogicalPlan};
-use datafusion::physical_plan::collect;
-use datafusion::prelude::SessionContext;
 
 use super::sessions::Session;
+use crate::prelude::*;
 
 /// How long a statement may take in a session.
 const LIMIT: Duration = Duration::from_secs(60);

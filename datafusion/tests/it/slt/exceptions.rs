@@ -1,6 +1,7 @@
 //! The list of what differs.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use crate::prelude::*;
+use std::sync::atomic::Ordering::Relaxed;
 
 const KEYS: [&str; 7] = [
     "file",

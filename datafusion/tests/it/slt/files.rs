@@ -1,10 +1,11 @@
 //! The files, their records, and what their statements read and write.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use datafusion::DATAFUSION_VERSION;
+
+use crate::prelude::*;
 
 /// A statement or query of a file.
 pub(super) struct Record {

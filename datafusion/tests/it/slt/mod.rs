@@ -15,13 +15,9 @@ mod exceptions;
 mod files;
 mod sessions;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
 
-use futures::StreamExt;
-
+use crate::prelude::*;
 use compare::{difference, outcome, replaced};
 use exceptions::Exceptions;
 use files::Folder;

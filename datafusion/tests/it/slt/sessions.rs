@@ -1,26 +1,13 @@
 //! The sessions: which tables are on devices, and which nodes of plans.
 
 use std::any::Any;
-use std::sync::Arc;
 
-use arrow_device::{Device, Devices as All};
-use arrow_device_datafusion::{
-    DeviceExec, DeviceOperator, DevicePlugin, DeviceRule, DeviceSpec, DeviceTable, DeviceTask,
-    SendableDeviceStream, Verdict, to_datafusion,
-};
-use datafusion::catalog::{MemTable, TableProvider};
+use arrow_device::Devices as All;
+use datafusion::catalog::MemTable;
 use datafusion::common::Result;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::coop::CooperativeExec;
-use datafusion::prelude::SessionContext;
-use futures::{StreamExt, stream};
 
-use crate::kit::{Plan, Sim};
-use crate::operator::Backed;
-use crate::plugin::kit::{Rule, context, of_partitions};
+use crate::kit::*;
+use crate::operator::{Backed, State, Step, operator};
 
 /// A kind of session. Devices are numbers of [`Devices`].
 pub(super) struct Kind {
@@ -70,7 +57,7 @@ impl Devices {
         let mut rules: Vec<Rule> = Vec::new();
         if let Some(kind) = kind.filter(|kind| !kind.operators.is_empty()) {
             let devices = kind.operators.iter().map(|&i| (&self.0[i]).into());
-            rules.push(Arc::new(Everywhere(devices.collect())));
+            rules.push(everywhere(devices.collect()));
         }
         if let Some(kind) = kind.filter(|kind| kind.rule) {
             let mut rule = DeviceRule::default();
@@ -85,7 +72,7 @@ impl Devices {
         let tables = kind.and_then(|kind| kind.tables);
         Session {
             // As in DataFusion's own runs of the files.
-            ctx: context(of_partitions(4), rules),
+            ctx: session_of(of_partitions(4), rules),
             device: tables.map(|i| self.0[i].clone()),
         }
     }
@@ -174,52 +161,30 @@ impl DevicePlugin for Everything {
     }
 }
 
-/// Puts an operator above every node of a plan.
-#[derive(Debug)]
-struct Everywhere(Vec<DeviceSpec>);
-
-impl PhysicalOptimizerRule for Everywhere {
-    fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
-        let mut devices = self.0.iter().cycle();
-        let above = |child: Plan| {
-            let device = devices.next().unwrap().clone();
-            // A node that passes rows on.
-            let node = Arc::new(CooperativeExec::new(child));
-            let above = DeviceExec::new(node, device, Arc::new(Slices));
-            Ok(Transformed::yes(Arc::new(above) as Plan))
-        };
-        Ok(plan.transform_up(above)?.data)
+/// Puts an operator above every node of a plan, on these devices in turn, from the leaves up.
+fn everywhere(devices: Vec<DeviceSpec>) -> Rule {
+    fn height(plan: &Plan) -> usize {
+        let below = plan.children().into_iter().map(height);
+        below.max().map_or(0, |below| below + 1)
     }
-
-    fn name(&self) -> &str {
-        "Everywhere"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+    transforming(move |child| {
+        let device = devices[height(&child) % devices.len()].clone();
+        Transformed::yes(operator("SlicesExec", vec![child], device, slices))
+    })
 }
 
-/// Passes its child's rows on, each batch as two slices if it has so many rows.
-#[derive(Debug)]
-struct Slices;
-
-impl DeviceOperator for Slices {
-    fn name(&self) -> &str {
-        "SlicesExec"
+/// Passes rows on, each batch as two slices if it has so many rows.
+fn slices(state: &mut State, cx: &mut Context<'_>) -> Step {
+    if let Some(rest) = state.batches.pop() {
+        return Poll::Ready(Some(Ok(rest)));
     }
-
-    fn execute(&self, task: &DeviceTask<'_>) -> Result<SendableDeviceStream> {
-        let slices = task.input(0)?.flat_map(|batch| {
-            stream::iter(match batch {
-                Ok(batch) => {
-                    let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
-                    let rest = (rows > first).then(|| batch.slice(first, rows - first));
-                    [batch.slice(0, first)].into_iter().chain(rest).collect()
-                }
-                Err(e) => vec![Err(e)],
-            })
-        });
-        Ok(task.stream(slices))
-    }
+    let next = ready!(state.next(cx));
+    Poll::Ready(next.map(|batch| {
+        let batch = batch?;
+        let (rows, first) = (batch.num_rows(), batch.num_rows().div_ceil(3));
+        if rows > first {
+            state.batches.push(batch.slice(first, rows - first)?);
+        }
+        batch.slice(0, first)
+    }))
 }

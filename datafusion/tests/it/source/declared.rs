@@ -1,20 +1,8 @@
 //! What a source declares, and what DataFusion leaves out for it.
 
-use std::sync::Arc;
-
-use arrow_device_datafusion::{DeviceExec, DeviceTable};
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::common::Constraint;
 use datafusion::common::stats::Precision;
-use datafusion::common::{Constraint, Constraints, ScalarValue};
-use datafusion::logical_expr::TableProviderFilterPushDown;
-use datafusion::physical_expr::expressions::{Column, col};
-use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::SortOrderPushdownResult::{Exact, Unsupported};
-use datafusion::physical_plan::execution_plan::Boundedness;
-use datafusion::physical_plan::repartition::RepartitionExec;
-use datafusion::physical_plan::{ExecutionPlanProperties, collect, collect_partitioned};
-use futures::StreamExt;
 
 use super::batches;
 use super::watched::{Watched, declaring};

@@ -1,14 +1,7 @@
 //! Tables that other processes have, too: names, declarations and parts.
 
-use std::sync::Arc;
-
-use arrow_device::{ArrowDeviceType, Error};
-use arrow_device_datafusion::{DeviceExec, DeviceScanExec, DeviceSpec, DeviceTable};
+use arrow_device_datafusion::DeviceScanExec;
 use datafusion::logical_expr::TableProviderFilterPushDown::Inexact;
-use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_expr::expressions::lit;
-use datafusion::physical_plan::collect_partitioned;
-use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 
 use super::batches;
 use super::watched::declaring;

@@ -1,17 +1,6 @@
 //! `INSERT`, `UPDATE` and `DELETE` on a device table. DataFusion's own SQL logic tests compare more of them with its table in memory.
 
-use std::sync::Arc;
-use std::task::{Poll, ready};
-
-use arrow_device::{ArrowDeviceType, DeviceId, Error};
-use arrow_device_datafusion::DeviceResolver;
-use datafusion::arrow::array::{AsArray, Int64Array, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, UInt64Type};
-use datafusion::common::DataFusionError;
-use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_plan::{collect, execute_stream};
-use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::StreamExt;
+use datafusion::arrow::datatypes::UInt64Type;
 
 use super::watched::declaring;
 use crate::kit::*;

@@ -1,5 +1,6 @@
 //! Tables of real sources: what they declare, what reaches them, and what may be inserted.
 
+use crate::prelude::*;
 mod declared;
 mod elsewhere;
 mod insert;
@@ -7,8 +8,6 @@ mod requests;
 mod statistics;
 mod streams;
 pub(crate) mod watched;
-
-use datafusion::arrow::array::RecordBatch;
 
 /// Three batches of 16 rows in each partition.
 fn batches(partitions: usize) -> Vec<Vec<RecordBatch>> {

@@ -1,8 +1,5 @@
 //! What reaches a source: columns, limit, filters, and the device.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
-use arrow_device::Error;
 use datafusion::logical_expr::TableProviderFilterPushDown::{Exact, Inexact, Unsupported};
 use datafusion::physical_expr::expressions::DynamicFilterPhysicalExpr;
 

@@ -1,14 +1,6 @@
 //! Statistics of sources: DataFusion answers from them, so they are checked.
 
-use std::sync::Arc;
-
-use arrow_device::Error;
-use arrow_device_datafusion::DeviceTable;
-use datafusion::common::Statistics;
 use datafusion::common::stats::Precision::{self, Absent, Exact, Inexact};
-use datafusion::logical_expr::TableProviderFilterPushDown;
-use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::statistics::StatisticsArgs;
 
 use super::batches;
 use super::watched::{Seen, declaring};

@@ -1,14 +1,5 @@
 //! Streams of futures: no thread waits for them.
 
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::thread;
-
-use arrow_device::{DeviceRecordBatches, Devices, Error};
-use arrow_device_datafusion::{DeviceTable, ScanRequest, SendableDeviceStream};
-use futures::StreamExt;
-
 use crate::kit::*;
 
 fn threads() -> usize {

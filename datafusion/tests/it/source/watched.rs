@@ -1,21 +1,8 @@
 //! A source that records what is asked of it.
 
-use std::sync::{Arc, Mutex};
-
-use arrow_device::{DeviceRecordBatch, DeviceRecordBatches, Error};
-use arrow_device_datafusion::{
-    DeviceSink, DeviceSource, DeviceSpec, DeviceTable, InsertRequest, ScanRequest,
-    SendableDeviceStream,
-};
+use arrow_device_datafusion::{DeviceSink, DeviceSource, InsertRequest};
 use async_trait::async_trait;
-use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::compute::filter_record_batch;
-use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::{Constraints, Statistics};
-use datafusion::logical_expr::TableProviderFilterPushDown;
-use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_expr::{LexOrdering, Partitioning, PhysicalExpr};
-use datafusion::physical_plan::execution_plan::Boundedness;
 
 use crate::kit::*;
 

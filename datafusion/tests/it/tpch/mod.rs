@@ -4,27 +4,20 @@
 
 mod turns;
 
-use std::ops::RangeInclusive;
-use std::slice::from_ref;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use arrow_device_datafusion::DeviceRule;
-use datafusion::arrow::array::{Array, RecordBatch, RecordBatchReader};
+use datafusion::arrow::array::RecordBatchReader;
 use datafusion::arrow::buffer::Buffer;
-use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::Result;
-use datafusion::object_store::memory::InMemory;
 use datafusion::object_store::path::Path;
 use datafusion::object_store::{ObjectStoreExt, PutPayload};
 use datafusion::parquet::arrow::ArrowWriter;
-use datafusion::physical_plan::collect;
-use datafusion::prelude::{ParquetReadOptions, SessionContext};
+use datafusion::prelude::ParquetReadOptions;
 use tpchgen::generators as tpch;
 use tpchgen_arrow as arrow_tables;
 
-use crate::kit::lines;
-use crate::kit::{Plan, Sim, device_table, host_table, plan, register, shape, text};
-use crate::plugin::kit::{Rule, context, count, filters, nodes, of_partitions};
+use crate::kit::*;
+use crate::plugin::kit::{count, filters, nodes};
 
 /// At this one every query finds something; at 0.01, 17 does not. The fraction in `q11.sql` is that of 0.05, so more rows pass.
 const SCALE: f64 = 0.02;
@@ -209,7 +202,7 @@ async fn session(sql: &str, run: Run, sim: &Sim) -> Result<SessionContext> {
         Rules::Transitions => Some(Arc::new(DeviceRule::default())),
         Rules::Plugin => Some(Arc::new(filters().with_uploads(&sim.device, 0))),
     };
-    let context = context(of_partitions(partitions), rule);
+    let context = session_of(of_partitions(partitions), rule);
     let url = "memory:///".parse().expect("a URL");
     context.register_object_store(&url, PARQUET.clone());
     for Table { name, batches } in used(sql) {

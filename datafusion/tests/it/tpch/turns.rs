@@ -1,54 +1,29 @@
 //! Several queries on a device that has room for one.
 
-use std::slice::from_ref;
-use std::sync::Arc;
-use std::task::ready;
-
-use arrow_device::device::sim::SimConfig;
-use arrow_device_datafusion::{DeviceOptions, DeviceRule, DeviceSpec};
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::error::{DataFusionError, Result};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::prelude::SessionContext;
+use datafusion::error::Result;
 
 use super::{answer, on_host, used};
-use crate::kit::{Plan, Sim, fails, host_table, plan, register};
+use crate::kit::*;
 use crate::operator::{Step, operator};
-use crate::plugin::kit::{context, of_partitions};
 
 const SQL: &str = include_str!("../../queries/q18.sql");
 const MEMORY: usize = 16 << 20;
 
 /// Puts an operator above each scan and join that has all rows of its partition on the device before it passes them on.
-#[derive(Debug)]
-struct Gather(DeviceSpec);
-
-impl PhysicalOptimizerRule for Gather {
-    fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
-        let above = |node: Plan| {
-            if !["DataSourceExec", "HashJoinExec"].contains(&node.name()) {
-                return Ok(Transformed::no(node));
+fn gather(device: DeviceSpec) -> Rule {
+    transforming(move |node| {
+        if !["DataSourceExec", "HashJoinExec"].contains(&node.name()) {
+            return Transformed::no(node);
+        }
+        let gathered = operator("GatherExec", vec![node], device.clone(), |state, cx| {
+            while let Some(batch) = ready!(state.next(cx)) {
+                state.batches.push(batch?);
             }
-            let gathered = operator("GatherExec", vec![node], self.0.clone(), |state, cx| {
-                while let Some(batch) = ready!(state.next(cx)) {
-                    state.batches.push(batch?);
-                }
-                let next = (!state.batches.is_empty()).then(|| Ok(state.batches.remove(0)));
-                Step::Ready(next)
-            });
-            Ok(Transformed::yes(gathered))
-        };
-        Ok(plan.transform_up(above)?.data)
-    }
-
-    fn name(&self) -> &str {
-        "Gather"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+            let next = (!state.batches.is_empty()).then(|| Ok(state.batches.remove(0)));
+            Step::Ready(next)
+        });
+        Transformed::yes(gathered)
+    })
 }
 
 /// A session whose queries gather on this device, one at a time.
@@ -59,8 +34,8 @@ fn session(sim: &Sim, memory: usize) -> SessionContext {
     // No query is overtaken because the machine is busy.
     options.idle_ms = 600_000;
     let config = of_partitions(2).with_option_extension(options);
-    let gather = Arc::new(Gather(sim.into()));
-    let context = context(config, [gather as _, Arc::new(DeviceRule::default()) as _]);
+    let rules: [Rule; 2] = [gather(sim.into()), Arc::new(DeviceRule::default())];
+    let context = session_of(config, rules);
     for table in used(SQL) {
         register(&context, table.name, host_table(from_ref(&table.batches)));
     }
