@@ -155,8 +155,9 @@ async fn rule(inserts: bool) -> Result<Ratios> {
         let planned = planned.transform_up(|node| limited(node, !inserts))?.data;
         let expected = if inserts { 0 } else { tables.len() };
         assert_eq!(downloads(&planned), expected);
+        let state = context.state();
         let start = Instant::now();
-        let ruled = DeviceRule::default().optimize(planned, context.state().config_options())?;
+        let ruled = DeviceRule::default().optimize(planned, state.config_options())?;
         let rule = start.elapsed();
         assert_eq!(downloads(&ruled), tables.len());
         Ok((rule, planning + rule))

@@ -55,8 +55,8 @@ pub(super) fn measured(
         let allocated = std::mem::take(&mut allocated);
         Poll::Ready(next.map(|batch| {
             let batch = batch.map_err(to_datafusion).and_then(|batch| {
-                let own = allocated.min(batch.get_array_memory_size());
-                memory.grow(own).map(|()| batch)
+                let own = (allocated > 0).then(|| allocated.min(batch.get_array_memory_size()));
+                memory.grow(own.unwrap_or(0)).map(|()| batch)
             });
             batch.map_err(|e| from_datafusion(memory.named(e)))
         }))

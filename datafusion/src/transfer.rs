@@ -213,7 +213,9 @@ impl Staged {
             };
             let (mut first, all) = (batch.num_rows().min(self.rows), batch.num_rows());
             loop {
-                let passed = match fitted(batch.slice(0, first), there, wanted) {
+                // A slice counts its nulls.
+                let part = (first < all).then(|| batch.slice(0, first));
+                let passed = match fitted(part.unwrap_or_else(|| batch.clone()), there, wanted) {
                     // Fewer rows have fewer values, for which the keys of their dictionary may be enough.
                     Err(Error::Arrow(e)) if first > 1 && is_overflow(&e) => {
                         first = first.div_ceil(2);
