@@ -31,6 +31,7 @@ use super::plugin::{DeviceOperator, DevicePlugin, DeviceTask, target_of};
 use super::spec::{DeviceSpec, open_for};
 use super::stream::{SendableDeviceStream, measured, until_first};
 use super::transfer::host_stream;
+use super::upload::Target;
 use arrow_device::Device;
 
 /// The node of a plan that holds a [`DeviceOperator`], and the node of DataFusion in whose place that runs.
@@ -46,6 +47,8 @@ pub struct DeviceExec {
     plugin: Option<Arc<dyn DevicePlugin>>,
     /// Whether it is an upload or a move, instead of which a reader on the host reads what that reads.
     pub(super) is_transition: bool,
+    /// Whether it only passes rows on, so that those of the host go up to it as its reader wants them.
+    pub(super) passes_on: bool,
     metrics: ExecutionPlanMetricsSet,
 }
 
@@ -63,6 +66,7 @@ impl DeviceExec {
             operator,
             plugin: None,
             is_transition: false,
+            passes_on: false,
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }
@@ -110,7 +114,7 @@ impl DeviceExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
         let device = self.open(partition, &context)?;
-        self.execute_on(partition, &device, &context)
+        self.execute_on(partition, &device, &context, None)
     }
 
     /// Opens the device for a partition.
@@ -118,12 +122,13 @@ impl DeviceExec {
         open_for(self.name(), &self.device, partition, context)
     }
 
-    /// Starts a partition on this device, which its description fits.
+    /// Starts a partition on this device, which its description fits, for a reader to which rows of the host go up so.
     pub(super) fn execute_on(
         &self,
         partition: usize,
         device: &Device,
         context: &Arc<TaskContext>,
+        reader: Option<&Target>,
     ) -> Result<SendableDeviceStream> {
         let partitions = self.node.properties().partitioning.partition_count();
         if partition >= partitions {
@@ -132,13 +137,14 @@ impl DeviceExec {
         }
         let memory = DeviceReservation::new(context, self.name(), partition, device);
         let memory = memory.with_metrics(&self.metrics);
+        let reader = reader.filter(|_| self.passes_on).cloned();
         let stream = self.operator.execute(&DeviceTask {
             partition,
             device,
             context,
             node: &self.node,
             name: self.name(),
-            target: target_of(self.plugin.as_ref(), context),
+            target: reader.unwrap_or_else(|| target_of(self.plugin.as_ref(), context)),
             metrics: &self.metrics,
         });
         let stream = stream.map_err(|e| memory.named(e))?;
@@ -154,11 +160,11 @@ impl DeviceExec {
         name: &str,
         metrics: &ExecutionPlanMetricsSet,
     ) -> Result<SendableRecordBatchStream> {
-        let can = self.operator.runs_on_host();
-        if let Some(why) = self.kept_from_device(&context).filter(|_| can) {
+        if let Some(why) = self.kept_from_device(&context) {
             return self.start(partition, context, &why);
         }
-        let may = can && !self.is_transition && has_independent_partitions(&self.node);
+        let can = self.operator.runs_on_host() && !self.is_transition;
+        let may = can && has_independent_partitions(&self.node);
         let falls_back = may && DeviceOptions::of_task(&context).fallback;
         let device = match self.open(partition, &context) {
             Err(e) if falls_back => return self.start(partition, context, &e.to_string()),
@@ -171,9 +177,9 @@ impl DeviceExec {
         let mut read = self.children().into_iter();
         let falls_back = falls_back && read.all(|child| runs_again(child, config));
         let metrics = DeviceMetrics::new(metrics, partition);
-        let stream = self.execute_on(partition, &device, &context);
-        let stream = stream
-            .map(|on_device| host_stream(on_device, &device, self.schema(), metrics, memory, rows));
+        let down = |stream| host_stream(stream, &device, self.schema(), metrics, memory, rows);
+        let on_device = self.execute_on(partition, &device, &context, None);
+        let stream = on_device.map(down);
         if !falls_back {
             return stream;
         }
@@ -183,19 +189,18 @@ impl DeviceExec {
 
     /// Whether the session has its work done on the host. An upload or a move stays where its reader wants the rows.
     pub(super) fn runs_on_host(&self, context: &TaskContext) -> bool {
-        let kept = self.kept_from_device(context).is_some();
-        kept && self.operator.runs_on_host() && !self.is_transition
+        self.kept_from_device(context).is_some() && !self.is_transition
     }
 
     /// Why the session keeps the operator from the device.
     fn kept_from_device(&self, context: &TaskContext) -> Option<String> {
         let options = DeviceOptions::of_task(context);
-        if !options.enable {
-            return Some("device.enable is false".into());
-        }
         let mut names = options.disable.split(',').map(str::trim);
-        let name = names.find(|name| *name == self.name());
-        name.map(|name| format!("device.disable has {name}"))
+        match names.find(|name| *name == self.name()) {
+            _ if !self.operator.runs_on_host() => None,
+            _ if !options.enable => Some("device.enable is false".into()),
+            name => name.map(|name| format!("device.disable has {name}")),
+        }
     }
 
     /// Whether its batches are to be joined.

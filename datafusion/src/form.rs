@@ -213,7 +213,8 @@ impl DeviceForm {
             return Ok(None);
         }
         let forms: Arc<dyn DevicePlugin> = Arc::new(All);
-        let form = DeviceExec::in_place_of(node, device, &forms)?;
+        let mut form = DeviceExec::in_place_of(node, device, &forms)?;
+        form.passes_on = true;
         Ok(Some(Arc::new(form)))
     }
 }
@@ -272,7 +273,7 @@ impl DeviceOperator for DeviceForm {
                 let child = task.child(0)?;
                 let stream = match child.output_partitioning().partition_count() {
                     1 => task.input(0)?,
-                    _ => merged(child, task.device, task.context, false)?,
+                    _ => merged(child, task.device, task.context, Some(task.target.clone()))?,
                 };
                 Ok(limited(stream, 0, fetch))
             }

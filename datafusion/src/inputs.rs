@@ -21,7 +21,7 @@ use super::plugin::DeviceTask;
 use super::stream::{Item, SendableDeviceStream, device_stream};
 use super::transfer::{host_stream, on_device};
 use super::transitions::to_host::DeviceToHostExec;
-use super::upload::{Target, typed_as, upload, upload_rows};
+use super::upload::{Target, typed_as, upload, upload_rows, with_types};
 
 impl DeviceTask<'_> {
     /// Starts the partition of the same number of child number `child`, and returns its batches, on [`device`](Self::device).
@@ -44,7 +44,7 @@ impl DeviceTask<'_> {
         let (child, device, context) = (self.child(child)?, self.device, self.context);
         let fits = |node: &&DeviceExec| node.device().fits(device) && !node.runs_on_host(context);
         if let Some(node) = device_node(child).filter(fits) {
-            return node.execute_on(partition, device, context);
+            return node.execute_on(partition, device, context, Some(&self.target));
         }
         let name = format!("input {}", child.name());
         let memory = DeviceReservation::new(context, &name, partition, device);
@@ -71,7 +71,7 @@ pub(super) fn execute_child_apart(
     match device_node(child) {
         Some(node) if !node.runs_on_host(context) => {
             let own = node.open(partition, context)?;
-            let stream = node.execute_on(partition, &own, context)?;
+            let stream = node.execute_on(partition, &own, context, Some(&target))?;
             match own == *device {
                 true => Ok(stream),
                 false => Ok(on_device(stream, device, memory)),
@@ -95,33 +95,35 @@ fn device_node(child: &Arc<dyn ExecutionPlan>) -> Option<&DeviceExec> {
 /// the stream ends with [`Error::Cancelled`], and never as if the plan had ended; a task that panics ends it with
 /// [`Error::Panic`].
 ///
-/// With `strict`, the batches have the plan's types. Without, those that all partitions have on the device, if they agree.
+/// With a target, rows of the host go up so, and the batches have the types that those of all partitions have on the device, or else those of the
+/// target. Without one, they have the plan's.
 pub(super) fn merged(
     plan: &Arc<dyn ExecutionPlan>,
     device: &Device,
     context: &Arc<TaskContext>,
-    strict: bool,
+    target: Option<Target>,
 ) -> Result<SendableDeviceStream> {
     let runtime = Handle::try_current()
         .map_err(|e| DataFusionError::Execution(format!("a plan needs a Tokio runtime: {e}")))?;
     let partitions = plan.output_partitioning().partition_count();
     let device_type = device.id().device_type;
     let memory = |partition| DeviceReservation::new(context, plan.name(), partition, device);
-    let target = Target::of_task(context);
+    let strict = target.is_none();
+    let target = target.unwrap_or_else(|| Target::of_task(context));
     let start = |i| execute_child_apart(plan, i, device, context, target.clone(), memory(i));
     let mut streams: Vec<_> = (0..partitions).map(start).collect::<Result<_>>()?;
     let typed = |stream: &SendableDeviceStream| typed_as(&plan.schema(), &stream.schema());
     let of_all = streams.first().map(typed).filter(|_| !strict);
     let of_all = of_all.filter(|schema| streams.iter().all(|stream| typed(stream) == *schema));
-    let schema = of_all.unwrap_or_else(|| plan.schema());
+    let schema = of_all.unwrap_or_else(|| with_types(&plan.schema(), |_, own| (target.types)(own)));
     for (i, stream) in streams.iter_mut().enumerate() {
         if typed(stream) != schema {
             // arrow-rs casts them, on the host.
             let own =
                 std::mem::replace(stream, device_stream(empty(), schema.clone(), device_type));
             let none = DeviceMetrics::new(&<_>::default(), i);
-            let rows = host_stream(own, device, schema.clone(), none, memory(i), usize::MAX);
-            *stream = upload_rows(rows, schema.clone(), device, target.clone(), memory(i))?;
+            let rows = host_stream(own, device, plan.schema(), none, memory(i), usize::MAX);
+            *stream = upload_rows(rows, plan.schema(), device, target.clone(), memory(i))?;
         }
     }
     let tasks = streams.into_iter().map(|stream| on_task(stream, &runtime));

@@ -110,11 +110,10 @@ impl Shared {
         }
         let all = turns.running.iter();
         running = all.filter_map(|(_, turn)| turn.upgrade()).collect();
-        let polled = running
-            .iter()
-            .map(|turn| now().saturating_sub(turn.last.load(Relaxed)));
-        let left = polled.map(|ago| options.idle_ms.saturating_sub(ago));
-        let left: Vec<_> = left.filter(|left| *left > 0).collect();
+        let ago = |turn: &Arc<Turn>| now().saturating_sub(turn.last.load(Relaxed));
+        let left = |turn| options.idle_ms.saturating_sub(ago(turn));
+        let left = running.iter().map(left).filter(|left| *left > 0);
+        let left: Vec<_> = left.collect();
         if let Some(first) = left.iter().min().filter(|_| left.len() >= options.queries) {
             if !turns.waiting.iter().any(|one| one.will_wake(&waker)) {
                 turns.waiting.push(waker);

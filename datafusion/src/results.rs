@@ -47,7 +47,7 @@ pub fn execute_on_device(
     device: &Device,
 ) -> datafusion_common::Result<SendableDeviceStream> {
     let plan = with_output_on(plan, &device.into())?;
-    merged(&plan, device, &context, true)
+    merged(&plan, device, &context, None)
 }
 
 /// Runs a plan and returns its result as a C device stream. The consumer's calls drive the plan,

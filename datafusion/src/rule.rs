@@ -145,10 +145,8 @@ pub fn ran_on_host(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<(String, String)
         for metric in metrics.iter().flat_map(|metrics| metrics.iter()) {
             let name = metric.value().name().strip_prefix("on_host (");
             if let Some(reason) = name.and_then(|name| name.strip_suffix(')')) {
-                let one = (node.name().to_owned(), reason.to_owned());
-                if !found.contains(&one) {
-                    found.push(one);
-                }
+                let one = Some((node.name().to_owned(), reason.to_owned()));
+                found.extend(one.filter(|one| !found.contains(one)));
             }
         }
         Ok(TreeNodeRecursion::Continue)

@@ -194,9 +194,8 @@ pub(super) fn fitted(batch: RecordBatch, from: &SchemaRef, to: &SchemaRef) -> Re
         let is_null = *found == DataType::Null;
         let casts = !from.data_type().equals_datatype(wanted);
         if is_null || casts && found.equals_datatype(from.data_type()) {
-            let safe = false;
             let options = CastOptions {
-                safe,
+                safe: false,
                 ..Default::default()
             };
             let cast = cast_with_options(column, wanted, &options);

@@ -185,7 +185,7 @@ impl DeviceInsertExec {
     async fn insert(&self, context: Arc<TaskContext>) -> Result<u64> {
         let device = open_for(self.name(), self.device(), 0, &context)?;
         let rows_written = MetricBuilder::new(&self.metrics).counter("rows_written", 0);
-        let mut batches = merged(&self.input, &device, &context, true)?;
+        let mut batches = merged(&self.input, &device, &context, None)?;
         let request = InsertRequest {
             op: self.op,
             device: device.clone(),

@@ -72,7 +72,9 @@ pub(crate) fn passing(
     operator: impl DeviceOperator,
 ) -> DeviceExec {
     let node = Arc::new(DeviceToHostExec::new(input));
-    DeviceExec::new(node, device, Arc::new(operator))
+    let mut node = DeviceExec::new(node, device, Arc::new(operator));
+    node.passes_on = true;
+    node
 }
 
 impl DisplayAs for DeviceToHostExec {

@@ -25,11 +25,12 @@ impl Seen {
     }
 
     /// Runs filters that keep all rows, and sorts, by operators that pass on what they get. It wants text, decoded dictionaries
-    /// and wide decimals. Of two sorts in a row the upper one has another name.
+    /// and wide decimals. Of two in a row the upper one has another name.
     fn plugin(&self) -> Runs {
         let seen = self.clone();
         let make = move |node: &Plan| -> Result<Arc<dyn DeviceOperator>> {
-            let upper = node.children()[0].name() == "PassExec";
+            let upper =
+                !["HostToDeviceExec", "DeviceScanExec"].contains(&node.children()[0].name());
             let name = if upper { "UpperExec" } else { "PassExec" };
             let seen = seen.clone();
             let pass = move |state: &mut State, cx: &mut Context<'_>| {
@@ -110,7 +111,7 @@ async fn columns_go_up_in_the_plugins_types_and_come_down_in_the_plans() {
         (
             // Nodes without kernels keep the types that columns have on the device.
             "Filter true < CoalescePartitions < Projection a n:m v:w d < Union < (Filter true < Host, Filter true < Host)
-             Down < CoalesceBatches < Pass < CoalescePartitions < Projection < Union < (CoalesceBatches < Pass < Up < DataSource, CoalesceBatches < Pass < Up < DataSource)",
+             Down < CoalesceBatches < Upper < CoalescePartitions < Projection < Union < (CoalesceBatches < Pass < Up < DataSource, CoalesceBatches < Pass < Up < DataSource)",
             vec![THERE.to_vec(), vec![Int64, Decimal256(20, 2), Utf8, Utf8]],
         ),
         (
@@ -141,7 +142,7 @@ fn by_number(batches: &[RecordBatch]) -> RecordBatch {
     take_record_batch(&all, &order).unwrap()
 }
 
-/// Who gets a plan's result on a device gets the plan's types, and so do a table there, and operators that run on the host.
+/// Who gets a plan's result on a device gets the plan's types, and so does a table there.
 #[tokio::test]
 async fn results_on_a_device_and_inserted_rows_have_the_plans_types() {
     let sim = Sim::new();
@@ -161,21 +162,41 @@ async fn results_on_a_device_and_inserted_rows_have_the_plans_types() {
     run(&insert).await.unwrap();
     let found = run(&scan(table).await).await.unwrap();
     assert_eq!(by_number(&found), expected);
-    // An operator on a device above one that runs on the host has its input in the plugin's types.
-    for (disabled, batches, enabled) in [
-        ("PassExec", 3, true),
-        ("UpperExec", 6, true),
-        ("", 0, false),
+}
+
+/// Also above what joins batches, cuts or gathers them, and where other partitions come from the device.
+#[tokio::test]
+async fn an_operator_above_one_on_the_host_gets_the_plugins_types() {
+    let (sim, host, seen) = (Sim::new(), typed_scan().await, Seen::default());
+    let there = device_leaf(device_table(&sim, &[vec![typed(100, 10)]])).await;
+    let rule = rule(seen.plugin()).with_uploads(&sim, 0);
+    for line in [
+        "Sort < Sort < Host",
+        "Filter true < Filter true < Host",
+        "Filter true < LocalLimit 15 < Filter true < Host",
+        "Filter true < CoalescePartitions < Filter true < Host",
+        "Filter true < Union < (Filter true < Filter true < Host, Filter true < Host)",
+        "Filter true < CoalescePartitions < Union < (Filter true < Filter true < Host, Filter true < Host)",
+        "Filter true < CoalescePartitions < Union < (There, Filter true < Host)",
     ] {
-        seen.take();
-        let config = config(|options| {
-            (options.disable, options.enable) = (disabled.to_owned(), enabled);
-            options.upload_rows = if disabled == "UpperExec" { 0 } else { 1000 };
-        });
-        let plan = made("Sort < Sort < Host");
-        let found = collect(plan, task(config)).await.unwrap();
-        assert_eq!(by_number(&found), expected, "{disabled}");
-        assert_eq!(seen.take(), vec![THERE.to_vec(); batches], "{disabled}");
+        let plan = || planned(line, &[], &[("Host", &host), ("There", &there)]);
+        let expected = by_number(&run(&plan()).await.unwrap());
+        for (disabled, runs, enabled) in [
+            ("PassExec", true, true),
+            ("UpperExec", true, true),
+            ("PassExec, UpperExec", false, true),
+            ("", false, false),
+        ] {
+            let config = config(|options| {
+                (options.disable, options.enable) = (disabled.to_owned(), enabled);
+                options.upload_rows = if disabled == "UpperExec" { 0 } else { 1000 };
+            });
+            let found = collect(placed(plan(), &rule), task(config)).await.unwrap();
+            assert_eq!(by_number(&found), expected, "{disabled}, {line}");
+            let seen = seen.take();
+            assert!(seen.iter().all(|types| *types == THERE), "{line}: {seen:?}");
+            assert_eq!(!seen.is_empty(), runs, "{disabled}, {line}");
+        }
     }
 }
 
