@@ -9,14 +9,6 @@ fn doubled(partitions: usize, device: impl Into<DeviceSpec>) -> Plan {
     double(planned(&host, &[], &[]), device)
 }
 
-/// Bytes that each device was sent, and sent back.
-fn moved(sims: [&Sim; 2]) -> [(u64, u64); 2] {
-    sims.map(|sim| {
-        let stats = sim.stats();
-        (stats.bytes_to_device, stats.bytes_to_host)
-    })
-}
-
 #[test]
 fn descriptions_compare_what_they_describe() {
     let (a, b) = (Sim::new(), Sim::new());
@@ -44,14 +36,17 @@ fn descriptions_compare_what_they_describe() {
 #[tokio::test]
 async fn partitions_go_to_different_devices() {
     let (a, b) = (Sim::new(), Sim::new());
+    // Bytes that each device was sent, and sent back.
+    let bytes = |sim: &Sim| (sim.stats().bytes_to_device, sim.stats().bytes_to_host);
+    let moved = || [&a, &b].map(bytes);
     let plan = with_transitions(double(doubled(4, any_sim()), any_sim()));
     let found = collect_partitioned(plan, offering([&a, &b])).await.unwrap();
     assert_eq!(numbers_of(&found.concat()), multiples(64, 4));
-    assert_eq!(moved([&a, &b]), [(256, 256); 2]);
+    assert_eq!(moved(), [(256, 256); 2]);
     // One device takes all.
     let plan = with_transitions(doubled(4, any_sim()));
     collect(plan, offering([&b])).await.unwrap();
-    assert_eq!(moved([&a, &b]), [(256, 256), (768, 768)]);
+    assert_eq!(moved(), [(256, 256), (768, 768)]);
     let plan = doubled(4, any_sim());
     let stream = execute_on_device(plan, offering([&a, &b]), &a).unwrap();
     let batches: Vec<_> = stream.try_collect().await.unwrap();

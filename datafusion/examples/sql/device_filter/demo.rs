@@ -81,8 +81,8 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
     Ok(concat_batches(&schema, &batches.concat())?)
 }
 
-/// Runs queries over a table on `device` and one on the host, and prints their plans and results. Filters of the latter move to the device if
-/// it has enough rows. Returns whether the results are those of DataFusion over tables on the host.
+/// Runs queries over a table on `device` and one on the host, and prints their plans and results. Aggregates over the latter move to the device,
+/// with their filters, if it has enough rows. Returns whether the results are those of DataFusion over tables on the host.
 ///
 /// # Errors
 /// Returns the error of a query.

@@ -6,10 +6,9 @@ use arrow_device_datafusion::{DeviceOperator, DevicePlugin, DeviceSpec, Verdict}
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::projection::ProjectionExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
 
 use super::aggregate::Why;
 use super::arithmetic::DeviceArithmeticExec;
@@ -26,7 +25,8 @@ pub(crate) struct FilterPlugin {
 }
 
 impl FilterPlugin {
-    /// Runs arithmetic and aggregates, too. The default runs filters only, which a codec lets travel in clusters.
+    /// Runs arithmetic and aggregates, too, and has rows of the host go up for aggregates, with the filters below them: one filter is not worth
+    /// their way. The default runs filters only, which a codec lets travel in clusters.
     pub(crate) fn whole() -> Self {
         let (kernels, is_whole) = (Arc::default(), true);
         Self { kernels, is_whole }
@@ -63,15 +63,16 @@ impl FilterPlugin {
 
 impl DevicePlugin for FilterPlugin {
     fn can_run(&self, node: &Arc<dyn ExecutionPlan>, device: &DeviceSpec) -> Verdict {
+        let is_worth = node.is::<AggregateExec>() || !self.is_whole && node.is::<FilterExec>();
         match self.operator(node) {
             None => Verdict::Unknown,
             Some(_) if !exist_for(device.device_type()) => {
                 Verdict::Stays(format!("there are no kernels for {device}").into())
             }
             Some(Err(why)) => Verdict::Stays(why),
-            Some(Ok(_)) => match node.downcast_ref::<FilterExec>() {
-                Some(filter) if is_scan(filter.input()) => Verdict::Runs,
-                _ => Verdict::RunsThere,
+            Some(Ok(_)) => match is_worth && is_scan(node.children()[0]) {
+                true => Verdict::Runs,
+                false => Verdict::RunsThere,
             },
         }
     }
@@ -85,12 +86,13 @@ impl DevicePlugin for FilterPlugin {
     }
 }
 
-/// Whether a plan is a scan, distributed over partitions or not. Of the rows that joins and aggregates return, few are left.
+/// Whether a plan is a scan, filtered or not, and distributed over partitions or not. Of the rows that joins and aggregates return, few are
+/// left.
 fn is_scan(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let passes = plan.is::<RepartitionExec>() || plan.is::<CooperativeExec>();
+    let passing = "CooperativeExec FilterExec ProjectionExec RepartitionExec";
     match plan.children()[..] {
         [] => true,
-        [child] => passes && is_scan(child),
+        [child] => passing.contains(plan.name()) && is_scan(child),
         _ => false,
     }
 }

@@ -3,6 +3,7 @@
 use datafusion::error::{DataFusionError, Result};
 
 use super::kit::*;
+use crate::device_filter::FilterPlugin;
 
 const MIB: usize = 1 << 20;
 const BATCHES: usize = 24;
@@ -41,7 +42,8 @@ fn with_pool(
     let pool = pool.clone();
     let pools = DevicePools::new(move |_| pool.clone());
     let config = of_partitions(1).with_extension(Arc::new(pools));
-    let rule = filters().with_uploads(device, 0);
+    let rule = DeviceRule::default().with_plugin(Arc::new(FilterPlugin::default()));
+    let rule = rule.with_uploads(device, 0);
     let context = session_of(config, [Arc::new(rule) as _]);
     register(&context, "t", table);
     context
