@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | `ballista` | [Ballista](https://datafusion.apache.org/ballista) 55 | [`ballista`] |
 //! | `distributed` | [datafusion-distributed](https://docs.rs/datafusion-distributed) 4 | [`distributed`] |
-//! | | plans with device nodes as bytes, for both and for others | [`codec`] |
+//! | `codec`, part of `distributed` | plans with device nodes as bytes, for others, too | [`codec`] |
 //!
 //! Between the stages of a query, batches are on the host: both engines exchange them as Arrow IPC, through files or streams. So
 //! each stage uploads what its device operators read, and downloads what they return.
@@ -18,6 +18,7 @@
 
 #[cfg(feature = "ballista")]
 pub mod ballista;
+#[cfg(feature = "codec")]
 pub mod codec;
 #[cfg(feature = "distributed")]
 pub mod distributed;

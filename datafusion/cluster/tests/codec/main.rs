@@ -1,4 +1,5 @@
 //! Device plans as bytes: every node travels and gives the same rows, what cannot travel says so, and bytes that make no sense are errors.
+#![cfg(feature = "codec")]
 
 #[cfg(feature = "ballista")]
 mod ballista_client;
