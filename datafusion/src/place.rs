@@ -1,11 +1,10 @@
 //! Where the nodes of a plan run.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use datafusion_common::Result;
 use datafusion_common::config::ConfigOptions;
-use datafusion_common::tree_node::{Transformed, TreeNode};
+use datafusion_common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion_physical_expr::{Distribution, Partitioning};
 use datafusion_physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion_physical_plan::coalesce_partitions::CoalescePartitionsExec;
@@ -30,6 +29,9 @@ use super::transitions::to_host::DeviceToHostExec;
 
 type Plan = Arc<dyn ExecutionPlan>;
 
+/// Nodes, and why they are where they are.
+type Reasons = Vec<(String, String)>;
+
 /// When rows of the host go up.
 #[derive(Clone, Debug)]
 pub(super) struct Uploads {
@@ -45,8 +47,6 @@ pub(super) struct Placing<'a> {
     forms: Forms,
     batch_size: usize,
     statistics: StatisticsContext,
-    /// Which nodes stay on the host, and why.
-    declined: RefCell<Vec<String>>,
 }
 
 impl<'a> Placing<'a> {
@@ -62,21 +62,46 @@ impl<'a> Placing<'a> {
             forms,
             batch_size: options.execution.batch_size.get(),
             statistics: StatisticsContext::new(),
-            declined: RefCell::default(),
         }
     }
 
     /// The plan with its output on the host.
     pub(super) fn optimize(&self, plan: Plan) -> Result<Plan> {
         let placed = self.below_root(plan)?;
-        let declined = self.declined.take();
-        if declined.is_empty() || self.forms != Forms::All {
+        if self.forms != Forms::All {
             return Ok(on_host(placed));
         }
+        let note = |(node, why)| format!("{node}: {why}");
+        let declined: Vec<_> = self.staying(&placed, None)?.into_iter().map(note).collect();
         Ok(match placed.downcast_ref::<DeviceToHostExec>() {
+            _ if declined.is_empty() => on_host(placed),
             Some(down) if down.declined == declined => placed,
             _ => DeviceToHostExec::noting(on_host(placed), declined),
         })
+    }
+
+    /// The nodes of a plan that stay on the host, and why: if their rows are or would be on this device, or where they are or would go up.
+    pub(super) fn staying(&self, plan: &Plan, device: Option<&DeviceSpec>) -> Result<Reasons> {
+        let mut found = Vec::new();
+        plan.apply(|node| {
+            let is_leaf = node.children().is_empty();
+            let own = node.children().into_iter().find_map(device_of);
+            let host = DeviceExec::of(node).is_none() && !is_transition(node);
+            let uploads = self.uploads.map(|uploads| &uploads.device);
+            let device = device.or(own.as_ref()).or(uploads).filter(|_| host);
+            for (plugin, device) in self.plugins.iter().flat_map(|one| Some((one, device?))) {
+                let why = match plugin.can_run(node, device) {
+                    Verdict::Stays(why) => Some(why.into_owned()),
+                    Verdict::RunsThere => Some("not all of its rows are on the device".into()),
+                    Verdict::Runs if own.is_none() && !is_leaf => self.too_few(node),
+                    _ => None,
+                };
+                let one = why.map(|why| (node.name().to_owned(), why));
+                found.extend(one.filter(|one| !found.contains(one)));
+            }
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        Ok(found)
     }
 
     /// Puts operators and transitions everywhere but above the root.
@@ -145,11 +170,10 @@ impl<'a> Placing<'a> {
             (None, Some(uploads)) => (&uploads.device, false),
             (None, None) => return Ok(None),
         };
-        let mut declined = Vec::new();
         for plugin in self.plugins {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
-                    // Its rows may still go up for a node above it, so nothing is noted.
+                    // Its rows may still go up for a node above it.
                     if self.too_few(node).is_some() {
                         continue;
                     }
@@ -167,13 +191,9 @@ impl<'a> Placing<'a> {
                     let exec = DeviceExec::in_place_of(node.clone(), device.clone(), plugin)?;
                     return Ok(Some(Arc::new(exec)));
                 }
-                Verdict::Stays(why) => declined.push(format!("{}: {why}", node.name())),
-                Verdict::Unknown => {}
+                Verdict::Stays(_) | Verdict::Unknown => {}
             }
         }
-        let mut all = self.declined.borrow_mut();
-        declined.retain(|one| !all.contains(one));
-        all.extend(declined);
         Ok(None)
     }
 

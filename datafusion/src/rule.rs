@@ -10,12 +10,11 @@ use datafusion_physical_optimizer::PhysicalOptimizerRule;
 use datafusion_physical_plan::ExecutionPlan;
 
 use super::exec::DeviceExec;
-use super::form::{Forms, device_of};
+use super::form::Forms;
 use super::inputs::text_of;
 use super::place::{Placing, Uploads};
-use super::plugin::{DevicePlugin, Verdict};
+use super::plugin::DevicePlugin;
 use super::spec::DeviceSpec;
-use super::transitions::below::is_transition;
 
 /// The physical optimizer rule that puts the operators of [`DevicePlugin`]s into plans, and inserts a
 /// [`HostToDeviceExec`](crate::HostToDeviceExec), a [`DeviceToHostExec`](crate::DeviceToHostExec) or a
@@ -155,7 +154,8 @@ pub fn ran_on_host(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<(String, String)
 }
 
 /// Returns which nodes of a plan stay on the host though a plugin of the rule knows such nodes, and why: as the plugin says for rows on `device`
-/// ([`Verdict::Stays`]), or because they read too few rows of the host ([`DeviceRule::with_uploads`]).
+/// ([`Verdict::Stays`]), because rows are on the host that do not go up for such a node ([`Verdict::RunsThere`]), or because they are too few
+/// ([`DeviceRule::with_uploads`]). `EXPLAIN` shows the same at its first node.
 ///
 /// # Errors
 /// None but those of walking the plan.
@@ -165,21 +165,5 @@ pub fn declined(
     device: &DeviceSpec,
 ) -> Result<Vec<(String, String)>> {
     let placing = rule.placing(Forms::All, &ConfigOptions::default());
-    let mut found = Vec::new();
-    plan.apply(|node| {
-        let host = DeviceExec::of(node).is_none() && !is_transition(node);
-        let children = node.children();
-        let reads_host = children.iter().all(|child| device_of(child).is_none());
-        for plugin in rule.plugins.iter().filter(|_| host) {
-            let why = match plugin.can_run(node, device) {
-                Verdict::Stays(why) => Some(why.into_owned()),
-                Verdict::Runs if reads_host && !children.is_empty() => placing.too_few(node),
-                _ => None,
-            };
-            let one = why.map(|why| (node.name().to_owned(), why));
-            found.extend(one.filter(|one| !found.contains(one)));
-        }
-        Ok(TreeNodeRecursion::Continue)
-    })?;
-    Ok(found)
+    placing.staying(plan, Some(device))
 }

@@ -77,7 +77,7 @@ async fn rows_of_the_host_go_up_and_those_of_a_device_do_not() {
             rule(there).with_uploads(any_sim(), 0),
             "
             Filter < DataSource
-            Filter < DataSource
+            Down < Filter < DataSource
             Union < (Filter < DataSource, Filter < Down < Scan A)
             Down < MyUnion A < (Up A < Filter < DataSource, MyFilter A < Scan A)
             Union < (Filter < DataSource, DataSource)
@@ -273,30 +273,41 @@ async fn why_a_node_stays_is_reported() {
         ..Runs::default()
     };
     let stays = rule(stays);
-    let reported = |plan: &Plan, rule| declined(plan, rule, &any_sim()).unwrap();
-    let own = |why: &str| [("FilterExec".to_owned(), why.to_owned())];
     let filter = |input| planned(&format!("Filter < {input}"), &[&sim], &[]);
-    // The node at the top says so.
+    // The node at the top says so, and the report.
+    let reported = |plan: Plan, rule: &DeviceRule, why: &str| {
+        let plan = placed(plan, rule);
+        let found = declined(&plan, rule, &any_sim()).unwrap();
+        assert_eq!(found, [("FilterExec".to_owned(), why.to_owned())]);
+        says(
+            &text(&plan, &[]),
+            &[&format!("declined=[FilterExec: {why}]")],
+        );
+    };
     let table = "Filter < Scan A\n Down < Filter < Down < Scan A";
     assert_becomes(|plan| placed(plan, &stays), &[&sim], &[], table).await;
-    let plan = placed(filter("Scan A"), &stays);
-    let noted = "declined=[FilterExec: it has no kernel]";
-    says(&text(&plan, &[]), &[noted]);
-    assert_eq!(reported(&plan, &stays), own("it has no kernel"));
+    reported(filter("Scan A"), &stays, "it has no kernel");
     // Another plugin runs it.
-    let filters = Arc::new(Runs::nodes(&["FilterExec"]));
-    let plan = placed(filter("Scan A"), &stays.clone().with_plugin(filters));
+    let both = stays
+        .clone()
+        .with_plugin(Arc::new(Runs::nodes(&["FilterExec"])));
+    let plan = placed(filter("Scan A"), &both);
     assert!(!text(&plan, &[]).contains("declined"));
-    assert_eq!(reported(&plan, &stays), []);
-    // As well as too few rows of the host, or an unknown number.
+    assert_eq!(declined(&plan, &both, &any_sim()).unwrap(), []);
+    // As well as rows of the host that do not go up: for this node, because they are too few, or an unknown number.
+    let there = Runs {
+        there: &["FilterExec"],
+        ..Runs::default()
+    };
+    let there = rule(there).with_uploads(any_sim(), 0);
+    let why = "not all of its rows are on the device";
+    reported(filter("DataSource"), &there, why);
     let filters = rule(Runs::nodes(&["FilterExec"])).with_uploads(any_sim(), 11);
-    let plan = placed(filter("DataSource"), &filters);
     let why = "it reads 10 rows, and they go up from 11 on";
-    assert_eq!(reported(&plan, &filters), own(why));
+    reported(filter("DataSource"), &filters, why);
     let unknown = scan(host_stream(|_| None).0).await;
     let plan = planned("Filter < Unknown", &[], &[("Unknown", &unknown)]);
-    let why = "nobody knows whether it reads 11 rows";
-    assert_eq!(reported(&placed(plan, &filters), &filters), own(why));
+    reported(plan, &filters, "nobody knows whether it reads 11 rows");
     // In SQL.
     let stays = stays.with_uploads(any_sim(), 0);
     let ctx = session_of(config(|_| ()), [Arc::new(stays) as _]);
