@@ -420,24 +420,6 @@ async fn states_of_aggregates_are_not_joined() {
     }
 }
 
-/// The case that matters: a repartition cuts batches into many small ones.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batches_of_a_hash_repartition_are_joined() {
-    const ROWS: usize = 25_000;
-    let batches: Vec<_> = (0..8).map(|i| numbers(i * ROWS as i64, ROWS)).collect();
-    let host = hashed(scan(host_table(&[batches])).await, 4);
-    let sim = Sim::new();
-    let plan = with_transitions(double(host, &sim));
-    let context = task(config(|options| options.upload_rows = 8192));
-    let found = collect(plan.clone(), context).await.unwrap();
-    assert!(sorted(numbers_of(&found)) == multiples(8 * ROWS as i64, 2));
-    // Of 200,000 rows in four partitions.
-    let uploads = metric(&plan, "HostToDeviceExec", "output_batches").unwrap();
-    assert!((24..=32).contains(&uploads), "{uploads} uploads");
-    let padding = sim.stats().bytes_to_device - 8 * 8 * ROWS as u64;
-    assert!(padding < 64 * uploads as u64, "{padding}");
-}
-
 #[tokio::test]
 async fn the_session_says_how_far_and_so_does_sql() {
     let sim = Sim::new();
