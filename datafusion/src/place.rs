@@ -68,7 +68,7 @@ impl<'a> Placing<'a> {
     /// The plan with its output on the host.
     pub(super) fn optimize(&self, plan: Plan) -> Result<Plan> {
         let placed = self.below_root(plan)?;
-        if self.forms != Forms::All {
+        if self.forms != Forms::All || self.plugins.is_empty() {
             return Ok(on_host(placed));
         }
         let note = |(node, why)| format!("{node}: {why}");
