@@ -46,7 +46,6 @@ pub(super) struct Placing<'a> {
     uploads: Option<&'a Uploads>,
     forms: Forms,
     batch_size: usize,
-    statistics: StatisticsContext,
 }
 
 impl<'a> Placing<'a> {
@@ -61,7 +60,6 @@ impl<'a> Placing<'a> {
             uploads,
             forms,
             batch_size: options.execution.batch_size.get(),
-            statistics: StatisticsContext::new(),
         }
     }
 
@@ -84,7 +82,6 @@ impl<'a> Placing<'a> {
     pub(super) fn staying(&self, plan: &Plan, device: Option<&DeviceSpec>) -> Result<Reasons> {
         let mut found = Vec::new();
         plan.apply(|node| {
-            let is_leaf = node.children().is_empty();
             let own = node.children().into_iter().find_map(device_of);
             let host = DeviceExec::of(node).is_none() && !is_transition(node);
             let uploads = self.uploads.map(|uploads| &uploads.device);
@@ -92,8 +89,9 @@ impl<'a> Placing<'a> {
             for (plugin, device) in self.plugins.iter().flat_map(|one| Some((one, device?))) {
                 let why = match plugin.can_run(node, device) {
                     Verdict::Stays(why) => Some(why.into_owned()),
+                    _ if node.children().is_empty() => None,
                     Verdict::RunsThere => Some("not all of its rows are on the device".into()),
-                    Verdict::Runs if own.is_none() && !is_leaf => self.too_few(node),
+                    Verdict::Runs if own.is_none() => self.too_few(node, &runs(plugin, device)),
                     _ => None,
                 };
                 let one = why.map(|why| (node.name().to_owned(), why));
@@ -174,7 +172,7 @@ impl<'a> Placing<'a> {
             match plugin.can_run(node, device) {
                 Verdict::Runs if of.iter().all(Option::is_none) => {
                     // Its rows may still go up for a node above it.
-                    if self.too_few(node).is_some() {
+                    if self.too_few(node, &runs(plugin, device)).is_some() {
                         continue;
                     }
                     let merges = self.merges(node, device, plugin);
@@ -199,11 +197,9 @@ impl<'a> Placing<'a> {
 
     /// The operator with its small batches joined, if it has such.
     fn joined(&self, plan: Plan) -> Plan {
-        match DeviceExec::of(&plan).filter(|exec| exec.has_small_batches()) {
-            Some(exec) => {
-                let device = exec.device().clone();
-                DeviceCoalesceBatchesExec::new(self.batch_size).above(plan, device)
-            }
+        let small = DeviceExec::of(&plan).filter(|exec| exec.has_small_batches());
+        match small.map(|exec| exec.device().clone()) {
+            Some(device) => DeviceCoalesceBatchesExec::new(self.batch_size).above(plan, device),
             None => plan,
         }
     }
@@ -213,16 +209,12 @@ impl<'a> Placing<'a> {
     fn merges(&self, node: &Plan, device: &DeviceSpec, plugin: &Arc<dyn DevicePlugin>) -> bool {
         let by = node.output_partitioning();
         let any = !matches!(by, Partitioning::Hash(..) | Partitioning::Range(_));
-        self.forms == Forms::All
-            && plugin.merges_uploads()
-            && any
-            && node
-                .children()
-                .into_iter()
-                .all(|child| match plugin.can_run(child, device) {
-                    Verdict::Runs | Verdict::RunsThere => self.merges(child, device, plugin),
-                    Verdict::Stays(_) | Verdict::Unknown => child.output_ordering().is_none(),
-                })
+        let fits = |child: &Plan| match runs(plugin, device)(child) {
+            true => self.merges(child, device, plugin),
+            false => child.output_ordering().is_none(),
+        };
+        let wanted = self.forms == Forms::All && plugin.merges_uploads();
+        wanted && any && node.children().into_iter().all(fits)
     }
 
     /// The operator over rows of the host, with what the plugin runs below it.
@@ -233,12 +225,12 @@ impl<'a> Placing<'a> {
         plugin: &Arc<dyn DevicePlugin>,
         merges: bool,
     ) -> Result<Plan> {
-        let up = |child: &Plan| match plugin.can_run(child, device) {
-            Verdict::Runs | Verdict::RunsThere => {
+        let up = |child: &Plan| match runs(plugin, device)(child) {
+            true => {
                 let up = self.uploaded(child, device, plugin, merges)?;
                 Ok(self.joined(up))
             }
-            Verdict::Stays(_) | Verdict::Unknown => {
+            false => {
                 let several = child.output_partitioning().partition_count() > 1;
                 let child = match merges && several && device_of(child).is_none() {
                     true => Arc::new(CoalescePartitionsExec::new(child.clone())),
@@ -254,22 +246,12 @@ impl<'a> Placing<'a> {
         Ok(Arc::new(exec))
     }
 
-    /// Why the rows of the host that a node reads do not go up, if they are too few.
-    pub(super) fn too_few(&self, node: &Plan) -> Option<String> {
+    /// Why the rows of the host that a node reads, or those that run below it, do not go up, if they are too few.
+    fn too_few(&self, node: &Plan, runs: &dyn Fn(&Plan) -> bool) -> Option<String> {
         let min = self.uploads?.min_rows;
-        let rows = |input: &Plan| {
-            if input.boundedness().is_unbounded() {
-                return None;
-            }
-            // Statistics that cannot be computed are unknown.
-            let known = self.statistics.compute(&**input, &StatisticsArgs::new());
-            known.ok()?.num_rows.get_value().copied()
-        };
-        match node.children().into_iter().map(rows).sum::<Option<usize>>() {
+        match rows_up(node, runs) {
             Some(rows) if rows >= min => None,
-            Some(rows) => Some(format!(
-                "it reads {rows} rows, and they go up from {min} on"
-            )),
+            Some(rows) => Some(format!("it reads {rows} rows, and {min} would go up")),
             None if min == 0 => None,
             None => Some(format!("nobody knows whether it reads {min} rows")),
         }
@@ -341,6 +323,28 @@ impl<'a> Placing<'a> {
             None => Ok(None),
         }
     }
+}
+
+/// Whether a plugin has an operator for a node.
+fn runs(plugin: &Arc<dyn DevicePlugin>, device: &DeviceSpec) -> impl Fn(&Plan) -> bool {
+    let has = |verdict| matches!(verdict, Verdict::Runs | Verdict::RunsThere);
+    move |node| has(plugin.can_run(node, device))
+}
+
+/// How many rows of the host a node reads, and those that run below it, if that is known.
+fn rows_up(node: &Plan, runs: &dyn Fn(&Plan) -> bool) -> Option<usize> {
+    let rows = |input: &Plan| {
+        if runs(input) {
+            return rows_up(input, runs);
+        }
+        if input.boundedness().is_unbounded() {
+            return None;
+        }
+        // Statistics that cannot be computed are unknown. What computes them knows nodes by their addresses, so it is not kept.
+        let known = StatisticsContext::new().compute(&**input, &StatisticsArgs::new());
+        known.ok()?.num_rows.get_value().copied()
+    };
+    node.children().into_iter().map(rows).sum()
 }
 
 /// The rows of a plan, on the host, in these partitions.

@@ -179,6 +179,8 @@ async fn statistics_decide() {
         ("Filter < DataSource", 1, 1),
         ("Filter < DataSource", 10, 1),
         ("Filter < DataSource", 11, 0),
+        // With what runs below it, a node reads what goes up: not what a filter is expected to leave.
+        ("Union < (Filter < DataSource, DataSource)", 20, 2),
         // The inputs count together, and each node decides for itself.
         ("Union < (DataSource, DataSource)", 20, 2),
         ("Union < (DataSource, DataSource)", 21, 0),
@@ -192,7 +194,11 @@ async fn statistics_decide() {
         ("Filter < Unknown", 0, 1),
     ] {
         let runs = match line.starts_with("Union") {
-            true => Runs::nodes(&["UnionExec"]),
+            true => Runs {
+                names: &["UnionExec"],
+                there: &["FilterExec"],
+                ..Runs::default()
+            },
             false => Runs::nodes(&["FilterExec"]),
         };
         let rule = rule(runs).with_uploads(any_sim(), min_rows);
@@ -303,7 +309,7 @@ async fn why_a_node_stays_is_reported() {
     let why = "not all of its rows are on the device";
     reported(filter("DataSource"), &there, why);
     let filters = rule(Runs::nodes(&["FilterExec"])).with_uploads(any_sim(), 11);
-    let why = "it reads 10 rows, and they go up from 11 on";
+    let why = "it reads 10 rows, and 11 would go up";
     reported(filter("DataSource"), &filters, why);
     let unknown = scan(host_stream(|_| None).0).await;
     let plan = planned("Filter < Unknown", &[], &[("Unknown", &unknown)]);

@@ -33,7 +33,7 @@ const QUERIES: [&str; 7] = [
     // The kernels know no patterns, so DataFusion's own filter runs.
     "SELECT item FROM orders WHERE item LIKE '%99' AND id < 1000",
     "SELECT id, item, price FROM archive WHERE quantity = 7 AND item <> 'item 77' AND id > 300000 ORDER BY id",
-    "SELECT count(*), max(price) FROM archive WHERE item <> 'item 77' AND price < 10",
+    "SELECT count(*), max(quantity) FROM archive WHERE item <> 'item 77' AND price < 10",
 ];
 
 /// Orders. Some prices are null, and prices are not in the order of the ids.

@@ -92,7 +92,7 @@ fn is_scan(plan: &Arc<dyn ExecutionPlan>) -> bool {
     let passing = "CooperativeExec FilterExec ProjectionExec RepartitionExec";
     match plan.children()[..] {
         [] => true,
-        [child] => passing.contains(plan.name()) && is_scan(child),
+        [child] => passing.split(' ').any(|name| name == plan.name()) && is_scan(child),
         _ => false,
     }
 }
