@@ -1,7 +1,7 @@
 //! [`DeviceScanExec`]: the scan of a table.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow_schema::SchemaRef;
 use datafusion_common::config::ConfigOptions;
@@ -49,6 +49,8 @@ pub struct DeviceScanExec {
     /// `(i, n)`: only every `n`-th partition from `i` on is read.
     part: Option<(usize, usize)>,
     properties: Arc<PlanProperties>,
+    /// Those of all rows, for which planners ask many times.
+    statistics: OnceLock<Arc<Statistics>>,
 }
 
 impl DeviceScanExec {
@@ -73,6 +75,7 @@ impl DeviceScanExec {
             fetch,
             part: None,
             properties,
+            statistics: OnceLock::new(),
         })
     }
 
@@ -239,6 +242,11 @@ impl ExecutionPlan for DeviceScanExec {
         args: &StatisticsArgs,
     ) -> Result<Arc<Statistics>> {
         let partition = args.partition();
+        let is_plain = self.fetch.is_none() && self.filters.is_empty() && self.part.is_none();
+        if is_plain && partition.is_none() {
+            let all = || Arc::new(self.unlimited(None));
+            return Ok(self.statistics.get_or_init(all).clone());
+        }
         let known = self.unlimited(partition);
         let one = partition.is_some() || self.partitions() == 1;
         let known = match (self.fetch, known.num_rows) {
@@ -267,11 +275,9 @@ impl ExecutionPlan for DeviceScanExec {
     }
 
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
-        let fetch = limit;
-        Some(Arc::new(Self {
-            fetch,
-            ..self.clone()
-        }))
+        let mut scan = self.clone();
+        scan.fetch = limit;
+        Some(Arc::new(scan))
     }
 
     fn try_swapping_with_projection(
@@ -284,16 +290,12 @@ impl ExecutionPlan for DeviceScanExec {
         }
         let columns = new_projections_for_columns(expressions, &self.columns());
         let (source, name) = (self.source.clone(), self.table_name.clone());
-        let narrowed = Self::new(source, name, Some(&columns), self.fetch)?;
+        let mut narrowed = Self::new(source, name, Some(&columns), self.fetch)?;
         // A projection may change the schema's metadata, which batches keep.
         if *narrowed.schema() != projection.schema() {
             return Ok(None);
         }
-        let narrowed = Self {
-            filters: self.filters.clone(),
-            part: self.part,
-            ..narrowed
-        };
+        (narrowed.filters, narrowed.part) = (self.filters.clone(), self.part);
         Ok(Some(Arc::new(narrowed)))
     }
 
@@ -324,10 +326,8 @@ impl ExecutionPlan for DeviceScanExec {
         if filters.len() == self.filters.len() {
             return Ok(answer);
         }
-        let scan = Self {
-            filters,
-            ..self.clone()
-        };
+        let mut scan = self.clone();
+        scan.filters = filters;
         Ok(answer.with_updated_node(Arc::new(scan)))
     }
 
