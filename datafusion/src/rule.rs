@@ -154,9 +154,9 @@ pub fn ran_on_host(plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<(String, String)
 }
 
 /// Returns which nodes of a plan stay on the host though a plugin of the rule knows such nodes, and why: as the plugin says for rows on `device`
-/// ([`Verdict::Stays`]), because rows are on the host that do not go up for such a node ([`Verdict::RunsThere`]), or because they are too few
-/// ([`DeviceRule::with_uploads`]). `EXPLAIN` shows at its first node those
-/// of which rows are on a device, or would go up.
+/// ([`Verdict::Stays`](crate::Verdict::Stays)), because rows are on the host that do not go up for such a node
+/// ([`Verdict::RunsThere`](crate::Verdict::RunsThere)), or because they are too few ([`DeviceRule::with_uploads`]). `EXPLAIN` shows at its first node
+/// those of which rows are on a device, or would go up.
 ///
 /// # Errors
 /// None but those of walking the plan.
