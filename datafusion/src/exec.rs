@@ -122,7 +122,7 @@ impl DeviceExec {
         open_for(self.name(), &self.device, partition, context)
     }
 
-    /// Starts a partition on this device, which its description fits, for a reader to which rows of the host go up so.
+    /// Starts a partition on this device, which its description fits. If it passes rows on, those of the host go up as its reader wants them.
     pub(super) fn execute_on(
         &self,
         partition: usize,

@@ -95,7 +95,7 @@ fn device_node(child: &Arc<dyn ExecutionPlan>) -> Option<&DeviceExec> {
 /// the stream ends with [`Error::Cancelled`], and never as if the plan had ended; a task that panics ends it with
 /// [`Error::Panic`].
 ///
-/// With a target, rows of the host go up so, and the batches have the types that those of all partitions have on the device, or else those of the
+/// With a target, rows of the host go up as it says, and the batches have the types that those of all partitions have on the device, or else those of the
 /// target. Without one, they have the plan's.
 pub(super) fn merged(
     plan: &Arc<dyn ExecutionPlan>,

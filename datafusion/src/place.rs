@@ -29,7 +29,7 @@ use super::transitions::to_host::DeviceToHostExec;
 
 type Plan = Arc<dyn ExecutionPlan>;
 
-/// Nodes, and why they are where they are.
+/// The names of nodes that stay on the host, and why.
 type Reasons = Vec<(String, String)>;
 
 /// When rows of the host go up.
@@ -78,7 +78,8 @@ impl<'a> Placing<'a> {
         })
     }
 
-    /// The nodes of a plan that stay on the host, and why: if their rows are or would be on this device, or where they are or would go up.
+    /// Which nodes of a plan stay on the host, and why, as the plugins answer for this device; without one, for the device of a node's rows, or
+    /// that of uploads.
     pub(super) fn staying(&self, plan: &Plan, device: Option<&DeviceSpec>) -> Result<Reasons> {
         let mut found = Vec::new();
         plan.apply(|node| {
@@ -251,7 +252,7 @@ impl<'a> Placing<'a> {
         let min = self.uploads?.min_rows;
         match rows_up(node, runs) {
             Some(rows) if rows >= min => None,
-            Some(rows) => Some(format!("it reads {rows} rows, and {min} would go up")),
+            Some(rows) => Some(format!("it reads {rows} rows; uploads begin at {min}")),
             None if min == 0 => None,
             None => Some(format!("nobody knows whether it reads {min} rows")),
         }
@@ -334,7 +335,8 @@ fn runs(plugin: &Arc<dyn DevicePlugin>, device: &DeviceSpec) -> impl Fn(&Plan) -
 /// How many rows of the host a node reads, and those that run below it, if that is known.
 fn rows_up(node: &Plan, runs: &dyn Fn(&Plan) -> bool) -> Option<usize> {
     let rows = |input: &Plan| {
-        if runs(input) {
+        // A leaf that the plugin runs reads them itself, and so does the node above it.
+        if runs(input) && !input.children().is_empty() {
             return rows_up(input, runs);
         }
         if input.boundedness().is_unbounded() {

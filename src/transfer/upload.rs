@@ -169,7 +169,7 @@ impl Packing<'_> {
                     *done = self.queue.record()?;
                 }
             }
-            // SAFETY: without packed bytes these are the caller's copies alone, whose memory the caller keeps (see `# Safety`).
+            // SAFETY: the sources must live until the copies are done: without packed bytes they are all the caller's, who keeps them (see `# Safety`).
             unsafe { self.queue.copy(&copies) }
         });
         if packed.is_err() {

@@ -206,6 +206,10 @@ async fn statistics_decide() {
         let found = shape(&plan, &[]).matches("Up <").count();
         assert_eq!(found, uploads, "{line}, {min_rows}");
     }
+    // A scan of the plugin's own sends none up, and its rows count all the same.
+    let rule = rule(Runs::nodes(&["FilterExec", "DataSourceExec"])).with_uploads(any_sim(), 10);
+    let plan = placed(planned("Filter < DataSource", &[], &[]), &rule);
+    assert_eq!(shape(&plan, &[]), "Down < MyFilter < MyDataSource");
 }
 
 /// The task of a worker in a cluster, which begins and ends on the host.
@@ -285,18 +289,15 @@ async fn why_a_node_stays_is_reported() {
         let plan = placed(plan, rule);
         let found = declined(&plan, rule, &any_sim()).unwrap();
         assert_eq!(found, [("FilterExec".to_owned(), why.to_owned())]);
-        says(
-            &text(&plan, &[]),
-            &[&format!("declined=[FilterExec: {why}]")],
-        );
+        let noted = format!("declined=[FilterExec: {why}]");
+        says(&text(&plan, &[]), &[&noted]);
     };
     let table = "Filter < Scan A\n Down < Filter < Down < Scan A";
     assert_becomes(|plan| placed(plan, &stays), &[&sim], &[], table).await;
     reported(filter("Scan A"), &stays, "it has no kernel");
     // Another plugin runs it.
-    let both = stays
-        .clone()
-        .with_plugin(Arc::new(Runs::nodes(&["FilterExec"])));
+    let filters = Arc::new(Runs::nodes(&["FilterExec"]));
+    let both = stays.clone().with_plugin(filters);
     let plan = placed(filter("Scan A"), &both);
     assert!(!text(&plan, &[]).contains("declined"));
     assert_eq!(declined(&plan, &both, &any_sim()).unwrap(), []);
@@ -309,7 +310,7 @@ async fn why_a_node_stays_is_reported() {
     let why = "not all of its rows are on the device";
     reported(filter("DataSource"), &there, why);
     let filters = rule(Runs::nodes(&["FilterExec"])).with_uploads(any_sim(), 11);
-    let why = "it reads 10 rows, and 11 would go up";
+    let why = "it reads 10 rows; uploads begin at 11";
     reported(filter("DataSource"), &filters, why);
     let unknown = scan(host_stream(|_| None).0).await;
     let plan = planned("Filter < Unknown", &[], &[("Unknown", &unknown)]);

@@ -25,8 +25,8 @@ pub(crate) struct FilterPlugin {
 }
 
 impl FilterPlugin {
-    /// Runs arithmetic and aggregates, too, and has rows of the host go up for aggregates, with the filters below them: one filter is not worth
-    /// their way. The default runs filters only, which a codec lets travel in clusters.
+    /// Runs arithmetic and aggregates, too, and has rows of the host go up for aggregates, with the filters below them; a filter alone
+    /// sends none up. The default runs filters only, which a codec lets travel in clusters.
     pub(crate) fn whole() -> Self {
         let (kernels, is_whole) = (Arc::default(), true);
         Self { kernels, is_whole }
